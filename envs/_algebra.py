@@ -1,4 +1,4 @@
-"""Right or wrong for formulas: whole-number arithmetic and polynomials here, integrals in the sandbox, and only what is a formula."""
+"""Verify formulas: whole-number arithmetic and polynomials in this process, integrals with SymPy in the sandbox."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print("same" if said == right or sympy.simplify(said - right) == 0 else "differe
 
 
 def formula(text: str, names: frozenset[str]) -> bool:
-    """Whether a text is a formula: numbers, these names, + - * / **, brackets and the usual functions, and nothing else.
+    """Return whether a text is a formula of numbers, these names, + - * / **, brackets and the usual functions only.
 
     >>> formula("x**2/2 + C", frozenset("xC")), formula("__import__('os')", frozenset("x")), formula("x.real", frozenset("x"))
     (True, False, False)
@@ -51,7 +51,7 @@ def formula(text: str, names: frozenset[str]) -> bool:
 
 
 def value(text: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an expression of whole numbers and + - * /, and these numbers; None if it is none, or divides by zero.
+    """Evaluate an expression of whole numbers and + - * /; return (value, its numbers), or None if it is invalid or divides by zero.
 
     >>> value("(1 + 2) * 8"), value("2**3"), value("1/0")
     ((Fraction(24, 1), [1, 2, 8]), None, None)
@@ -66,7 +66,7 @@ def value(text: str) -> tuple[Fraction, list[int]] | None:
 
 
 def polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
-    """A polynomial that is worked out, as its coefficients; None for a text that still has a product of sums, or two terms to be joined.
+    """Parse an expanded polynomial into its coefficients; None if it has a product of sums, or two terms with the same powers.
 
     >>> polynomial("2*x**2 - y*x + 3", frozenset("xy")), polynomial("(x + 1)*x", frozenset("x")), polynomial("x + 2*x", frozenset("x"))
     ({(('x', 2),): Fraction(2, 1), (('x', 1), ('y', 1)): Fraction(-1, 1), (): Fraction(3, 1)}, None, None)
@@ -86,7 +86,7 @@ def polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], 
 
 
 def compared(sandbox: Sandbox, said: str, right: str, *, names: frozenset[str], derive: str = "", gold: str = "") -> Verdict:
-    """Whether a formula equals another, or its derivative does. `gold` is tried where the answer breaks the comparison."""
+    """Verify that a formula (or its derivative) equals another one. If the answer breaks the comparison, `gold` is tried instead."""
     if not formula(said, names):
         return Verdict(0.0, f"{said!r:.80} is not a formula of {', '.join(sorted(names))}")
     asked = {"said": said, "right": right, "names": sorted(names), "derive": derive}
@@ -106,12 +106,12 @@ def compared(sandbox: Sandbox, said: str, right: str, *, names: frozenset[str], 
 
 @lru_cache(maxsize=1)
 def library() -> bytes:
-    """SymPy as one file for the sandbox, compiled for the Python of its image (3.11), with the sources where ours is another."""
+    """Pack SymPy into one zip file for the sandbox: bytecode if this Python is 3.11, as in the sandbox image, else source files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
         for path, name in _sources("sympy", "mpmath"):
             if importlib.util.MAGIC_NUMBER == MAGIC_OF_3_11:
-                code = SourceFileLoader(name, str(path)).get_code(name)  # the cached one, if it is fresh
+                code = SourceFileLoader(name, str(path)).get_code(name)  # uses the cached bytecode if it is fresh
                 packed.writestr(name + "c", MAGIC_OF_3_11 + bytes(12) + marshal.dumps(code))
             else:
                 packed.write(path, name)
@@ -209,7 +209,7 @@ def _joined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction
 
 
 def facts_of(name: str) -> tuple[str, ...]:
-    """What must be known of a question of reasoning_gym to judge it here, by the keys of its metadata.
+    """Return the metadata keys of a reasoning_gym question that verification needs.
 
     >>> facts_of("countdown")
     ('numbers', 'target')
@@ -227,7 +227,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 
 
 def answerable(name: str, gold: str) -> bool:
-    """Whether the right answer is one that can be compared: some of the package's integrals are not worked out.
+    """Return whether the gold answer can be compared: some integrals of the package are left unevaluated.
 
     >>> answerable("simple_integration", "x**2 + C"), answerable("intermediate_integration", "-2*Integral(x**3, x) + C")
     (True, False)
@@ -239,7 +239,7 @@ LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def judged(name: str, said: str, facts: Mapping[str, Any], gold: str, sandbox: Sandbox | None) -> Verdict:
-    """The verdict on an answer to one of the data sets whose own scorer would execute it."""
+    """Verify an answer to one of the data sets whose own scorer would execute the answer."""
     if name in ("countdown", "puzzle24"):
         found, target = value(said), facts.get("target", 24)
         if found is None:

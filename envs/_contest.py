@@ -1,7 +1,7 @@
-"""The families of generated programming tasks: each draws a statement, a solution in Python, and any number of tests.
+"""Families of generated programming tasks: each draws a statement, a solution in Python, and any number of tests.
 
-Expected outputs are computed here by `answer`, a plain function. The solution is text and runs only in a sandbox. `rlvr check` runs
-both, so it finds a family whose solution and `answer` disagree.
+The function `answer` computes the expected outputs in this process. The solution is source text and runs only in a sandbox. `rlvr check`
+runs both, so it finds a family whose solution and `answer` disagree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A statement, and what is needed to test a program for it.
+    """A generated programming problem: statement, solution, and functions that make its tests.
 
     >>> problem = FAMILIES["weighted_sum"](random.Random(0))
     >>> len(problem.cases(random.Random(0), 3))
@@ -28,7 +28,7 @@ class Problem:
     answer: Callable[[str], str]
 
     def cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
-        """`count` tests, all different if the task allows it."""
+        """Return `count` tests, all different if the task has that many."""
         seen: dict[str, str] = {}
         for _ in range(20 * count):
             stdin = self.given(draw)

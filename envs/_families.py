@@ -1,4 +1,4 @@
-"""Families of small Python modules for the environment `bugfix`: the right source, the bugs it can get, inputs of its functions."""
+"""Families of small Python modules for the environment `bugfix`: the correct source, possible bugs, and inputs of its functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Draw = Callable[[random.Random], list[Any]]
 
 @dataclass(frozen=True)
 class Bug:
-    """A part of a source and what it is replaced by.
+    """A bug: a part of the correct source, and the wrong code that replaces it.
 
     >>> Bug("shorten", "<= width", "< width", "wrong operator").kind
     'wrong operator'
     """
 
     function: str
-    """Whose results are wrong."""
+    """The function that returns wrong results."""
     right: str
     wrong: str
     kind: str
@@ -27,7 +27,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Family:
-    """A module, its bugs and how to draw the arguments of each function.
+    """A module, its bugs, and a generator of arguments for each function.
 
     >>> sorted(FAMILIES["dates"].inputs)
     ['day_of_year', 'days_in', 'is_leap']

@@ -1,4 +1,4 @@
-"""Games of other packages as environments: a world in a process of its own, one conversation for each game, a verdict from its rewards."""
+"""Base classes for games of other packages: the game runs in a process of its own, and its rewards decide the verdict."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlvr.task import Fault, Message, Task, Verdict, user
 from rlvr.turns import Turn
 
 TRIES = 256
-"""How many seeds are tried for one that belongs to the split."""
+"""Number of seeds tried to find one that belongs to the split."""
 LONGEST = 2_000
-"""A longer turn is no move: it is told so, and the game does not see it."""
+"""Longest turn in characters. A longer one is not a move: the policy is told so, and the game does not see it."""
 
 
 class Rewards(Verifier):
-    """Judge a game by the rewards that its session recorded; nothing of the answer's text counts.
+    """Verify a game by the rewards that its session recorded; the text of the answer does not count.
 
-    The reference says how: `{"won": 1.0}` scores 1 if the game is over and its last reward is at least that, else 0. `{"scale": [-1, 1]}`
-    maps the sum of the rewards of a finished game to 0 ... 1. A reward that is no finite number, outside of the declared scale, or above
-    `most` where that is declared, is never a score.
+    The reference defines the score: `{"won": 1.0}` scores 1 if the game is over and its last reward is at least 1.0, else 0.
+    `{"scale": [-1, 1]}` maps the sum of the rewards of a finished game to 0 ... 1. A reward that is not a finite number, outside of the
+    declared scale, or above the declared `most`, gives no score.
 
     >>> task = Task("t", ({"role": "user", "content": "Play."},), {"won": 1.0})
     >>> Rewards().judge(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).score
@@ -39,11 +39,11 @@ class Rewards(Verifier):
     examples = (Example({"won": 1.0}, right=(), wrong=("", "I won", '{"rewards": [1.0], "over": true}')),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge an answer of which no game is known: it moved nothing."""
+        """Verify an answer without a game: no move was made, so it scores 0."""
         return self.judge(task, Transcript(answer, {"rewards": [], "over": False}))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Judge the recorded game."""
+        """Verify the recorded game."""
         left = transcript.evidence
         if trouble := left.get("trouble"):
             fault = Fault(trouble["fault"])
@@ -66,31 +66,34 @@ class Rewards(Verifier):
         total, (low, high) = math.fsum(rewards), scale
         if not low - 1e-9 <= total <= high + 1e-9:
             return Verdict(
-                None, f"the game gave {total!r} in all, outside of {low:g} to {high:g}; set won or scale", fault=Fault.INFRA, detail=detail
+                None,
+                f"the game gave {total!r} in all, outside of {low:g} to {high:g}; set success_threshold or scale",
+                fault=Fault.INFRA,
+                detail=detail,
             )
         return Verdict(min(1.0, max(0.0, (total - low) / (high - low))), f"the game gave {total:g} of {high:g}", detail=detail)
 
 
 class Games(Environment):
-    """The base of adapters of games. A subclass says which world plays (`host`, `settings`) and how a turn is read (`move`).
+    """Base class of game environments. A subclass sets the process that plays (`host`, `settings`) and parses a turn into a `move`.
 
-    The world has `begin(seed)`, which starts a new game and returns its first text, and `act(move)`, which returns {"text", "rewards",
-    "over"}, and "cut" if a limit of its own ended the game.
+    The class in that process has `begin(seed)`, which starts a new game and returns its first text, and `act(move)`, which returns {"text",
+    "rewards", "over"}, and "cut" if a limit of the game ended it.
     """
 
     host: Host
     settings: Mapping[str, Any]
-    """What the world is built from, besides the seed."""
+    """The constructor arguments of a game, besides the seed."""
     source = ""
-    """The beginning of the ids of its tasks."""
+    """Prefix of the task ids."""
     reference: Mapping[str, Any]
-    """How a finished game is scored: see `Rewards`."""
+    """How a finished game is scored: see `GameRewardVerifier`."""
     open_worlds = True
-    """Whether the first text tells the whole world: then it decides the split, and no world is in two of them."""
+    """Whether the first text describes the whole game: then its hash decides the split, and no game is in two splits."""
     seed = 0
     instruction = ""
     harmless: Sequence[Any] = ()
-    """Moves that a working game reads without a failure; empty where every move that reaches the game is a legal one."""
+    """Moves that a working game accepts without an error; empty if every move that reaches the game is legal."""
 
     def __init__(self) -> None:
         self.verifier = Rewards()
@@ -100,14 +103,14 @@ class Games(Environment):
 
     @abstractmethod
     def move(self, text: str) -> Any:
-        """The move that a turn makes, or None if it makes none."""
+        """Parse the move from a turn; None if there is none."""
 
     @abstractmethod
     def unread(self) -> str:
-        """What is said to a turn that makes no move."""
+        """Return the reply to a turn without a move."""
 
     def task(self, split: str, index: int) -> Task:
-        """The world of the first seed, of those that belong to (split, index), whose first text falls into the split."""
+        """Return the game at `index`: the first of the seeds for (split, index) whose first text belongs to the split."""
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r}; allowed: {', '.join(self.splits)}")
         if (split, index) not in self._tasks:
@@ -127,7 +130,7 @@ class Games(Environment):
         raise ConfigError(f"{self.source} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
     def scouted(self, what: str, **given: Any) -> Any:
-        """Ask a world in which nobody plays: how a game begins, what its moves are."""
+        """Call a method of a separate instance that is not used for playing, such as `begin` or the list of moves."""
         with self._scouting:
             try:
                 if self._scout is None:
@@ -140,7 +143,7 @@ class Games(Environment):
                 raise ConfigError(f"{self.source} cannot be played: {error}; its settings are {dict(self.settings)!r:.200}") from error
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A game from the task's seed. All members of a group play the same one, so `seed` changes nothing."""
+        """Open a game from the task's seed. All members of a group play the same game, so `seed` is ignored."""
         return Playing(self, task)
 
     def ready(self) -> None:
@@ -148,7 +151,7 @@ class Games(Environment):
         self.host.start()
 
     def close(self) -> None:
-        """End the process with the package, and every game in it."""
+        """End the process of the package, and every game in it."""
         super().close()
         if self._scout is not None:
             self._scout.close()
@@ -157,7 +160,7 @@ class Games(Environment):
 
 
 def held_out(text: str) -> bool:
-    """Whether a world that begins like this is for tests: one in five, whatever the seed.
+    """Return whether a game with this first text is held out: one in five, for any seed.
 
     >>> held_out("a"), held_out("c")
     (False, True)
@@ -166,11 +169,7 @@ def held_out(text: str) -> bool:
 
 
 class Playing(Session):
-    """One game.
-
-    >>> Playing(environment, task).hear(Turn("left")).messages                                # doctest: +SKIP
-    ({'role': 'user', 'content': '...'},)
-    """
+    """Session of one game."""
 
     def __init__(self, environment: Games, task: Task) -> None:
         self.environment, self.task = environment, task
@@ -181,14 +180,14 @@ class Playing(Session):
         self._world: World | None = None
 
     def opening(self) -> Sequence[Message]:
-        """Begin the game. Its first text is the prompt, so nothing is added; one that differs is not the game that was asked for."""
+        """Start the game. Returns no messages, because its first text is the prompt; raises ForeignError if that text differs."""
         self._world, text = self._fresh()
         if text != self.task.question:
             raise ForeignError(f"{self.task.id}: the same seed began with another text: {text!r:.200}; it cannot be trained on")
         return ()
 
     def hear(self, turn: Turn) -> Heard | None:
-        """Make the move of the turn."""
+        """Play the move of the turn."""
         if self.over or self.trouble:
             return None
         shown = visible(turn.text)
@@ -206,7 +205,7 @@ class Playing(Session):
         return Heard(said or (() if self.over else ({"role": "user", "content": "-"},)), over=self.over)
 
     def evidence(self) -> Mapping[str, Any]:
-        """The rewards, whether the game ended, and what failed."""
+        """Return the rewards, whether the game is over, and what failed."""
         rewards = [reward if _is_number(reward) else repr(reward)[:80] for reward in self.rewards]
         left = {"rewards": rewards, "over": self.over, "cut": self.cut, "moves": self.moves}
         return left | ({"trouble": self.trouble} if self.trouble else {})
@@ -233,9 +232,9 @@ class Playing(Session):
         return str(found.get("text") or "")
 
     def _blame(self, error: ForeignError) -> dict[str, str]:
-        """Who is to blame for a failed move: the game is played again to the same point, and the move, then harmless ones, are made there.
+        """Find the fault of a failed move: replay the game to the same point, then try the move again, then harmless moves.
 
-        Only a move that fails twice where the harmless one does not is the answer's doing. All else is the game's failure: no score.
+        Only a move that fails again where a harmless one does not is the answer's fault. Otherwise the game failed: no score.
         """
         why = f"the game failed at move {len(self.moves)} ({error})"[:400]
         others = [move for move in self.environment.harmless if move != self.moves[-1]]
@@ -247,7 +246,7 @@ class Playing(Session):
         return {"fault": Fault.INFRA.value, "why": why}
 
     def _fails(self, last: Any) -> bool | None:
-        """Whether the same game, played to the same point, fails at `last`; None if it fails before."""
+        """Return whether the replayed game fails at the move `last`; None if it fails before that."""
         try:
             world, _ = self._fresh()
             with world:

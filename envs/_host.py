@@ -1,7 +1,7 @@
-"""Other people's environments and scorers, in a process of their own.
+"""Environments and scorers of foreign packages, in a process of their own.
 
-A `Host` is a process that has imported a foreign package once. Every `World` in it is a fork: worlds do not see each other, may touch
-the global generators, and are killed when they take too long. What passes between us and them is JSON, never pickled.
+A `ForeignHost` is a process that has imported a foreign package once. Every `ForeignInstance` in it is a fork: instances are isolated from
+each other, may use the global random generators, and are killed after a timeout. Messages are JSON, never pickled.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rlvr.envs._hosted import KILL, OPEN, ORDER
 from rlvr.errors import ConfigError, MissingExtra, PluginError, RlvrError
 
 START_S = 120.0
-"""How long a package may take to be imported."""
+"""Timeout for importing a package."""
 FORK_S = 10.0
 LARGEST = 32 << 20
-"""The longest answer that is read, in bytes."""
+"""Longest reply that is read, in bytes."""
 
 
 class ForeignError(RlvrError):
-    """The foreign code failed: it raised, it took too long, its process died, or it gave what makes no sense."""
+    """Raised if foreign code failed: it raised, timed out, its process died, or it returned invalid data."""
 
 
 class ForeignRaised(ForeignError):
-    """The foreign code raised an exception."""
+    """Raised if foreign code raised an exception."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
@@ -46,14 +46,11 @@ class ForeignRaised(ForeignError):
 
 
 class ForeignLate(ForeignError):
-    """The foreign code took too long, or its process died. The world is gone."""
+    """Raised if foreign code timed out or its process died. The instance cannot be used any more."""
 
 
 class World:
-    """One world: settings in, answers out. Used by one thread at a time; `close` may come from any.
-
-    >>> with host.open(env_id="TicTacToe-v0") as world: world.ask("step", text="[4]")            # doctest: +SKIP
-    """
+    """One forked instance of a foreign class. Used by one thread at a time; any thread may call `close`."""
 
     def __init__(self, host: Host, near: socket.socket, *, call_s: float) -> None:
         self._host, self._near, self._call_s, self._pid = host, near, call_s, 0
@@ -61,22 +58,22 @@ class World:
         self._lock, self._closed = Lock(), False
 
     def ask(self, what: str, *, within: float | None = None, **given: Any) -> Any:
-        """Call a method of the world. ForeignRaised if it raises; ForeignLate, and the world is gone, if it takes too long."""
+        """Call a method of the instance. Raises ForeignRaised if the method raises, ForeignProcessLost after a timeout."""
         if self._closed:
-            raise ForeignLate(f"{what or 'open'}: the process of this world has ended")
+            raise ForeignLate(f"{what or 'open'}: the process of this instance has ended")
         seconds = self._call_s if within is None else within
         try:
             request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
-        except (RecursionError, ValueError, TypeError) as error:  # the world has not seen it
-            raise ForeignRaised(type(error).__name__, f"{what or 'open'}: what is asked cannot be written as JSON") from None
+        except (RecursionError, ValueError, TypeError) as error:  # the request was not sent
+            raise ForeignRaised(type(error).__name__, f"{what or 'open'}: the arguments cannot be written as JSON") from None
         try:
             reply = self._exchange(request, seconds)
         except TimeoutError:
             self.close()
-            raise ForeignLate(f"{what or 'open'} gave nothing within {seconds:g} s") from None
+            raise ForeignLate(f"{what or 'open'} returned nothing within {seconds:g} s") from None
         except (OSError, ValueError, EOFError) as error:
             self.close()
-            raise ForeignLate(f"{what or 'open'}: the process of this world died ({error or type(error).__name__})") from None
+            raise ForeignLate(f"{what or 'open'}: the process of this instance died ({error or type(error).__name__})") from None
         if reply.get("missing") and not what:
             raise MissingExtra(reply["missing"], self._host.extra)
         if "raised" in reply:
@@ -84,7 +81,7 @@ class World:
         return reply["ok"]
 
     def close(self) -> None:
-        """End its process, whatever it is doing."""
+        """Kill the process of the instance."""
         with self._lock:
             if self._closed:
                 return
@@ -116,7 +113,7 @@ class World:
         found = json.loads(self._rest[:end])
         del self._rest[: end + 1]
         if not isinstance(found, dict) or not found.keys() & {"ok", "raised"}:
-            raise ValueError("it wrote no answer")
+            raise ValueError("it wrote no reply")
         return found
 
     def __enter__(self) -> World:
@@ -127,26 +124,22 @@ class World:
 
 
 class Host:
-    """A process with a foreign package, started when the first world is opened, and again if it died.
-
-    >>> host = Host("rlvr.envs.textarena:Game", extra="textarena")                               # doctest: +SKIP
-    >>> host.open(env_id="TicTacToe-v0").ask("step", text="[4]"); host.close()                   # doctest: +SKIP
-    """
+    """Process that has imported a foreign package; started with the first instance, and restarted if it died."""
 
     def __init__(self, target: str, *, extra: str, call_s: float = 20.0, python: str = "", loads: Mapping[str, Any] | None = None) -> None:
-        """Nothing is started yet.
+        """Configure the process; it starts with the first instance.
 
         Args:
-            target: the module and the class of a world, as `_hosted` describes them.
+            target: the module and the class of an instance; `_foreign_worker` describes what the class needs.
             extra: the extra of rlvr that installs the package.
-            call_s: how long a call may take.
-            python: an interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
-                file, so it may import the standard library, the package, and `rlvr.envs._hosted`.
-            loads: what is loaded once, before the worlds are forked, as the arguments of the target's `prepare`.
+            call_s: timeout of one call.
+            python: the interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
+                file, so it may import the standard library, the package, and this package's `_foreign_worker`.
+            loads: arguments of the target's `prepare`, which loads shared data once, before the instances are forked.
         """
         self.target, self.extra, self.call_s, self.python, self.loads = target, extra, call_s, python, dict(loads or {})
         self.about: Any = None
-        """What the package said of itself when it was imported."""
+        """The result of the target's `prepare`, such as the version of the package."""
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -154,13 +147,13 @@ class Host:
         self._worlds = WeakSet[World]()
 
     def start(self) -> Any:
-        """Start the process if there is none, and return what the package says of itself."""
+        """Start the process if it is not running; return what the package reported about itself."""
         with self._lock:
             self._running()
             return self.about
 
     def open(self, *, within: float | None = None, **settings: Any) -> World:
-        """A new world. ForeignRaised if its constructor raises, MissingExtra if the package is not installed."""
+        """Create an instance. Raises ForeignRaised if its constructor raises, MissingExtra if the package is not installed."""
         with self._lock:
             control = self._running()
             near, far = socket.socketpair()
@@ -177,7 +170,7 @@ class Host:
             world._begin()
         except (OSError, EOFError, ValueError) as error:
             near.close()
-            raise ForeignLate(f"{self.target} opened no world: {error or type(error).__name__}") from None
+            raise ForeignLate(f"{self.target} created no instance: {error or type(error).__name__}") from None
         self._worlds.add(world)
         try:
             world.ask("", within=within, **settings)
@@ -187,13 +180,13 @@ class Host:
         return world
 
     def kill(self, pid: int) -> None:
-        """End a world of this host."""
+        """Kill an instance of this host."""
         with self._lock, suppress(OSError):
             if self._control is not None and pid:
                 self._control.sendall(ORDER.pack(KILL, pid))
 
     def close(self) -> None:
-        """End the process and every world in it. May be called more than once."""
+        """End the process and every instance in it. May be called more than once."""
         with self._lock:
             self._stop()
             worlds = list(self._worlds)
@@ -221,7 +214,7 @@ class Host:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={**os.environ, **one, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"},  # some packages draw from sets
+                    env={**os.environ, **one, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"},  # some packages depend on the order of sets
                 )
             except OSError as error:
                 near.close()
@@ -241,7 +234,7 @@ class Host:
         self.about = hello["ok"]
 
     def _command(self) -> tuple[list[str], str]:
-        """What is run, and where it finds modules."""
+        """Return the command of the process, and its PYTHONPATH."""
         if not self.python:
             return [sys.executable, "-P", "-m", "rlvr.envs._hosted", self.target], os.pathsep.join(path for path in sys.path if path)
         module, _, name = self.target.partition(":")
@@ -251,13 +244,13 @@ class Host:
         return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], ""
 
     def _disowned(self) -> bool:
-        """Whether this is a forked child of the process that started the host: it forgets what is its parent's, and starts its own."""
+        """In a forked child of the process that started the host, drop the parent's process handles; return whether that happened."""
         if self._owner == os.getpid():
             return False
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            self._process.returncode = 0  # it is not waited for here
+            self._process.returncode = 0  # the child must not wait for it
         self._process = self._control = None
         self._owner = os.getpid()
         return True
@@ -266,7 +259,7 @@ class Host:
         if self._disowned():
             return
         if self._control is not None:
-            self._control.close()  # the host sees it, and kills its worlds
+            self._control.close()  # the host notices this and kills its instances
         if self._process is not None:
             try:
                 self._process.wait(5.0)

@@ -1,11 +1,10 @@
-"""The far side of `_host`: a process that imports other people's code once, and gives every world a fork of its own.
+"""The worker process of a `ForeignHost`: imports foreign code once, and forks a process for every instance.
 
     python -P -m rlvr.envs._hosted DESCRIPTOR MODULE:CLASS [LOADS]
     python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all worlds share, and returns what the near side should
-know of the package (its version). Every world is `CLASS(**settings)`, and its public methods are what may be asked. Requests and answers
-are lines of JSON.
+CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all instances share, and returns information about the
+package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of JSON.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 ORDER = struct.Struct("!cI")
-"""An order of the near side: `o` opens a world (its socket comes along), `k` kills the process of that id."""
+"""An order of the host: `o` opens an instance (its socket is sent along), `k` kills the process of that id."""
 OPEN, KILL = b"o", b"k"
 MEMORY = 4 << 30
-"""How much address space a world may have."""
+"""Address space limit of one instance."""
 LONGEST = 2_000
-"""How much of an error message is passed on."""
+"""Longest error message that is passed on."""
 
 
 def main(descriptor: int, target: str, loads: str = "{}") -> None:
-    """Import the package, say so, and open worlds until the near side is gone."""
+    """Import the package, report that, and create instances until the host is gone."""
     control = socket.socket(fileno=descriptor)
     quiet = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # foreign code may print what it likes: the sockets are the only way out
+    for stream in (0, 1, 2):  # foreign code may print anything: only the sockets carry messages
         os.dup2(quiet, stream)
     world: Any = None
     try:
@@ -57,7 +56,7 @@ def main(descriptor: int, target: str, loads: str = "{}") -> None:
 
 
 def _from_file(path: str) -> Any:
-    """The module of a file, for an interpreter that does not have rlvr. This file is the only one of ours that it can import."""
+    """Import a module from a file, for an interpreter without rlvr. Of our modules, it can import only this file."""
     for name in ("rlvr", "rlvr.envs"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["rlvr.envs._hosted"] = sys.modules["__main__"]
@@ -70,7 +69,7 @@ def _from_file(path: str) -> Any:
 
 
 def version_of(distribution: str, module: Any) -> str:
-    """The version of an installed package; of one that is only on the path, what it says itself.
+    """Return the version of an installed package, or its `__version__` if it is only on the path.
 
     >>> version_of("numpy", None) == version_of("numpy", sys)
     True
@@ -82,20 +81,20 @@ def version_of(distribution: str, module: Any) -> str:
 
 
 class Loaded:
-    """The base of worlds that share what is loaded once, in the process from which each is forked; each raises what failed there.
+    """Base class of instances that share an object, loaded once before they are forked; each re-raises a load error.
 
     >>> Loaded.kept is None
     True
     """
 
     load: ClassVar[Callable[..., Any]]
-    """Loads it with the package; a static method of the world."""
+    """Static method that loads the shared object with the package."""
     kept: Any = None
     failed: BaseException | None = None
 
     @classmethod
     def keep(cls, **given: Any) -> None:
-        """Load it. Each world loads its own if that starts threads, which a fork lacks, or leaves files open: forks share the position."""
+        """Load the shared object. It is not shared if loading starts threads, which a fork loses, or leaves files open."""
         seeded()
         before = _held()
         try:
@@ -108,14 +107,14 @@ class Loaded:
 
     @classmethod
     def had(cls, **given: Any) -> Any:
-        """What was loaded."""
+        """Return the shared object, or load one for this instance; raise the error if loading failed."""
         if cls.failed is not None:
             raise cls.failed
         return cls.load(**given) if cls.kept is None else cls.kept
 
 
 def _held() -> set[tuple[str, str]]:
-    """The open files and connections (Linux), without devices and without files that are mapped into memory, which have no position."""
+    """Return the open files and connections (Linux), except devices and memory-mapped files, which have no file position."""
     found = set()
     with suppress(OSError):
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
@@ -133,7 +132,7 @@ def _serve(control: socket.socket, world: Any) -> None:
         with suppress(InterruptedError):
             if select.select([control], [], [], 1.0)[0]:
                 order, descriptors, _, _ = socket.recv_fds(control, ORDER.size, 1)
-                if len(order) < ORDER.size:  # the near side is gone
+                if len(order) < ORDER.size:  # the host is gone
                     break
                 what, number = ORDER.unpack(order)
                 if what == KILL and number in alive:
@@ -160,10 +159,10 @@ def _ended(alive: set[int]) -> set[int]:
 
 
 def _live(near: socket.socket, world: Any) -> None:
-    """One world, until its socket is closed. Never returns."""
+    """Serve one instance until its socket is closed. Never returns."""
     try:
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a world dies with its host (Linux)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # an instance dies with its host (Linux)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -186,7 +185,7 @@ def _live(near: socket.socket, world: Any) -> None:
 
 
 def seeded() -> None:
-    """Seed the global generators: code that draws without a seed draws the same in every world."""
+    """Seed the global random generators, so that unseeded code draws the same in every instance."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -198,7 +197,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
 
 
 def _line(value: Any) -> bytes:
-    """JSON as Python writes it: NaN and infinity stay what they are, so that the near side can refuse them."""
+    """Encode one line of JSON. NaN and infinity are kept, so that the host can reject them."""
     return json.dumps(value).encode() + b"\n"
 
 

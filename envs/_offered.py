@@ -1,4 +1,4 @@
-"""What `reasoning_gym` offers of the package of that name, what it refuses and why, and the form that an answer must have."""
+"""Catalog of the reasoning_gym data sets: which are supported, how each is scored, and the required form of an answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 VERSION = "0.1.25"
-"""The version that the tables below were made with: `benchmarks/envs/puzzles.py` prints them anew."""
+"""The package version that the tables below were made with; `benchmarks/envs/puzzles.py` prints them again."""
 NAMES = frozenset(
     str.split("""
     ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix bitwise_arithmetic
@@ -30,12 +30,12 @@ EXACT = frozenset(
     n_queens spiral_matrix string_insertion
     """)
 )
-"""Sets whose own scorer pays wrong answers, or executes them. The right answer is known, and compared with here; n_queens has several."""
+"""Data sets whose own scorer rewards wrong answers or executes answers. They are compared with the gold answer; n_queens has several."""
 ALGEBRA = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration")
-"""Sets whose scorer gives the answer to SymPy, which executes it: see `_algebra`."""
+"""Data sets whose scorer passes the answer to SymPy, which executes it: see `_algebra`."""
 SANDBOXED = ALGEBRA[3:]
 FORMS: Mapping[str, re.Pattern[str]] = {
-    "complex_arithmetic": re.compile(r"[-+()\s\d.ij]+"),  # its scorer pays "nan"
+    "complex_arithmetic": re.compile(r"[-+()\s\d.ij]+"),  # its scorer rewards "nan"
     "coin_flip": re.compile(r"\d+(?:\.\d+)?(?:[eE]-?\d{1,3})?(?:\s*/\s*[1-9]\d*)?"),
     "advanced_geometry": re.compile(r"\(-?\d+(?:\.\d+)?,\s*-?\d+(?:\.\d+)?\)|-?\d+(?:\.\d+)?\s*°?"),
     "kakurasu": re.compile(r"[01\s]+"),
@@ -45,20 +45,20 @@ FORMS: Mapping[str, re.Pattern[str]] = {
     "knights_knaves": re.compile(r"(?:[A-Z][a-z]+ is an? [a-z]+(?:, and |, | and |\.?$))+"),
     "polynomial_equations": re.compile(r"-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*"),
 }
-"""Sets that are paid by their own scorer for a sentence around an answer, or for two: the whole answer must have this form."""
+"""Data sets whose own scorer rewards a sentence around an answer, or two answers: the whole answer must match this pattern."""
 COUNTED = frozenset(("knights_knaves", "polynomial_equations"))
-"""Of these, the answer has as many words as the right one."""
+"""Data sets whose answer must also have as many words as the gold answer."""
 RELATIVE: Mapping[str, Fraction] = {"coin_flip": Fraction(1, 1000)}
-"""Sets whose scorer allows an error that is larger than some right answers, and how large it may be in parts of the right one."""
+"""Relative tolerance for data sets whose own scorer allows an error larger than some gold answers."""
 NO_GOLD = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
-"""Sets that come without a right answer, so that nothing shows that one is paid."""
+"""Data sets without a gold answer, so that no check can show that a correct answer is rewarded."""
 REFUSED: Mapping[str, str] = {
     "composite": "a mixture of others; name them one by one, with one environment each",
 }
 
 
 def well_formed(name: str, said: str, gold: str | None) -> bool:
-    """Whether a text has the form of an answer to this set.
+    """Return whether a text has the required form of an answer to this data set.
 
     >>> well_formed("sokoban", "LLURD", "LL"), well_formed("sokoban", "The moves are LLURD", "LL")
     (True, False)
@@ -72,7 +72,7 @@ def well_formed(name: str, said: str, gold: str | None) -> bool:
 
 
 def same(said: str, right: str) -> bool:
-    r"""Whether two texts are equal line by line, but for the width of spaces.
+    r"""Return whether two texts are equal line by line, up to the width of spaces.
 
     >>> same("0 1\n1  0", "0 1\n1 0"), same("0 1 1 0", "0 1\n1 0"), same("a,b", "a, b")
     (True, False, True)
@@ -82,7 +82,7 @@ def same(said: str, right: str) -> bool:
 
 
 def scored_by(name: str) -> str:
-    """How an answer to this set is scored, in words.
+    """Describe how an answer to this data set is scored.
 
     >>> scored_by("gcd"), scored_by("puzzle24")
     ("the package's scorer, full score only", 'exact arithmetic of our own')

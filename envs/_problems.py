@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The objects in a JSON list or in JSON lines, plain or gzipped; `path` is the file, or a folder with one of `names`."""
+    """Read the objects of a JSON list or JSON lines, plain or gzipped; `path` is the file, or a folder with one of `names`."""
     file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
     if file is None:
         raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(names)} in it; give the path of the problems")
@@ -25,7 +25,7 @@ def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def each(found: Sequence[Row], parse: Callable[[dict[str, Any]], T], needs: str) -> list[T]:
-    """Every row of a file, parsed; the error for a bad row names its line and what each line needs."""
+    """Parse every row of a file; the error for a bad row names its line and what each line needs."""
     done = []
     for row in found:
         try:
@@ -36,13 +36,13 @@ def each(found: Sequence[Row], parse: Callable[[dict[str, Any]], T], needs: str)
 
 
 def download(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
-    """The same rows through `datasets`; `instead` names what the user can give as `path` instead, for error messages."""
+    """Download the rows of a split through `datasets`; error messages suggest `instead` as the value of `path`."""
     otherwise = f"try again where the Hub can be reached, or set path to {instead} (--set path=..., in a suite --set NAME.path=...)"
     return [dict(row) for row in _loaded(dataset, name, split, f"set path to {instead}", otherwise)]
 
 
 def published(target: str) -> dict[str, list[Row]]:
-    """The rows of hf:ORG/NAME or hf:ORG/NAME:CONFIG, as train and test."""
+    """Load the rows of hf:ORG/NAME or hf:ORG/NAME:CONFIG, by split (train, test)."""
     name, _, config = target.removeprefix("hf:").partition(":")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ConfigError(
@@ -55,7 +55,7 @@ def published(target: str) -> dict[str, list[Row]]:
 
 
 def _loaded(dataset: str, config: str | None, split: str | None, instead: str, otherwise: str) -> Any:
-    """What `load_dataset` gives; one message if it cannot."""
+    """Call `load_dataset`; turn every failure into one ConfigError."""
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
-    """Parse every row; the error for a bad row names it."""
+    """Parse every problem; the error for a bad one names its number."""
     done = []
     for number, row in enumerate(found):
         try:

@@ -1,4 +1,4 @@
-"""Questions for the environment `sql`: each in words, with its query, and with wrong queries that it must be told apart from."""
+"""Questions for the environment `sql`: each with its correct query, and with wrong queries that must give other rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.envs._tables import DAYS, START, TOWNS, Layout
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question and its query.
+    """A question with its correct query.
 
     >>> Asked("How many orders are there?", "SELECT count(*) FROM orders").ordered
     False
@@ -21,18 +21,18 @@ class Asked:
     text: str
     query: str
     wrong: tuple[str, ...] = ()
-    """Queries that an answer may confuse with it: a database on which one of them gives the same rows is drawn again."""
+    """Plausible wrong queries: a database on which one of them gives the same rows is drawn again."""
     untied: str = ""
-    """Where the order counts: a query whose last column must have no value twice, since then more than one order would be right."""
+    """If the order counts: a query whose last column must have no duplicates, since ties would allow more than one order."""
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the rows counts."""
+        """Whether the order of the result rows counts."""
         return bool(self.untied)
 
 
 def count(layout: Layout, dice: random.Random) -> Asked:
-    """How many events have two properties."""
+    """Ask how many events have two properties."""
     d, state, most = layout.domain, dice.choice(layout.domain.states), dice.randint(5, 30)
     base = f"SELECT count(*) FROM {d.event}s AS e WHERE e.state = '{state}'"
     return Asked(
@@ -43,7 +43,7 @@ def count(layout: Layout, dice: random.Random) -> Asked:
 
 
 def total(layout: Layout, dice: random.Random) -> Asked:
-    """A sum over the larger events of one category."""
+    """Ask for a sum over the larger events of one category."""
     d, kind, state, most = layout.domain, dice.choice(layout.domain.kinds), dice.choice(layout.domain.states), dice.randint(5, 20)
     rest = f"FROM {layout.joined} WHERE {layout.kind} = '{kind}'"
     left = f"AND e.state <> '{state}' AND e.{d.amount} > {most}"
@@ -61,7 +61,7 @@ def total(layout: Layout, dice: random.Random) -> Asked:
 
 
 def who(layout: Layout, dice: random.Random) -> Asked:
-    """The names of the people with some event, each once: a join, and the same person often."""
+    """Ask for the distinct names of people with some event; it needs a join that repeats people."""
     d, kind, least = layout.domain, dice.choice(layout.domain.kinds), dice.randint(20, 32)
     rest = f"FROM {layout.joined} WHERE {layout.kind} = '{kind}' AND e.{d.amount} >= {least}"
     return Asked(
@@ -73,7 +73,7 @@ def who(layout: Layout, dice: random.Random) -> Asked:
 
 
 def group(layout: Layout, dice: random.Random) -> Asked:
-    """Two numbers for each group, and only for groups of some size."""
+    """Ask for two numbers for each group of at least some size."""
     d, day, least = layout.domain, _day(dice), dice.randint(2, 4)
     by, name, words = dice.choice(
         [(layout.kind, "category", "category"), (layout.town, "town", f"town of the {d.who}s"), ("e.state", "state", "state")]
@@ -91,7 +91,7 @@ def group(layout: Layout, dice: random.Random) -> Asked:
 
 
 def top(layout: Layout, dice: random.Random) -> Asked:
-    """The first few of a list, in order."""
+    """Ask for the first few of a list, in order."""
     d, places, state, day = layout.domain, dice.randint(2, 4), dice.choice(layout.domain.states), _day(dice)
     where = f"WHERE e.state <> '{state}' AND e.{d.on} < '{day}'"
     base = f"SELECT w.name, sum(e.{d.amount}) FROM {layout.joined} {where} GROUP BY w.id ORDER BY sum(e.{d.amount})"
@@ -109,7 +109,7 @@ def top(layout: Layout, dice: random.Random) -> Asked:
 
 
 def dates(layout: Layout, dice: random.Random) -> Asked:
-    """A number over a range of dates."""
+    """Ask for numbers over a range of dates."""
     d = layout.domain
     start = dice.randrange(DAYS - 200)
     first, last = (START + timedelta(days=start + more) for more in (0, dice.randint(60, 200)))
@@ -127,7 +127,7 @@ def dates(layout: Layout, dice: random.Random) -> Asked:
 
 
 def absent(layout: Layout, dice: random.Random) -> Asked:
-    """People without some event, also those without any."""
+    """Ask for people without some event, including those without any event."""
     d, state = layout.domain, dice.choice(layout.domain.states)
     day = _day(dice)
     having = f"EXISTS (SELECT 1 FROM {d.event}s AS e WHERE e.{d.who}_id = w.id AND e.state = '{state}' AND e.{d.on} >= '{day}')"

@@ -1,4 +1,4 @@
-"""The far side of `reasoning_gym`: one data set of the package. What an answer says is never executed here."""
+"""Worker class of `reasoning_gym`: one data set of the package. The text of an answer is never executed here."""
 
 from __future__ import annotations
 
@@ -14,21 +14,15 @@ from typing import Any
 from rlvr.envs._hosted import version_of
 
 LISTED = frozenset(("acre", "gsm_symbolic", "list_functions", "word_ladder"))
-"""Data sets that know their length: they are made anew, with one item, for each number. The others give any item."""
+"""Data sets of fixed length: for each number they are created again with one item. The others can generate any item."""
 
 PROGRAMS = frozenset(("codeio",))
-"""Data sets whose questions come from running programs. Some programs draw from a generator that nobody seeds, and some fail: then the
-package's answer is `{}`."""
+"""Data sets whose questions come from running programs. Some programs use an unseeded generator, and some fail: then the package's answer
+is `{}`."""
 
 
 class Questions:
-    """One data set of reasoning_gym, by numbers: the question of a number is always the same.
-
-    >>> questions = Questions(dataset="chain_sum", config={})                                  # doctest: +SKIP
-    >>> questions.item(7)["answer"]; questions.score(7, "12")                                  # doctest: +SKIP
-    '10'
-    0.01
-    """
+    """One data set of reasoning_gym, indexed by number: a number always gives the same question."""
 
     def __init__(self, *, dataset: str, config: Mapping[str, Any]) -> None:
         factory = importlib.import_module("reasoning_gym.factory")
@@ -37,29 +31,29 @@ class Questions:
         self.make: Callable[..., Any] = partial(factory.create_dataset, dataset, **config)
         self.set = self.make(seed=0)
         self.listed, self.programs = dataset in LISTED, dataset in PROGRAMS
-        if self.programs:  # they run in a folder that is gone, where none can leave a file
+        if self.programs:  # they run in a deleted folder, so that none can leave a file
             os.chdir(folder := tempfile.mkdtemp())
             os.rmdir(folder)
         self.entry = lru_cache(maxsize=256)(self._entry)
 
     @staticmethod
     def prepare() -> Any:
-        """Import the package, and say which version it is; from here on, no text that an answer brings is compiled in this process."""
+        """Import the package and return its version; from then on, no text of an answer is compiled in this process."""
         module = importlib.import_module("reasoning_gym")
         sys.addaudithook(_watch)
         return {"version": version_of("reasoning-gym", module)}
 
     def item(self, number: int) -> dict[str, Any]:
-        """The question, and the answer if there is one only. An empty answer: the number has no question that can be asked again."""
+        """Return the question and its answer. An empty answer means that the question cannot be reproduced."""
         entry = self.entry(number)
         return {"question": entry["question"], "answer": entry["answer"]}
 
     def facts(self, number: int, names: list[str]) -> dict[str, Any]:
-        """Some of what the package knows of a question: for checks of our own, never shown."""
+        """Return metadata of a question, for our own verification; the policy never sees it."""
         return {name: entry for name in names if (entry := self.entry(number)["metadata"].get(name)) is not None}
 
     def score(self, number: int, answer: str) -> Any:
-        """What the package's own scorer gives. A scorer that would execute the answer is stopped."""
+        """Score an answer with the package's own scorer, which is stopped if it would execute the answer."""
         entry = self.entry(number)
         _Scoring.texts, _Scoring.answer, _Scoring.stopped = frozenset(_strings(entry)), answer, False
         _Scoring.on = True
@@ -86,7 +80,7 @@ class Questions:
 
 
 class _Scoring:
-    """What is being scored in this process, for the hook."""
+    """State of the current scoring in this process, read by the audit hook."""
 
     on = False
     answer = ""
@@ -95,13 +89,13 @@ class _Scoring:
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Stop `eval`, `exec` and `compile` of a text while an answer is scored, unless it is a text of the question's own entry."""
+    """Audit hook: while an answer is scored, stop compiling any text except the texts of the question's own entry."""
     if event != "compile" or not _Scoring.on:
         return
     source, name = arguments[0], arguments[1]
     text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
     if name != "<string>" or not isinstance(text, str):
-        return  # a module that is imported late
+        return  # a module that is imported lazily
     if text not in _Scoring.texts:
         _Scoring.stopped = True
         raise PermissionError("the scorer would execute the answer")

@@ -14,7 +14,7 @@ START, DAYS = date(2023, 1, 1), 730
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The words of one kind of business: who, what, and the events that join them.
+    """The vocabulary of one business domain: people, things, and the events that connect them.
 
     >>> Domain("member", "book", ("crime", "poetry"), "pages", "loan", "weeks", ("late", "lost"), "lent_on", ("Tides", "Embers")).event
     'loan'
@@ -25,10 +25,10 @@ class Domain:
     kinds: tuple[str, ...]
     """The categories of things."""
     price: str
-    """The number that each thing has."""
+    """The number column of things."""
     event: str
     amount: str
-    """The whole number that each event has."""
+    """The whole-number column of events."""
     states: tuple[str, ...]
     on: str
     """The column with the date of an event."""
@@ -136,7 +136,7 @@ DOMAINS = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the tables of one domain are laid out.
+    """The table layout of one domain.
 
     >>> Layout(DOMAINS[0], 4).joined
     'orders AS e JOIN customers AS w ON w.id = e.customer_id JOIN products AS t ON t.id = e.product_id JOIN towns AS p ON p.id = w.town_id'
@@ -144,11 +144,11 @@ class Layout:
 
     domain: Domain
     tables: int
-    """2: who and events; 3: things as well; 4: towns as well."""
+    """2: people and events; 3: things as well; 4: towns as well."""
 
     @property
     def joined(self) -> str:
-        """All tables, for a FROM clause."""
+        """All tables joined, for a FROM clause."""
         d = self.domain
         text = f"{d.event}s AS e JOIN {d.who}s AS w ON w.id = e.{d.who}_id"
         text += f" JOIN {d.thing}s AS t ON t.id = e.{d.thing}_id" if self.tables > 2 else ""
@@ -156,7 +156,7 @@ class Layout:
 
     @property
     def people(self) -> str:
-        """Who, with their towns."""
+        """The people table, joined with towns if there is such a table."""
         return f"{self.domain.who}s AS w" + (" JOIN towns AS p ON p.id = w.town_id" if self.tables > 3 else "")
 
     @property
@@ -170,7 +170,7 @@ class Layout:
         return "t.category" if self.tables > 2 else "e.category"
 
     def schema(self) -> list[str]:
-        """The statements that create the tables."""
+        """Return the statements that create the tables."""
         d = self.domain
         towns = ["CREATE TABLE towns (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"] if self.tables > 3 else []
         home = "town_id INTEGER NOT NULL REFERENCES towns(id)" if self.tables > 3 else "town TEXT NOT NULL"
@@ -185,7 +185,7 @@ class Layout:
         ]
 
     def script(self, dice: random.Random) -> str:
-        """A database of this layout: the schema and its rows. Some people have no event."""
+        """Draw a database of this layout as an SQL script. Some people have no event."""
         d = self.domain
         people = [f"{first} {last}" for first, last in zip(dice.sample(FIRST, 14), dice.sample(LAST, 14), strict=True)]
         towns = dice.sample(TOWNS, len(TOWNS))

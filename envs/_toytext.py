@@ -1,4 +1,4 @@
-"""The far side of `gymnasium`: one environment of Gymnasium whose observations are written as text and whose actions are words."""
+"""Worker class of `gymnasium`: one Gymnasium environment with text observations and words as actions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "Blackjack": ("stick", "hit"),
     "MiniGrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
 }
-"""The actions of environments by the beginning of their name, in Gymnasium's order. Others have their numbers."""
+"""Action words by prefix of the environment id, in Gymnasium's order. Other environments use the action numbers."""
 MOST_NUMBERS = 64
 
 
 class Room:
-    """One environment of Gymnasium.
+    """One Gymnasium environment.
 
     >>> room = Room(id="FrozenLake", kwargs={})
     >>> room.begin(seed=3).splitlines()[-1], room.words()
@@ -48,15 +48,15 @@ class Room:
 
     @staticmethod
     def prepare() -> Any:
-        """Import Gymnasium, and say which one it is."""
+        """Import Gymnasium and return its version."""
         return {"version": importlib.import_module("gymnasium").__version__}
 
     def words(self) -> list[str]:
-        """The actions, by their words."""
+        """Return the actions as words."""
         return self._words
 
     def begin(self, seed: int) -> str:
-        """Reset it with a seed, on a map of that seed where maps are drawn."""
+        """Reset with a seed; FrozenLake also gets a map drawn from the seed."""
         if self.name == "FrozenLake" and not self.kwargs.keys() & {"desc", "map_name"}:
             self._make(seed)
         observation, _ = self.env.reset(seed=seed)
@@ -73,7 +73,7 @@ class Room:
         return {"text": self._said(observation), "rewards": [plain], "over": over, "cut": over and not terminated}
 
     def solution(self, seed: int) -> list[str] | None:
-        """The shortest moves to the goal, where the environment publishes a table of its transitions without chance."""
+        """Return the shortest moves to the goal if the environment has a deterministic transition table, else None."""
         self.begin(seed)
         inner: Any = self.env.unwrapped
         table = getattr(inner, "P", None)
@@ -86,7 +86,7 @@ class Room:
             state = queue.popleft()
             for action, rows in table[state].items():
                 if len(rows) != 1:
-                    return None  # chance decides
+                    return None  # random transitions
                 _, following, reward, over = rows[0]
                 if over and reward == best:
                     before[-1] = (state, self._words[action])
@@ -118,7 +118,7 @@ def _way(before: dict[int, tuple[int, str]], begin: int) -> list[str]:
 
 
 def _numbers(observation: Any) -> str:
-    """Any small observation as it is: texts, numbers, and mappings and tuples of them."""
+    """Format a small observation: texts, numbers, and mappings and tuples of them."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
@@ -160,7 +160,7 @@ def _blackjack(env: Any, observation: Any) -> str:
 
 
 def _minigrid(env: Any, observation: Any) -> str:
-    """What is in view, by its place beside the player; the numbers of MiniGrid's image are looked up in its own tables."""
+    """Describe the visible objects relative to the player; MiniGrid's own tables decode the numbers of its image."""
     names = importlib.import_module("minigrid.core.constants")
     image, seen = observation["image"], list[str]()
     width, depth = image.shape[:2]

@@ -1,7 +1,7 @@
 """Multi-digit arithmetic, posed as `37+58=`: a small task on which a model visibly learns from verified rewards.
 
 A level reads like a question: `2+2` is a two-digit number plus a two-digit number, `3*1` a three-digit number times a
-one-digit number. Which split a question belongs to is decided by the question itself, so nothing held out is ever trained on.
+one-digit number. A hash of the question decides its split, so no held-out question is ever trained on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRIES = 100_000
 
 
 class Arithmetic(Environment):
-    """Add, subtract or multiply two numbers.
+    """Addition, subtraction or multiplication of two numbers.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "arithmetic", levels=["2+2"])
@@ -43,9 +43,9 @@ class Arithmetic(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the answer; it must find a bare number, and with `worked` one after `#### `.
+            verifier: verifies the answer; it must accept a bare number, and with `show_steps` one after `#### `.
             levels: digits of the first number, operation, digits of the second; each task draws one of them.
-            seed: another seed gives other tasks; the split of a question does not depend on it.
+            seed: another seed gives different tasks; the split of a question does not depend on it.
             worked: whether the gold solution shows its steps before the answer.
             instruction: a system message, for models that need one.
         """
@@ -57,7 +57,7 @@ class Arithmetic(Environment):
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index` of an endless stream."""
+        """Return the question at `index` of an endless stream."""
         draw = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
         for _ in range(TRIES):
             left_digits, sign, right_digits = draw.choice(self.levels)
@@ -70,21 +70,21 @@ class Arithmetic(Environment):
         raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
 
     def gold(self, task: Task) -> str:
-        """The answer, after its steps if `worked` is set."""
+        """Return the answer, after its steps if `show_steps` is set."""
         if not self.worked:
             return str(task.reference)
         return "\n".join([*steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
 
 
 def split_of(left: int, sign: str, right: int) -> str:
-    """The split of a question. a + b and b + a are in the same split, so no test question is a train question in reverse."""
+    """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse."""
     a, b = (left, right) if sign == "-" else (min(left, right), max(left, right))
     digest = hashlib.blake2b(f"{a}{sign}{b}".encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % HELD_OUT == 0 else "train"
 
 
 def steps(left: int, sign: str, right: int) -> list[str]:
-    """The steps to the answer: for a sum column by column, the carry first; otherwise digit by digit.
+    """Return the steps to the answer: for a sum column by column, carry first; otherwise digit by digit.
 
     >>> steps(37, "+", 58)
     ['7+8=15', '1+3+5=9']
@@ -110,7 +110,7 @@ def steps(left: int, sign: str, right: int) -> list[str]:
 
 
 def _columns(left: int, right: int) -> list[str]:
-    """The sum of each column from the right; the carry from the column before comes first."""
+    """Return the sum of each column from the right, starting with the carry of the previous column."""
     lines, carry = [], 0
     width = max(len(str(left)), len(str(right)))
     for column in range(width):

@@ -27,11 +27,11 @@ SINGLE = (
     "live_parallel_multiple",
 )
 MOST_CALLS = 12
-"""More than any question has right calls."""
+"""More than the number of correct calls of any question."""
 LONG = ("multi_turn_base", "multi_turn_miss_param", "multi_turn_long_context")
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("irrelevance", "live_irrelevance"), "any text without a call would be right"),
-    "live_relevance": "any call at all would be right",
+    **dict.fromkeys(("irrelevance", "live_irrelevance"), "any text without a call would be correct"),
+    "live_relevance": "any call at all would be correct",
     "multi_turn_miss_func": "functions are added in the middle of the conversation, and tools here are fixed at its beginning",
     **dict.fromkeys(("simple_java", "simple_javascript"), "the arguments are source texts of these languages"),
     **dict.fromkeys(("memory", "web_search"), "they need services outside of the package"),
@@ -42,12 +42,12 @@ KNOWN = ("string", "integer", "number", "boolean", "array", "object")
 
 
 class Bfcl(Environment):
-    """Questions whose answer is a call of the right function with the right arguments, from the data of bfcl-eval.
+    """Questions of bfcl-eval, answered by calling the correct functions with the correct arguments.
 
-    In a single turn, the calls are compared with the listed ones: another order is right, one call too many is not. Where several are
-    right, they may come one in each turn, as in dialects that end a turn at a call; a turn without a call ends them. In a conversation
-    the user asks several times; after each, the services must be in the state that the right calls lead to, and the results that these
-    give must have been read. The score is 1 if all turns are right, else 0. No argument is ever evaluated.
+    In single-turn categories, the calls are compared with the expected ones in any order; an extra call is wrong. If several calls are
+    expected, they may also come one per turn, as in dialects that end a turn at a call; a turn without a call ends them. In multi-turn
+    categories the user makes several requests; after each, the services must be in the state that the correct calls lead to, and the
+    policy must have read their results. The score is 1 if all turns are correct, else 0. No argument is ever evaluated.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "bfcl", category="simple_python")                              # doctest: +SKIP
@@ -56,7 +56,7 @@ class Bfcl(Environment):
     """
 
     choice = "category"
-    """The setting that takes a name of `offered`."""
+    """Name of the setting whose value is a name of the catalog."""
     must_call = True
     max_prompt_tokens = 8192
 
@@ -67,8 +67,8 @@ class Bfcl(Environment):
 
         Args:
             category: the kind of question; `rlvr list envs --of bfcl` shows all.
-            limit: at most so many, the first ones.
-            turns: how many turns the policy has, calls included.
+            limit: use at most this many questions, the first ones.
+            turns: the most turns of the policy, turns with tool calls included.
             python: the interpreter of an environment that has bfcl-eval; empty: this one.
             instruction: a system message.
         """
@@ -79,7 +79,7 @@ class Bfcl(Environment):
         self.category, self.limit, self.instruction = category, limit, instruction
         self.max_turns = (40 if category in LONG else MOST_CALLS + 1 if category in PARALLEL else 2) if turns is None else turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 2:
-            raise ConfigError(f"turns is {turns!r}; at least 2 are needed, a call and the answer")
+            raise ConfigError(f"max_turns is {turns!r}; at least 2 are needed, a call and the answer")
         self.max_new_tokens = 4096 if category in LONG else 2048 if category in PARALLEL else 512
         self.verifier = Calls()
         self.tools: Sequence[Tool] = (Listing(),)
@@ -88,18 +88,18 @@ class Bfcl(Environment):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         how = {name: "the calls are compared, at once or one in each turn" for name in PARALLEL}
         rows = [{"name": name, "offered": "yes", "why": how.get(name, "one turn; the calls are compared")} for name in SINGLE]
         rows += [{"name": name, "offered": "yes", "why": "several requests; the states of the services are compared"} for name in LONG]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def size(self, split: str) -> int:
-        """How many questions the split has."""
+        """Return the number of questions in the split."""
         return len(self._of(split))
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index`; the right calls are its reference."""
+        """Return the question at `index`; its reference holds the correct calls."""
         rows = self._of(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"bfcl has no {split} task {index}; it has 0 to {len(rows) - 1}")
@@ -110,7 +110,7 @@ class Bfcl(Environment):
         return Task(f"bfcl/{split}/{row['id']}", prompt, reference, {"place": index, "split": split})
 
     def script(self, task: Task) -> list[Any]:
-        """The right calls, and a word after those of each request."""
+        """Return the correct calls, and a short text after those of each request."""
         row = self._row(task)
         if self.category in SINGLE:
             calls = [Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"], _required(row))]
@@ -118,17 +118,17 @@ class Bfcl(Environment):
         return [said for turn in self._read(row) for said in (*([turn] if turn else ()), "Done.")]
 
     def gold(self, task: Task) -> str:
-        """A word: the calls are judged."""
+        """Return a placeholder answer: only the calls are verified."""
         return "Done."
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A conversation; one with services has a process of its own."""
+        """Open a conversation; one with services gets a process of its own."""
         row = self._row(task)
         specs = [specified(one) for one in row["functions"]]
         return CallTalk(task, specs, row, None if self.category in SINGLE else self.host, self.category)
 
     def ready(self) -> None:
-        """Find the package."""
+        """Start the process that imports the package."""
         self.host.start()
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Bfcl(Environment):
 
 
 def answerable(row: Mapping[str, Any]) -> bool:
-    """Whether the right calls of a single turn fit the functions of their own question: a few in the data do not, and nothing can be right.
+    """Return whether the expected calls fit the functions of their question: a few in the data do not, and cannot be answered.
 
     >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
     >>> answerable({"functions": [f], "truth": [{"f": {"x": ["a"]}}]}), answerable({"functions": [f], "truth": [{"f": {"x": ["b"]}}]})
@@ -191,7 +191,7 @@ def _required(row: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 
 
 def plain_name(name: str) -> str:
-    """A function's name as a tool: without dots, which chat templates do not take.
+    """Return a function's name as a tool name: without dots, which chat templates do not accept.
 
     >>> plain_name("spotify.play")
     'spotify_play'
@@ -200,7 +200,7 @@ def plain_name(name: str) -> str:
 
 
 def specified(function: Mapping[str, Any]) -> ToolSpec:
-    """A function of the data as a tool, with the types of JSON Schema.
+    """Convert a function of the data into a tool spec with JSON Schema types.
 
     >>> given = {"type": "dict", "properties": {"x": {"type": "float"}}}
     >>> specified({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
@@ -210,7 +210,7 @@ def specified(function: Mapping[str, Any]) -> ToolSpec:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a schema that is checked here.
+    """Convert a schema of the data, keeping only the keywords that are checked here.
 
     >>> schema({"type": "any", "description": "x", "default": 1}), schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})

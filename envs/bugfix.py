@@ -1,4 +1,4 @@
-"""Find and correct one bug in a small Python package. Hidden calls of the package decide."""
+"""Find and correct one bug in a small Python package. Hidden calls of the package decide the score."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlvr.turns import Call
 
 KINDS = tuple(FAMILIES)
 CASES = 12
-"""How many hidden calls there are of the function with the bug; at least three of them fail at the beginning."""
+"""Number of hidden calls of the function with the bug; at least three of them fail at the beginning."""
 OTHERS = 2
-"""How many there are of every other function."""
+"""Number of hidden calls of every other function."""
 
 
 @dataclass(frozen=True)
 class Posed:
-    """One package with its bug: what is shown, and what is hidden.
+    """A package with one bug, the failing call that the prompt shows, and the hidden test calls.
 
     >>> Posed("amber_1f", {}, {}, "", []).name
     'amber_1f'
@@ -40,9 +40,9 @@ class Posed:
 
 
 class Bugfix(BoxEnvironment):
-    """A Python package of a few files with one bug, and a call that fails. The files are judged by other calls, in a fresh sandbox.
+    """A Python package of a few files with one bug, and a call that fails. Other calls test the files, in a fresh sandbox.
 
-    Only the files of the package count. Tests, settings and files that the policy adds have no part in the verdict.
+    Only the files of the package count. Tests, settings and files that the policy adds do not affect the verdict.
 
     >>> from rlvr.envs._families import FAMILIES
     >>> sum(len(family.bugs) for family in FAMILIES.values())
@@ -57,7 +57,7 @@ class Bugfix(BoxEnvironment):
     max_new_tokens = 2048
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`. One package name in five is held out, so that no question is in two splits."""
+        """Return the task at `index`. One package name in five is held out, so that no question is in two splits."""
         draw = random.Random(f"bugfix/{self.seed}/{split}/{index}")
         kind = draw.choice(self.kinds)
         name = named(draw, split, lambda: f"{draw.choice(NAMES)}_{draw.randrange(16**4):04x}")
@@ -70,17 +70,17 @@ class Bugfix(BoxEnvironment):
         return Task(f"bugfix/{split}/{self.seed}.{index}", user(question, system=self.instruction), reference, {"kind": kind, "name": name})
 
     def gold(self, task: Task) -> str:
-        """A word: the files are judged."""
+        """Return a placeholder answer: only the files are verified."""
         return "ready"
 
     def script(self, task: Task) -> list[str | Call]:
-        """Write the right module."""
+        """Return the turns that write the correct module."""
         posed = self._of(task)
         path = next(path for path in posed.files if posed.files[path] != posed.right[path])
         return [Call("0.0", "write_file", {"path": path, "text": posed.right[path]}), self.gold(task)]
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A box with the package."""
+        """Open a sandbox session with the package."""
         files = self._of(task).files
         return BoxSession(
             task,
@@ -97,7 +97,7 @@ class Bugfix(BoxEnvironment):
 
 @lru_cache(maxsize=4096)
 def _posed(seed: str, kind: str, name: str) -> Posed:
-    """The package, its bug and its hidden calls."""
+    """Build the package, its bug and its hidden calls."""
     draw = random.Random(f"{seed}/{kind}/{name}")
     bug = draw.choice(FAMILIES[kind].bugs)
     beside = draw.choice([other for other in KINDS if other != kind])
@@ -118,7 +118,7 @@ def _posed(seed: str, kind: str, name: str) -> Posed:
 
 
 def _inputs(draw: random.Random, kind: str, bug: Bug) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Arguments that the bug fails for, four or more of them different, and others."""
+    """Draw arguments for which the bug shows (at least four different ones), and others."""
     failing: list[list[Any]] = []
     passing: list[list[Any]] = []
     for _ in range(5_000):
@@ -138,7 +138,7 @@ def _case(module: str, kind: str, function: str, args: list[Any]) -> dict[str, A
 
 
 def _called(kind: str, bug: Bug | None, function: str, inputs: Sequence[list[Any]]) -> list[Any]:
-    """What a function of ours returns, with a bug or without, for several inputs in turn; an error is returned by its name."""
+    """Run a function, with a bug or without, on several inputs in turn; an exception is returned by its name."""
     names: dict[str, Any] = {}
     source = FAMILIES[kind].source
     exec(_compiled(source.replace(bug.right, bug.wrong, 1) if bug else source), names)

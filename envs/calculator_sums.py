@@ -1,7 +1,7 @@
-"""Sums of numbers too long to add in the head, with a calculator: the smallest world in which a tool decides the score.
+"""Sums of long numbers, with a calculator: the smallest environment in which a tool decides the score.
 
-A question reads `48213+9907=`. The policy calls the calculator, reads the result and answers with it. Which split a question belongs to is
-decided by its numbers, so nothing held out is ever trained on.
+A question reads `48213+9907=`. The policy calls the calculator, reads the result and answers with it. A hash of the numbers decides the
+split, so no held-out question is ever trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_DIGITS = 40
 
 
 class CalculatorSums(Environment):
-    """Add two long numbers with the tool `calculator`. `tools: []` is the same without it.
+    """Sums of two long numbers, with the tool `calculator`; `tools: []` removes the tool.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "calculator_sums", digits=[5, 5])
@@ -48,19 +48,19 @@ class CalculatorSums(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the answer; it must find a bare number.
-            tools: what the policy may call; without any it must add by itself.
-            sandbox: for tools that need a box; the calculator does not.
-            digits: the fewest and the most digits of each number.
-            turns: how many turns the policy has, calls included.
-            shown: the share of gold conversations that call the calculator; the others answer at once. A warm start on a small share
-                leaves it to the reward to teach when to call.
-            seed: another seed gives other tasks; the split of a question does not depend on it.
+            verifier: verifies the answer; it must accept a bare number.
+            tools: the tools of the policy; without any it must add by itself.
+            sandbox: for tools that need a sandbox; the calculator does not.
+            digits: the smallest and the largest number of digits of each number.
+            turns: the most turns of the policy, turns with tool calls included.
+            shown: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on a small
+                fraction, the reward must teach when to call.
+            seed: another seed gives different tasks; the split of a question does not depend on it.
             instruction: a system message, for models that need one.
         """
         few, most = _range(digits)
         if isinstance(shown, bool) or not isinstance(shown, int | float) or not 0 <= shown <= 1:
-            raise ConfigError(f"shown is {shown!r}; it must be a share from 0 to 1")
+            raise ConfigError(f"tool_call_fraction is {shown!r}; it must be a number from 0 to 1")
         self.verifier, self.tools, self.sandbox = verifier, tools, sandbox
         self.few, self.most, self.shown, self.seed, self.instruction = few, most, shown, seed, instruction
         self.max_turns = turns
@@ -68,7 +68,7 @@ class CalculatorSums(Environment):
         self.max_new_tokens = 64 + turns * (3 * most + 16)  # a call with its name, and the result as the answer
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index` of an endless stream."""
+        """Return the question at `index` of an endless stream."""
         draw = random.Random(f"calculator_sums/{self.seed}/{split}/{index}")
         for _ in range(TRIES):
             left, right = (_number(draw, draw.randint(self.few, self.most)) for _ in range(2))
@@ -78,11 +78,11 @@ class CalculatorSums(Environment):
         raise ConfigError(f"calculator_sums has no {split!r} questions with {self.few} to {self.most} digits; use more digits")
 
     def gold(self, task: Task) -> str:
-        """The sum."""
+        """Return the sum."""
         return str(task.reference)
 
     def script(self, task: Task) -> Sequence[str | Call] | None:
-        """Call the calculator, then answer with its result; or, for the share of tasks that is not `shown`, answer at once."""
+        """Return a call of the calculator and the answer; None for the other fraction of tasks, which are answered at once."""
         if random.Random(f"shown/{task.id}").random() >= self.shown or not any(
             spec.name == "calculator" for tool in self.tools for spec in tool.specs()
         ):
@@ -91,7 +91,7 @@ class CalculatorSums(Environment):
 
 
 def split_of(left: int, right: int) -> str:
-    """The split of a question. a + b and b + a are in the same split, so no test question is a train question in reverse.
+    """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse.
 
     >>> split_of(48213, 9907) == split_of(9907, 48213)
     True

@@ -1,4 +1,4 @@
-"""Small programming tasks with input and output: generated ones, or your own from a file with tests."""
+"""Small programming tasks with input and output: generated, or from your own file with tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTION = "Read from standard input, write to standard output. Answer with o
 
 
 class CodeContest(Environment):
-    """Write a program; two of its tests are shown, the others are hidden and generated for every task.
+    """Programming tasks: some tests are shown, the others are hidden and generated for every task.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "code_contest", hidden=4)                  # doctest: +SKIP
@@ -45,10 +45,10 @@ class CodeContest(Environment):
         Args:
             verifier: runs the tests.
             path: JSON lines {"statement", "cases": [{"stdin", "stdout"}], "solution"?, "shown"?}; empty generates tasks.
-            families: which kinds of generated tasks; all by default.
-            shown: how many of the tests a generated task shows.
-            hidden: how many more tests it has, not shown.
-            seed: another seed gives other tasks.
+            families: the families of generated tasks; all by default.
+            shown: number of tests that a generated task shows.
+            hidden: number of further tests that it does not show.
+            seed: another seed gives different tasks.
             instruction: the text after each statement.
         """
         for name, value, least in (("shown", shown, 0), ("hidden", hidden, 1)):
@@ -62,7 +62,7 @@ class CodeContest(Environment):
         self._rows = parsed(rows(Path(path).expanduser(), ("problems.jsonl",)), _row, "code_contest") if path else None
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`; the split of a statement is computed from its text."""
+        """Return the task at `index`; a hash of the statement decides its split."""
         if split not in self.splits:
             raise ConfigError(f"code_contest has no split {split!r}; allowed: {', '.join(self.splits)}")
         if self._rows is not None:
@@ -80,11 +80,11 @@ class CodeContest(Environment):
         raise ConfigError(f"there is no {split!r} task in families {', '.join(self.families)}; name more families")
 
     def size(self, split: str) -> int | None:
-        """How many problems the file has for the split; None for generated tasks, which are endless."""
+        """Return the number of problems in the file for the split; None for generated tasks, which are endless."""
         return None if self._rows is None else len(self._mine(split))
 
     def gold(self, task: Task) -> str | None:
-        """The known solution as a code block, if there is one."""
+        """Return the known solution as a code block, or None."""
         solution = task.meta.get("solution")
         return f"```python\n{solution}\n```" if solution else None
 

@@ -32,7 +32,7 @@ class CompetitionMath(Environment):
         """Set the source of the problems.
 
         Args:
-            verifier: judges the boxed answer.
+            verifier: verifies the boxed answer.
             path: a .jsonl file (the split test, or train if its name says so), or a folder with train.jsonl and test.jsonl;
                 empty downloads the 500 problems of MATH-500 through `datasets`, for the split test.
             instruction: the text after each problem.
@@ -50,7 +50,7 @@ class CompetitionMath(Environment):
             vars(self)["splits"] = ("train",) if self.path is not None and "train" in self.path.stem else ("test",)
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index`, in the order of the file."""
+        """Return the problem at `index`, in the order of the file."""
         rows = self._read(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
@@ -60,11 +60,11 @@ class CompetitionMath(Environment):
         return Task(f"competition_math/{split}/{row.get('unique_id', index)}", prompt, row["answer"], meta)
 
     def size(self, split: str) -> int:
-        """How many problems the split has."""
+        """Return the number of problems in the split."""
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The boxed answer."""
+        """Return the boxed reference."""
         return f"The answer is $\\boxed{{{task.reference}}}$."
 
     def _read(self, split: str) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ class CompetitionMath(Environment):
 
 
 def _complete(row: Any) -> dict[str, Any]:
-    """One problem; without an answer, the last box of the solution is used."""
+    """Complete one row: a missing answer is taken from the last box of the solution."""
     if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
         raise ValueError("it has no 'problem'")
     if not isinstance(row.get("answer"), str):

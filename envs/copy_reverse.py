@@ -11,7 +11,7 @@ from rlvr.task import Task, user
 
 
 class CopyReverse(Environment):
-    """Write a word backwards. No palindromes are drawn, so the question is never its own answer.
+    """Words to write backwards. No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
     >>> rlvr.make("env", "copy_reverse", length=4).task("train", 0).question     # doctest: +SKIP
@@ -26,10 +26,10 @@ class CopyReverse(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the reversed word.
+            verifier: verifies the reversed word.
             length: letters in a word, from 2 to 8.
             letters: the alphabet, at least two different letters.
-            seed: another seed gives other tasks.
+            seed: another seed gives different tasks.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(length, int) or not 2 <= length <= 8:
@@ -40,7 +40,7 @@ class CopyReverse(Environment):
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
-        """The word at `index`; one word in five is held out, whatever the seed."""
+        """Return the word at `index`; one word in five is held out, for any seed."""
         draw = random.Random(f"copy_reverse/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             word = "".join(draw.choice(self.letters) for _ in range(self.length))
@@ -50,7 +50,7 @@ class CopyReverse(Environment):
         raise ConfigError(f"there is no {split!r} word of length {self.length} over {self.letters!r}; raise length or add letters")
 
     def gold(self, task: Task) -> str:
-        """The word backwards."""
+        """Return the word backwards."""
         return str(task.reference)
 
 

@@ -1,4 +1,4 @@
-"""Reach a target number with given numbers and + - * /: a task with many right answers, all of which can be checked."""
+"""Reach a target number with given numbers and + - * /: a task with many correct answers, all of which can be verified."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.task import Task, user
 
 
 class Countdown(Environment):
-    """Use every number once to make the target: `Make 14 from 2, 3, 4.`
+    """Puzzles to make a target with every number used once: `Make 14 from 2, 3, 4.`
 
     >>> import rlvr
     >>> env = rlvr.make("env", "countdown", numbers=3)
@@ -26,20 +26,20 @@ class Countdown(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the expression.
-            numbers: how many numbers are given, from 2 to 8.
+            verifier: verifies the expression.
+            numbers: number of given numbers, from 2 to 8.
             largest: the largest number, at least 5.
-            seed: another seed gives other tasks.
+            seed: another seed gives different tasks.
             instruction: a system message, for models that need one.
         """
         if not isinstance(numbers, int) or not 2 <= numbers <= 8:
             raise ConfigError(f"numbers is {numbers!r}; allowed: 2 to 8")
         if not isinstance(largest, int) or not 5 <= largest <= 1000:
-            raise ConfigError(f"largest is {largest!r}; allowed: 5 to 1000")
+            raise ConfigError(f"max_number is {largest!r}; allowed: 5 to 1000")
         self.verifier, self.numbers, self.largest, self.seed, self.instruction = verifier, numbers, largest, seed, instruction
 
     def task(self, split: str, index: int) -> Task:
-        """The puzzle at `index`, built from a solution, so it has one; one puzzle in ten is held out."""
+        """Return the puzzle at `index`, built from a solution, so it has one; one puzzle in ten is held out."""
         draw = random.Random(f"countdown/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             expression, target = self._solved(draw)
@@ -50,14 +50,14 @@ class Countdown(Environment):
                 meta = {"solution": expression}
                 prompt = user(question, system=self.instruction)
                 return Task(f"countdown/{split}/{self.seed}.{index}", prompt, {"numbers": numbers, "target": target}, meta)
-        raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and largest={self.largest}; raise largest")
+        raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and max_number={self.largest}; raise max_number")
 
     def gold(self, task: Task) -> str:
-        """The expression that the puzzle was built from."""
+        """Return the expression that the puzzle was built from."""
         return str(task.meta["solution"])
 
     def _solved(self, draw: random.Random) -> tuple[str, int]:
-        """A random expression and its value, always a whole number: only divisions without a remainder are drawn."""
+        """Draw a random expression and its value, always a whole number: only divisions without a remainder are drawn."""
         value = draw.randint(1, self.largest)
         expression = str(value)
         for _ in range(self.numbers - 1):

@@ -16,16 +16,16 @@ from rlvr.task import Message, Task
 
 MARKS = ("auto", "whole", "hash", "boxed")
 LISTED = 5
-"""How many bad rows a message lists."""
+"""Number of bad rows that a message lists."""
 GOLDS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```python\n{}\n```")
-"""The forms in which a reference may be an answer with the full score."""
+"""Formats in which a reference is tried as an answer with the full score."""
 
 
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
-    Columns with the usual names are found (`question`, `problem` or `prompt`; `answer`, `reference` or `solution`), unless several could
-    be meant. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
+    Columns with the usual names are detected (`question`, `problem` or `prompt`; `answer`, `reference` or `solution`), unless several
+    match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "dataset", path="train.jsonl", verifier="numeric")        # doctest: +SKIP
@@ -60,21 +60,21 @@ class Dataset(Environment):
 
         Args:
             path: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of those, or hf:ORG/NAME[:CONFIG]; empty: only `test`.
-            test: the rows that are held out, in the same forms.
-            verifier: what judges an answer: a name, a mapping with name and settings (a setting may be a column: tolerance: "{tol}"),
+            test: the rows that are held out, in the same formats.
+            verifier: verifies an answer: a name, a mapping with name and settings (a setting may be a column: tolerance: "{tol}"),
                 or several with their weights: {symbolic: 0.9, format: 0.1}.
             question: the column with the question, or a template: "{context} {question}". A column may also hold a list of messages.
-            reference: the column with the right answer, or a template.
-            extract: where in the reference the answer is: whole, hash (after ####), boxed, or auto: what most rows have.
+            reference: the column with the correct answer, or a template.
+            extract: where the answer is in the reference: whole, hash (after ####), boxed, or auto: what most rows have.
             system: a template for the system prompt.
             instruction: a template for the text after each question; by default what the verifier suggests.
             solution: a column or template with a full answer, for supervised training; by default the column `solution`.
             shots: solved examples before each question: how many rows of the training data, or a list of {question, answer}.
-            holdout: without `test`, the share of the questions that is held out; 0 holds out none.
-            split: a column that says of each row whether it is for train or test.
+            holdout: without `test`, the fraction of questions that is held out; 0 holds out none.
+            split: a column with the split of each row, train or test.
             where: rows to keep, by column: a value, a list of values, or {min: ..., max: ...}.
-            longest: leave out rows whose question is longer, in characters.
-            limit: at most so many rows of each split, the first ones.
+            longest: leave out rows whose question has more characters.
+            limit: use at most this many rows of each split, the first ones.
             skip_bad_rows: leave rows out that have no question or no reference; by default they are an error.
             meta: columns that go into the tasks' meta, for a curriculum or a verifier that reads them.
         """
@@ -94,7 +94,7 @@ class Dataset(Environment):
         self.notes = tuple(self._said)
 
     def task(self, split: str, index: int) -> Task:
-        """The row at `index`, in the order of the data."""
+        """Return the row at `index`, in the order of the data."""
         tasks = self._of(split)
         if not 0 <= index < len(tasks):
             raise ConfigError(f"dataset has no {split} task {index}; it has 0 to {len(tasks) - 1}")
@@ -105,11 +105,11 @@ class Dataset(Environment):
         return Task(task.id, (*system, *self._shots, *task.prompt[len(system) :]), task.reference, task.meta)
 
     def size(self, split: str) -> int:
-        """How many rows the split has."""
+        """Return the number of rows in the split."""
         return len(self._of(split))
 
     def gold(self, task: Task) -> str | None:
-        """The row's solution, or its reference in the first form that the verifier accepts."""
+        """Return the row's solution, or its reference in the first format that the verifier accepts."""
         own, right = str(task.meta.get("solution", "")), task.reference
         forms = [own] if own else []
         if isinstance(right, str):
@@ -118,21 +118,21 @@ class Dataset(Environment):
         return next((text for text in forms if self.verifier.verify(task, text).passed), None)
 
     def ready(self) -> None:
-        """Ask the verifier whether it can judge here."""
+        """Check that the verifier works here."""
         self.verifier.ready()
 
     def _read(self, path: str, test: str, split: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None) -> None:
-        """Read the data into tasks, examples and limits."""
+        """Load the data, and set tasks, few-shot examples and limits."""
         self._tasks = self._splits(path, test, split, holdout)
         self._shots = self._examples(shots)
         self._tasks = {name: tasks[:limit] for name, tasks in self._tasks.items()}
         if empty := [name for name, tasks in self._tasks.items() if not tasks]:
             told = "; ".join(self._said)
-            raise ConfigError(f"no rows are left for {' and '.join(empty)}; check where, longest, holdout and split: {told}")
+            raise ConfigError(f"no rows are left for {' and '.join(empty)}; check where, max_question_chars, holdout and split: {told}")
         if isinstance(self.verifier, ByRow):
             self.verifier.build(task.meta["settings"] for tasks in self._tasks.values() for task in tasks)
         looked_at = [task.prompt for tasks in self._tasks.values() for task in tasks[:10_000]]
-        self.max_prompt_tokens = max(map(_bytes, looked_at)) + _bytes(self._shots) + 512  # the last for a chat template
+        self.max_prompt_tokens = max(map(_bytes, looked_at)) + _bytes(self._shots) + 512  # 512 for a chat template
 
     def _of(self, split: str) -> list[Task]:
         if split not in self._tasks:
@@ -140,7 +140,7 @@ class Dataset(Environment):
         return self._tasks[split]
 
     def _splits(self, path: str, test: str, split: str, holdout: float) -> dict[str, list[Task]]:
-        """The tasks of each split, without overlap."""
+        """Load the tasks of each split, without overlap."""
         given = source(path) if path else {}
         if test:
             other = source(test)
@@ -156,7 +156,7 @@ class Dataset(Environment):
         return self._apart(made)
 
     def _made(self, rows: Sequence[Row], where: str) -> list[Task]:
-        """The rows of one source as tasks."""
+        """Make the tasks of one source."""
         kept = [row for row in rows if all(matches(row, column, wanted, where) for column, wanted in self._keep.items())]
         columns = list(dict.fromkeys(column for row in rows for column in row.values))
         templates = self._templates(columns, where)
@@ -187,7 +187,7 @@ class Dataset(Environment):
         return tasks
 
     def _templates(self, columns: list[str], where: str) -> dict[str, Template]:
-        """What is filled in for each row; columns that were not named are guessed."""
+        """Build the templates that are filled for each row; columns that were not named are guessed."""
         wanted: dict[str, str] = {name: text for name, text in self._wanted.items() if text}
         wanted |= {name: text for name, text in self._texts.items() if text}
         for name in ("question", "reference"):
@@ -212,7 +212,7 @@ class Dataset(Environment):
         return made
 
     def _task(self, row: Row, templates: Mapping[str, Template], mark: str) -> Task:
-        """One row as a task; ValueError says what is missing."""
+        """Make the task of one row; ValueError says what is missing."""
         filled = {name: template.fill(row.values) for name, template in templates.items() if name not in ("solution", "reference")}
         prompt = prompt_of(filled["question"], str(filled.get("system", "")), str(filled.get("instruction", "")))
         reference, meta = None, {name.removeprefix("meta."): value for name, value in filled.items() if name.startswith("meta.")}
@@ -231,7 +231,7 @@ class Dataset(Environment):
     def _told(
         self, where: str, rows: Sequence[Row], kept: Sequence[Row], templates: Mapping[str, Template], mark: str, bad: list[str], long: int
     ) -> None:
-        """The line about one source that is printed before a run."""
+        """Add the message about one source that is printed before a run."""
         used = [f"{name} = {templates[name].text}" for name in ("question", "reference") if name in templates]
         used[-1] += {"hash": " (the part after ####)", "boxed": " (the box)"}.get(mark, "") if "reference" in templates else ""
         out = [
@@ -245,7 +245,7 @@ class Dataset(Environment):
         self._said.append(f"{where}: {len(rows)} rows{names}, {', '.join(used)}{less}")
 
     def _apart(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
-        """Each task with its final id; training rows whose question is held out are removed, and what is doubtful is noted."""
+        """Give each task its final id, remove training rows whose question is held out, and add warnings about duplicates."""
         held = {key(task) for task in made.get("test", ())}
         shared = [task for task in made.get("train", ()) if key(task) in held]
         if shared:
@@ -265,7 +265,7 @@ class Dataset(Environment):
         return {name: made[name] for name in ("train", "test") if name in made}
 
     def _examples(self, shots: int | Sequence[Mapping[str, str]]) -> tuple[Message, ...]:
-        """The solved examples before each question; rows used as examples are not trained on."""
+        """Build the few-shot examples before each question; rows used as examples are not trained on."""
         if not isinstance(shots, int):
             pairs = [(str(shot["question"]), str(shot["answer"])) for shot in shots]
         else:
@@ -285,14 +285,14 @@ class Dataset(Environment):
 
 
 def _check(path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, longest: int | None) -> None:
-    """Refuse settings that cannot be meant."""
+    """Raise ConfigError for invalid settings."""
     if not path and not test:
         raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), or test")
     if extract not in MARKS:
         raise ConfigError(f"extract is {extract!r}; {suggest(extract, MARKS)}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise ConfigError(f"holdout is {holdout!r}; it must be a number from 0 to below 1, such as 0.1")
-    for name, value in (("limit", limit), ("longest", longest)):
+    for name, value in (("limit", limit), ("max_question_chars", longest)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
     if isinstance(shots, int):

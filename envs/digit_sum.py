@@ -15,7 +15,7 @@ from rlvr.task import Task, user
 
 
 class DigitSum(Environment):
-    """The last digit of a sum of digits: `314=` is 8.
+    """Questions for the last digit of a sum of digits: `314=` is 8.
 
     >>> import rlvr
     >>> rlvr.make("env", "digit_sum", digits=3).task("train", 0).question     # doctest: +SKIP
@@ -30,21 +30,21 @@ class DigitSum(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the digit.
-            digits: how many digits are added, from 2 to 8.
+            verifier: verifies the digit.
+            digits: number of digits that are added, from 2 to 8.
             largest: the largest digit that occurs, from 1 to 9.
-            seed: another seed gives other tasks.
+            seed: another seed gives different tasks.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(digits, int) or not 2 <= digits <= 8:
             raise ConfigError(f"digits is {digits!r}; allowed: 2 to 8")
         if not isinstance(largest, int) or not 1 <= largest <= 9:
-            raise ConfigError(f"largest is {largest!r}; allowed: 1 to 9")
+            raise ConfigError(f"max_digit is {largest!r}; allowed: 1 to 9")
         self.verifier, self.digits, self.largest, self.seed, self.instruction = verifier, digits, largest, seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index`; one question in five is held out, whatever the seed."""
+        """Return the question at `index`; one question in five is held out, for any seed."""
         draw = random.Random(f"digit_sum/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             drawn = [draw.randint(0, self.largest) for _ in range(self.digits)]
@@ -52,10 +52,10 @@ class DigitSum(Environment):
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(f"digit_sum/{split}/{self.seed}.{index}", user(question, system=self.instruction), str(sum(drawn) % 10))
-        raise ConfigError(f"there is no {split!r} question with digits={self.digits} and largest={self.largest}; raise one of them")
+        raise ConfigError(f"there is no {split!r} question with digits={self.digits} and max_digit={self.largest}; raise one of them")
 
     def gold(self, task: Task) -> str:
-        """The digit."""
+        """Return the digit."""
         return str(task.reference)
 
 

@@ -34,7 +34,7 @@ class GSM8K(Environment):
         """Set the source of the problems.
 
         Args:
-            verifier: judges the final number.
+            verifier: verifies the final number.
             path: a folder with train.jsonl and test.jsonl (or gsm8k_train.jsonl ...), lines {"question", "answer"};
                 empty downloads them through `datasets`.
             instruction: the text after each question.
@@ -46,7 +46,7 @@ class GSM8K(Environment):
             raise NotFound(f"there is no folder {path!r}; it needs train.jsonl and test.jsonl, lines {{question, answer}}")
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index`, in the published order."""
+        """Return the problem at `index`, in the published order."""
         rows = self._read(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
@@ -55,11 +55,11 @@ class GSM8K(Environment):
         return Task(f"gsm8k/{split}/{index}", prompt, _final(solution), {"solution": solution})
 
     def size(self, split: str) -> int:
-        """How many problems the split has."""
+        """Return the number of problems in the split."""
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The published solution without its calculator annotations."""
+        """Return the published solution without its calculator annotations."""
         return CALCULATOR.sub("", task.meta["solution"])
 
     def _read(self, split: str) -> list[tuple[str, str]]:

@@ -31,18 +31,18 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ),
     (rf"(?:it['’]s|it\s+is|guess|guessing|try|trying|maybe|perhaps)\s+{NUMBER}", "a short remark", "It's 500!"),
 )
-"""The forms of a guess: a pattern, what it is, an example (each guesses 500). Denials and comparisons match none of them."""
+"""Accepted forms of a guess: pattern, description, example (each guesses 500). Denials and comparisons match none of them."""
 ASIDE = re.compile(
     r"(?:(?:ok(?:ay)?|sure|great|thanks|thank you|hmm|got it|alright|then|so|now|next|higher|lower)\b[\s,.!:…]*)+(?=\S)", re.IGNORECASE
 )
-"""Words that may come before a guess."""
+"""Filler words that may precede a guess."""
 EMPHASIS = re.compile(r"(?<![\w*`_])([*_`]{1,3})([^*_`]+)\1(?![\w*`_])")
 LONGEST = 200
-"""A longer turn is not read as a guess, unless it declares one in a box or a tag."""
+"""Longest turn in characters that is read as a guess, unless the guess is declared in a box or a tag."""
 
 
 class GuessNumber(Environment):
-    """Find a number from 1 to `largest` within `turns` guesses; binary search always succeeds with the default settings.
+    """Secret numbers from 1 to `max_number`, to find within `max_turns` guesses; binary search succeeds with the defaults.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "guess_number", largest=10)
@@ -61,21 +61,21 @@ class GuessNumber(Environment):
         """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the last guess; it also decides when the conversation ends, so the two cannot disagree.
+            verifier: verifies the last guess; it also decides when the conversation ends, so score and ending cannot disagree.
             largest: the largest possible secret, at least 10.
-            turns: how many guesses are allowed.
-            seed: another seed gives other secrets.
+            turns: the most guesses.
+            seed: another seed gives different secrets.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(largest, int) or not 10 <= largest <= 10**8:
-            raise ConfigError(f"largest is {largest!r}; allowed: 10 to 100000000")
+            raise ConfigError(f"max_number is {largest!r}; allowed: 10 to 100000000")
         if not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 guess must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 guess must be allowed")
         self.verifier, self.largest, self.max_turns, self.seed, self.instruction = verifier, largest, turns, seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
-        """The secret at `index`; one number in five is held out, whatever the seed."""
+        """Return the secret at `index`; one number in five is held out, for any seed."""
         draw = random.Random(f"guess_number/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             secret = draw.randint(1, self.largest)
@@ -86,14 +86,14 @@ class GuessNumber(Environment):
                     user(f"Guess my number from 1 to {self.largest}.", system=self.instruction),
                     str(secret),
                 )
-        raise ConfigError(f"there is no {split!r} number up to {self.largest}; raise largest")
+        raise ConfigError(f"there is no {split!r} number up to {self.largest}; raise max_number")
 
     def gold(self, task: Task) -> str:
-        """The secret itself, as the first guess."""
+        """Return the secret itself, as the first guess."""
         return str(task.reference)
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """`higher`, `lower`, or None if the guess is right."""
+        """Reply `higher` or `lower`; None if the guess is correct."""
         if self.verifier.verify(task, self.answer(task, said)).passed:
             return None
         guess = guess_in(said[-1])
@@ -102,13 +102,13 @@ class GuessNumber(Environment):
         return "higher" if guess < int(task.reference) else "lower"
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """The number of the last guess; without one, all of the last turn."""
+        """Return the number of the last guess, or the whole last turn if it is not a guess."""
         guess = guess_in(said[-1]) if said else None
         return str(guess) if guess is not None else said[-1] if said else ""
 
 
 def guess_in(text: str) -> int | None:
-    r"""The number that a turn guesses; None if it is not a guess, or guesses more than one.
+    r"""Parse the number that a turn guesses; None if it is not a guess, or guesses more than one.
 
     >>> guess_in("Is it **500**?"), guess_in(r"Between 1 and 1000: \boxed{500}"), guess_in("500 or 501"), guess_in("more than 500?")
     (500, 500, None, None)

@@ -19,20 +19,20 @@ KNOWN: Mapping[str, dict[str, Any]] = {
     "Blackjack": {"turns": 12, "won": 1.0, "most": 1.5, "unseen": True, "about": "one hand against the dealer; a draw is not won"},
     "MiniGrid": {"turns": 64, "about": "rooms of which a part is in view; the score is MiniGrid's own, higher for fewer steps"},
 }
-"""How the environments that this file knows are played and scored, by the beginning of their name.
+"""How known environments are played and scored, by the prefix of their id.
 
-`won`: the last reward that wins; without it the sum of the rewards is the score. `most`: the highest reward that there is, where that is
-not `won`; a higher one is a fault of the package, and no score. `unseen`: the first observation does not tell the whole
-world, so the split goes by the seed alone. `single`: there is one beginning only.
+`won`: the smallest last reward that wins; without it the sum of the rewards is the score. `most`: the highest possible reward, where it
+differs from `won`; a higher one is a fault of the package, and gives no score. `unseen`: the first observation is partial, so
+the seed alone decides the split. `single`: there is only one initial state.
 """
 OFFERED = ("FrozenLake", "Taxi", "CliffWalking", "Blackjack", "MiniGrid-Empty-Random-5x5-v0", "MiniGrid-DoorKey-5x5-v0")
 WORD = re.compile(r"(?:(?:move|go|step|turn|action)\s*:?\s+)?([a-z0-9]+)[.!]?", re.IGNORECASE)
 
 
 class GymnasiumGames(Games):
-    """An environment of Gymnasium, one move a turn. The move is a word or a number, alone or declared as the answer.
+    """A Gymnasium environment, one move per turn. The move is a word or a number, alone or declared as the answer.
 
-    The environment runs in a process of its own. A turn that is not one of the moves is told so and changes nothing. FrozenLake gets a new
+    The environment runs in a process of its own. A turn that is not a move gets a message and changes nothing. FrozenLake gets a new
     map for each task and no slipping, unless `kwargs` says otherwise.
 
     >>> import rlvr
@@ -42,7 +42,7 @@ class GymnasiumGames(Games):
     """
 
     choice = "id"
-    """The setting that takes a name of `offered`."""
+    """Name of the setting whose value is a name of the catalog."""
     max_prompt_tokens = 1024
 
     def __init__(
@@ -61,17 +61,17 @@ class GymnasiumGames(Games):
         Args:
             id: its Gymnasium id; without a version, the newest one that is installed. `package:Name-v0` imports the package first.
             kwargs: its settings, such as {"is_slippery": true}.
-            turns: how many moves the policy has.
-            won: the last reward that wins: the score is 1 or 0. By default that of the environment, if it is a known one.
+            turns: the most moves.
+            won: the smallest last reward that wins: the score is 1 or 0. By default that of a known environment.
             scale: [low, high]: the sum of the rewards is mapped to 0 ... 1 instead; by default [0, 1].
-            seed: another seed gives other tasks.
+            seed: another seed gives different tasks.
             instruction: a system message.
         """
         super().__init__()
         if not isinstance(id, str) or not id:
             raise ConfigError(f"id is {id!r}; write a Gymnasium id such as FrozenLake")
         if won is not None and scale is not None:
-            raise ConfigError("won and scale are both set; a game is scored by one of them")
+            raise ConfigError("success_threshold and scale are both set; a game is scored by one of them")
         if scale is not None and (len(scale) != 2 or not scale[0] < scale[1]):
             raise ConfigError(f"scale is {scale!r}; write [low, high], such as [-1, 1]")
         known = KNOWN.get(id.rpartition(":")[2].split("-")[0], {})
@@ -83,7 +83,7 @@ class GymnasiumGames(Games):
         self.reference = {"won": won, **most} if won is not None else {"scale": list(scale or (0.0, 1.0))}
         self.max_turns = known.get("turns", 32) if turns is None else turns
         if not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 move must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 move must be allowed")
         self.max_new_tokens = 12 * self.max_turns
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
         self.open_worlds = not known.get("unseen", False)
@@ -94,38 +94,38 @@ class GymnasiumGames(Games):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What `rlvr list envs --of gymnasium` shows. Others work too if their actions are few and their observations small."""
+        """List the examined environments. Others work too if their actions are few and their observations small."""
         return [{"name": name, "offered": "yes", "why": KNOWN[name.split("-")[0]]["about"]} for name in OFFERED]
 
     def size(self, split: str) -> int | None:
-        """One task where there is one beginning."""
+        """Return 1 if the environment has a single initial state, else None."""
         return 1 if len(self.splits) == 1 else None
 
     def move(self, text: str) -> str | None:
-        """The word of a move, or None."""
+        """Parse the word of a move; None if there is none."""
         found = find(text)
         form = WORD.fullmatch((found.text if found.text is not None else text).strip().strip("*_`"))
         said = form[1].lower() if form else ""
         return said if said in self.words() else None
 
     def unread(self) -> str:
-        """The moves that there are."""
+        """Return a message that lists the moves."""
         *others, last = self.words()
         return f"That is no move. Say one move: {', '.join(others)} or {last}."
 
     def words(self) -> list[str]:
-        """The moves of the environment, asked once."""
+        """Return the moves of the environment, which are cached."""
         if self._words is None:
             self._words = list(self.scouted("words"))
         return self._words
 
     def script(self, task: Task) -> list[str] | None:
-        """The shortest way to the goal, where the environment tells its transitions and nothing is left to chance."""
+        """Return the shortest way to the goal if the environment has a deterministic transition table, else None."""
         found = self.scouted("solution", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:
-        """The first move of the script."""
+        """Return the first move of the oracle turns."""
         script = self.script(task)
         return script[0] if script else None
 

@@ -1,4 +1,4 @@
-"""Task folders of Harbor and terminal-bench: a shell in a box of the folder's image, judged by the folder's tests in a fresh box."""
+"""Task folders of Harbor and terminal-bench: a shell in the folder's image; the folder's tests verify the files in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ REFUSED: Mapping[str, str] = {
 
 
 class Harbor(Environment):
-    """Task folders: the policy works in a box with bash, and the tests of the folder decide in a fresh box on the files that it left.
+    """Task folders: the policy works in a sandbox with bash; the folder's tests then verify the resulting files in a fresh sandbox.
 
-    Nothing of the conversation's own box takes part in the verdict: no process, no variable, no file outside of what is collected. What the
-    tests use is the image's own, and every process of theirs has ended before the reward is read. The
-    score is 1 for a reward of 1, else 0, unless `partial` is set. Images are built by the engine at the first use, and kept.
+    Nothing else of the conversation's sandbox affects the verdict: no process, no variable, no other file. The tests
+    use the commands and modules of the image, and all their processes have ended before the reward is read. The
+    score is 1 for a reward of 1, else 0, unless `partial` is set. The engine builds images at the first use, and keeps them.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "harbor", path="my_tasks")                                     # doctest: +SKIP
@@ -68,20 +68,20 @@ class Harbor(Environment):
         """Read the folders.
 
         Args:
-            tools: what the policy may call; at least one of them must run in the box.
-            sandbox: opens the boxes; it must be the docker sandbox, as folders bring images.
+            tools: the tools of the policy; at least one of them must run in the sandbox.
+            sandbox: opens the sessions; it must be the docker sandbox, because folders have images.
             path: a folder of task folders.
-            test: another one, whose tasks are held out; empty: one task in four of `path` is, by its name.
-            turns: how many turns the policy has, calls included.
+            test: another folder, whose tasks are held out; empty: one task in four of `path` is held out, by a hash of its name.
+            turns: the most turns of the policy, turns with tool calls included.
             partial: whether a reward between 0 and 1 is the score; false: it is worth 0.
-            disk_mb: room for the files of a conversation.
-            skip_refused: leave out the folders that cannot be played; by default they are an error.
+            disk_mb: disk space for the files of a conversation.
+            skip_refused: leave out unsupported folders; by default they are an error.
             instruction: a system message.
         """
         self.tools, self.sandbox, self.disk_mb, self.instruction = tuple(tools), sandbox, disk_mb, instruction
         self.max_turns = self.max_turns if turns is None else turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 2:
-            raise ConfigError(f"turns is {turns!r}; at least 2 are needed, a call and the answer")
+            raise ConfigError(f"max_turns is {turns!r}; at least 2 are needed, a call and the answer")
         if isinstance(disk_mb, bool) or not isinstance(disk_mb, int) or not 8 <= disk_mb <= 4096:
             raise ConfigError(f"disk_mb is {disk_mb!r}; a whole number from 8 to 4096 is needed")
         self._folders = {name: _read(where, skip_refused) for name, where in (("", path), ("test", test)) if where}
@@ -96,16 +96,16 @@ class Harbor(Environment):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What of the formats is played, and what is refused."""
+        """List which parts of the formats are supported and which are not."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def size(self, split: str) -> int:
-        """How many folders the split has."""
+        """Return the number of task folders in the split."""
         return len(self._of(split))
 
     def task(self, split: str, index: int) -> Task:
-        """The folder at `index`, by name."""
+        """Return the task of the folder at `index`, ordered by name."""
         rows = self._of(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"harbor has no {split} task {index}; it has 0 to {len(rows) - 1}")
@@ -114,21 +114,21 @@ class Harbor(Environment):
         return Task(f"harbor/{split}/{folder.name}", user(folder.instruction, system=self.instruction), reference, dict(folder.about))
 
     def gold(self, task: Task) -> str:
-        """A word: the files are judged."""
+        """Return a placeholder answer: only the files are verified."""
         return "done"
 
     def script(self, task: Task) -> list[str | Call] | None:
-        """The solution of the folder, if it has one."""
+        """Return the turns that run the folder's solution, or None if it has none."""
         folder = self.tests.folders[task.reference["folder"]]
         return [Call("0.0", "bash", {"command": solving(folder)}), self.gold(task)] if folder.solver else None
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A box from the image of the folder."""
+        """Open a sandbox session from the image of the folder."""
         folder = self.tests.folders[task.reference["folder"]]
         return FolderSession(task, folder, self.tools, sandbox=self.sandbox, disk_mb=self.disk_mb, seed=seed)
 
     def ready(self) -> None:
-        """Start the sandbox, and build every image: a folder whose image cannot be built stops the run before it begins."""
+        """Start the sandbox and build every image, so that a failed build stops the run before it begins."""
         super().ready()
         for folder in self.tests.folders.values():
             prepared(folder)
@@ -151,7 +151,7 @@ class Harbor(Environment):
 
 
 def held_out(name: str) -> bool:
-    """Whether a task is for tests: one in four, by its name.
+    """Return whether a task is held out: one in four, by a hash of its name.
 
     >>> held_out("hello"), held_out("b")
     (False, False)

@@ -17,7 +17,7 @@ NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
 
 
 class HumanEval(Environment):
-    """Complete a function from its signature and docstring. For evaluation: all problems are in the `test` split.
+    """Functions to complete from signature and docstring. For evaluation: all problems are in the `test` split.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "humaneval")              # doctest: +SKIP
@@ -43,7 +43,7 @@ class HumanEval(Environment):
         self._problems: list[dict[str, Any]] = []
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index`, in the published order."""
+        """Return the problem at `index`, in the published order."""
         problems = self._read(split)
         if not 0 <= index < len(problems):
             raise ConfigError(f"humaneval has no problem {index}; it has 0 to {len(problems) - 1}")
@@ -53,11 +53,11 @@ class HumanEval(Environment):
         return Task(f"humaneval/{problem['id']}", prompt, reference, {"solution": problem["solution"]})
 
     def size(self, split: str) -> int:
-        """How many problems there are."""
+        """Return the number of problems."""
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The published solution."""
+        """Return the published solution."""
         return f"```python\n{task.meta['solution']}\n```"
 
     def _read(self, split: str) -> list[dict[str, Any]]:

@@ -22,10 +22,10 @@ REFUSED: Mapping[str, str] = {
 
 
 class InspectTask(Listed):
-    """A task of Inspect: the policy answers wherever its solver would ask a model, and its scorers judge. Only a full score is paid.
+    """A task of Inspect: the policy answers wherever its solver would call a model, and its scorers verify. Only a full score counts.
 
     With `strict`, the last line of the answer must also be one of the targets, up to case, spaces and a leading `ANSWER:`. Inspect's own
-    `match` and `includes` pay for a sentence that denies the target.
+    `match` and `includes` reward a sentence that denies the target.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "inspect_task", task="evals.py:capitals")                      # doctest: +SKIP
@@ -51,18 +51,18 @@ class InspectTask(Listed):
         Args:
             task: `module:function` or `path/to/file.py:function`; the function returns a Task.
             settings: its arguments.
-            strict: whether the answer must also be one of the targets; false where targets are not answers.
-            partial: whether a score between 0 and 1 is paid; false: it is worth 0.
-            turns: how many turns the policy has, for a solver that asks several times.
+            strict: whether the answer must also be one of the targets; false if targets are not answers.
+            partial: whether a score between 0 and 1 is kept; false: it counts as 0.
+            turns: the most turns of the policy, for a solver that asks several times.
             python: the interpreter of an environment that has inspect-ai; empty: this one.
-            limit: at most so many samples, the first ones.
+            limit: use at most this many samples, the first ones.
             instruction: a system message.
         """
         super().__init__()
         if not isinstance(task, str) or not all(task.rpartition(":")[::2]):
             raise ConfigError(f"task is {task!r}; write module:function or path/to/file.py:function")
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 is needed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 is needed")
         self.limit, self.instruction, self.max_turns = limit, instruction, turns
         self.source = f"inspect_task/{task.rpartition(':')[2]}"
         self.settings = {"task": task, "settings": dict(settings or {}), "strict": bool(strict)}
@@ -73,12 +73,12 @@ class InspectTask(Listed):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def gold(self, task: Task) -> str | None:
-        """The target, in a form that is paid in full; None if there is none."""
+        """Return the target in a form that gets the full score; None if there is none."""
         found = self.scouted("gold", number=task.reference["seed"])
         return found if isinstance(found, str) else None
 

@@ -1,6 +1,6 @@
 """Break a secret code in several guesses; after each guess the environment says how many symbols are right.
 
-The world of a conversation is a board. It has no tools: each turn of the policy is a guess.
+Each conversation is a session with the guesses so far. It has no tools: each turn of the policy is a guess.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rlvr.task import Task, user
 from rlvr.turns import Turn
 
 LEAD = r"(?:(?:i|i['’]ll|let me|let['’]s)\s+(?:guess|try|say)|(?:my\s+)?(?:(?:next|last|final)\s+)?(?:guess|answer|code)(?:\s+is)?|is\s+it)"
-"""Words that may stand before a guess."""
+"""Words that may precede a guess."""
 EMPHASIS = re.compile(r"[*_`]{1,3}")
 LONGEST = 200
-"""A longer turn is not read as a guess, unless it declares one in a box or a tag."""
+"""Longest turn in characters that is read as a guess, unless the guess is declared in a box or a tag."""
 LARGEST = 10_000
-"""How many codes there may be: the script of a task goes through them."""
+"""Most possible codes: the oracle turns of a task enumerate them."""
 
 
 class Mastermind(Environment):
-    """Find a code of `length` symbols within `turns` guesses; after each one come two counts, of exact and of misplaced symbols.
+    """Codes of `length` symbols, to find within `max_turns` guesses; each reply counts exact and misplaced symbols.
 
-    With the default settings there are 1,296 codes; ten guesses at random find one conversation's code in 130, a player who always says a
-    code that fits what was answered finds it in about five guesses.
+    With the default settings there are 1,296 codes; ten random guesses find the code in one of 130 conversations, a player who always
+    guesses a code that is consistent with the replies finds it in about five guesses.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "mastermind")
@@ -53,10 +53,10 @@ class Mastermind(Environment):
 
         Args:
             verifier: compares the last guess with the code.
-            length: how many symbols the code has.
-            symbols: what it is made of: letters or digits, each once. There may be at most 10,000 codes.
-            turns: how many guesses are allowed.
-            seed: another seed gives other codes.
+            length: number of symbols of the code.
+            symbols: the alphabet: letters or digits, each once. At most 10,000 codes are possible.
+            turns: the most guesses.
+            seed: another seed gives different codes.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(symbols, str) or not re.fullmatch(r"[A-Za-z0-9]{2,}", symbols) or len(set(symbols.upper())) != len(symbols):
@@ -64,7 +64,7 @@ class Mastermind(Environment):
         if not isinstance(length, int) or length < 2 or len(symbols) ** length > LARGEST:
             raise ConfigError(f"length is {length!r} with {len(symbols)} symbols; allowed: from 2, with at most {LARGEST:,} codes in all")
         if not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 guess must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 guess must be allowed")
         self.verifier, self.length, self.symbols, self.max_turns = verifier, length, symbols.upper(), turns
         self.seed, self.instruction = seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
@@ -72,7 +72,7 @@ class Mastermind(Environment):
         self._guess = re.compile(rf"(?:{LEAD}:?\s+)?({code})\s*[.?!]*", re.IGNORECASE)
 
     def task(self, split: str, index: int) -> Task:
-        """The code at `index`; one code in five is held out, whatever the seed."""
+        """Return the code at `index`; one code in five is held out, for any seed."""
         draw = random.Random(f"mastermind/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             code = "".join(draw.choices(self.symbols, k=self.length))
@@ -82,11 +82,11 @@ class Mastermind(Environment):
         raise ConfigError(f"there is no {split!r} code of {self.length} symbols from {self.symbols}; allow more symbols")
 
     def gold(self, task: Task) -> str:
-        """The code itself, as the first guess."""
+        """Return the code itself, as the first guess."""
         return str(task.reference)
 
     def script(self, task: Task) -> list[str]:
-        """Guesses of a player who always says a code that fits all answers so far, in an order of its own for each task."""
+        """Return the guesses of a player who always guesses a code that is consistent with all replies so far."""
         left = ["".join(code) for code in itertools.product(self.symbols, repeat=self.length)]
         random.Random(task.id).shuffle(left)
         said: list[str] = []
@@ -97,15 +97,15 @@ class Mastermind(Environment):
         return [*said, str(task.reference)]
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A board without a guess. The code is the task's, so `seed` changes nothing."""
+        """Open a game without guesses. The code is part of the task, so `seed` is ignored."""
         return Board(self, task)
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """The code of the last guess; without one, all of the last turn."""
+        """Return the code of the last guess, or the whole last turn if it is not a guess."""
         return (self.guess_in(said[-1]) or said[-1]) if said else ""
 
     def guess_in(self, text: str) -> str | None:
-        """The code that a turn guesses; None if it is not a guess, or holds more than one."""
+        """Parse the code that a turn guesses; None if it is not a guess, or has more than one."""
         found = find(text)
         said = found.text if found.text is not None else text
         form = self._guess.fullmatch(EMPHASIS.sub("", said).strip(" \n$")) if len(said) <= LONGEST else None
@@ -119,11 +119,7 @@ class Mastermind(Environment):
 
 
 class Board(Session):
-    """The guesses of one conversation.
-
-    >>> Board(environment, task).hear(Turn("AABB")).messages                                # doctest: +SKIP
-    ({'role': 'user', 'content': '1 exact, 1 misplaced'},)
-    """
+    """Session of one game: the guesses so far and their counts."""
 
     def __init__(self, environment: Mastermind, task: Task) -> None:
         self.environment, self.task = environment, task
@@ -131,7 +127,7 @@ class Board(Session):
         """Each guess with its two counts."""
 
     def hear(self, turn: Turn) -> Heard | None:
-        """Put a guess on the board and answer it; None once the code is found."""
+        """Record a guess and reply with its counts; None once the code is found."""
         guess = self.environment.guess_in(turn.text)
         if guess is None:
             form = f"write one code of {self.environment.length} symbols out of {', '.join(self.environment.symbols)}"
@@ -143,16 +139,16 @@ class Board(Session):
         return Heard(({"role": "user", "content": f"{exact} exact, {misplaced} misplaced"},))
 
     def answer(self, turns: Sequence[Turn]) -> str:
-        """The last guess."""
+        """Return the last guess."""
         return self.environment.answer(self.task, [turn.text for turn in turns])
 
     def evidence(self) -> Mapping[str, Any]:
-        """The board, for the record."""
+        """Return all guesses with their counts, for the record."""
         return {"guesses": self.guesses}
 
 
 def compared(guess: str, code: str) -> tuple[int, int]:
-    """How many symbols of a guess are exact, and how many others are in the code at another place.
+    """Count the symbols of a guess that are exact, and the others that are in the code at another position.
 
     >>> compared("AABB", "ABBC"), compared("AAAA", "ABBC")
     ((2, 1), (1, 0))

@@ -14,12 +14,12 @@ from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
 LIMITS = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
-"""Problems whose published solution needs more than the default 5 s on a slow machine: 123 tries every divisor of every number to 9999."""
+"""Limits of problems whose published solution may exceed the default 5 s: 123 tries every divisor of every number to 9999."""
 INSTRUCTION = "Write the function `{signature}`. Answer with one fenced block of Python."
 
 
 class MBPP(Environment):
-    """Write a function from a sentence; the assertions are hidden, the prompt gives only the name and the arguments.
+    """Functions to write from a sentence; the prompt gives only the name and the arguments, the assertions are hidden.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "mbpp", path="data/mbpp_sanitized.json")   # doctest: +SKIP
@@ -37,7 +37,7 @@ class MBPP(Environment):
         Args:
             verifier: runs the assertions.
             path: a JSON file of problems {"task_id", "prompt" or "text", "code", "test_list"}; empty downloads the sanitized ones.
-            shown: how many of the assertions the prompt shows. They are still tests, so with more than 0 an answer can copy them.
+            shown: number of assertions that the prompt shows. They remain tests, so with more than 0 an answer can copy them.
             instruction: the text after each problem; {signature} is replaced by the name and the arguments.
         """
         if isinstance(shown, bool) or not isinstance(shown, int) or shown < 0:
@@ -47,7 +47,7 @@ class MBPP(Environment):
         self._problems: dict[str, list[dict[str, Any]]] = {}
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index` of the split, in the order of the file."""
+        """Return the problem at `index` of the split, in the order of the file."""
         problems = self._read(split)
         if not 0 <= index < len(problems):
             raise ConfigError(f"mbpp has no {split} problem {index}; it has 0 to {len(problems) - 1}")
@@ -64,11 +64,11 @@ class MBPP(Environment):
         return Task(f"mbpp/{split}/{problem['id']}", user("\n".join(lines)), reference, {"solution": problem["code"]})
 
     def size(self, split: str) -> int:
-        """How many problems the split has."""
+        """Return the number of problems in the split."""
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The published solution."""
+        """Return the published solution."""
         return f"```python\n{task.meta['solution']}\n```"
 
     def _read(self, split: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class MBPP(Environment):
 
 
 def _split(problem: dict[str, Any]) -> str:
-    """The split, computed from the question, so that no question is in both; each gets about half."""
+    """Compute the split from a hash of the question, so that no question is in both; each gets about half."""
     return "test" if hashlib.blake2b(problem["prompt"].encode(), digest_size=1).digest()[0] % 2 else "train"
 
 

@@ -1,4 +1,4 @@
-"""Several environments in one run, each with a weight and its own figures."""
+"""Several environments in one run, each with a weight and its own metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Earned, Fault, Task, Verdict
 
 CYCLE = 100
-"""Weights are rounded to so many parts of a cycle of tasks."""
+"""Longest cycle of tasks; weights are rounded to this resolution."""
 
 
 class Mixture(Environment):
     """The tasks of several environments, in proportion to their weights.
 
-    The tasks come in a fixed cycle: with weights 3 and 1, three of four are from the first. Finite environments begin again when they
-    are through, in training; held-out tasks come once each. Metrics have `reward/NAME`, and the report has the accuracy on each.
+    The tasks come in a fixed cycle: with weights 3 and 1, three of four are from the first. In training, finite environments are
+    repeated; held-out tasks come once each. Metrics have `reward/NAME`, and the report has the accuracy on each.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "mixture", envs={"sums": {"env": "arithmetic", "weight": 3}, "digits": "digit_sum"})
@@ -54,7 +54,7 @@ class Mixture(Environment):
         self._orders = {split: self._order(split) for split in self.splits if split != "train"}
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`: the cycle says from which environment, and its tasks come in their own order."""
+        """Return the task at `index`: the cycle selects the environment, whose tasks come in their own order."""
         if split not in self.splits:
             raise ConfigError(f"mixture has no split {split!r}; {suggest(split, self.splits)}")
         order = self._orders.get(split)
@@ -69,7 +69,7 @@ class Mixture(Environment):
         return Task(f"mixture/{name}/{task.id}{again}", task.prompt, task.reference, {**task.meta, "member": name})
 
     def size(self, split: str) -> int | None:
-        """How many tasks it takes until each environment has posed all of its own; None if one of them never ends."""
+        """Return the number of tasks until every environment has posed all of its tasks; None if one of them is endless."""
         if split in self._orders:
             order = self._orders[split]
             return None if order is None else len(order)
@@ -80,31 +80,31 @@ class Mixture(Environment):
         return len(self.cycle) * max(math.ceil((size or 0) / counts[name]) for name, size in sizes.items())
 
     def gold(self, task: Task) -> str | None:
-        """The gold of its environment."""
+        """Return the gold answer of the task's environment."""
         return self._of(task).gold(task)
 
     def script(self, task: Task) -> Sequence[Any] | None:
-        """The script of its environment."""
+        """Return the oracle turns of the task's environment."""
         return self._of(task).script(task)
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """The session of its environment."""
+        """Open a session of the task's environment."""
         return self._of(task).open(task, seed=seed)
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """The reply of its environment."""
+        """Return the reply of the task's environment."""
         return self._of(task).reply(task, said)
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """What its environment judges."""
+        """Return the text that the task's environment verifies."""
         return self._of(task).answer(task, said)
 
     def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
-        """When its environment says that the score was earned."""
+        """Return the step rewards of the task's environment."""
         return self._of(task).earned(task, said, verdict)
 
     def ready(self) -> None:
-        """Ask every environment."""
+        """Check that every environment works here."""
         for environment in self.inner.values():
             environment.ready()
 
@@ -114,7 +114,7 @@ class Mixture(Environment):
             environment.close()
 
     def _settle(self) -> None:
-        """The limits that fit all of them, and the splits that all have."""
+        """Set the limits to the largest of all environments, and the splits to the common ones."""
         every = list(self.inner.values())
         shared = [split for split in every[0].splits if all(split in environment.splits for environment in every)]
         if not shared:
@@ -131,7 +131,7 @@ class Mixture(Environment):
         self.notes = [f"mixture: {shares}", *(f"{name}: {note}" for name, environment in self.inner.items() for note in environment.notes)]
 
     def _order(self, split: str) -> list[tuple[str, int]] | None:
-        """The held-out tasks, each once; None if they never end."""
+        """Return the order of the held-out tasks, each once; None if they are endless."""
         sizes = {name: environment.size(split) for name, environment in self.inner.items()}
         if any(size is None for size in sizes.values()):
             return None
@@ -146,7 +146,7 @@ class Mixture(Environment):
         return order
 
     def _at(self, index: int) -> tuple[str, int]:
-        """The environment at a position of the cycle, and how many of its tasks came before."""
+        """Return the environment at a position, and the number of its tasks before that position."""
         rounds, place = divmod(index, len(self.cycle))
         name = self.cycle[place]
         return name, rounds * self.cycle.count(name) + self.cycle[:place].count(name)
@@ -156,40 +156,36 @@ class Mixture(Environment):
 
 
 class Shared(Verifier):
-    """The verifiers of a mixture: each judges the tasks of its own environment.
-
-    >>> Shared({"sums": verifier}).needs_reference                                            # doctest: +SKIP
-    True
-    """
+    """The verifiers of a mixture: each verifies the tasks of its own environment."""
 
     def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
-        """Take the verifiers by the names of their environments, which close them."""
+        """Set the verifiers by environment name; their environments close them."""
         self.verifiers = dict(verifiers)
         self.needs_reference = any(verifier.needs_reference for verifier in verifiers.values())
         self.shadows = any(getattr(verifier, "shadows", False) for verifier in verifiers.values())
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Ask the verifier of the task's environment."""
+        """Verify an answer with the verifier of the task's environment."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """The same for a whole conversation."""
+        """Verify a transcript with the verifier of the task's environment."""
         verifier = self._of(task)
         return verifier if isinstance(verifier, Verdict) else verifier.judge(task, transcript)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """The same; a verifier that waits for its verdict holds no thread."""
+        """Start the verification of a transcript; waiting for the verdict needs no thread."""
         verifier = self._of(task)
         return verifier if isinstance(verifier, Verdict) else verifier.begin(task, transcript)
 
     def _of(self, task: Task) -> Verifier | Verdict:
-        """The verifier of a task, or why there is none."""
+        """Return the verifier of a task, or a verdict that says why there is none."""
         wrong = Verdict(None, f"the task {task.id} is of no environment of this mixture", fault=Fault.TASK)
         return self.verifiers.get(str(task.meta.get("member")), wrong)
 
 
 def cycle_of(weights: Mapping[str, float]) -> list[str]:
-    """Names in proportion to their weights, spread evenly.
+    """Build a cycle of names in proportion to their weights, evenly spread.
 
     >>> cycle_of({"a": 2, "b": 1})
     ['a', 'b', 'a']
@@ -207,7 +203,7 @@ def cycle_of(weights: Mapping[str, float]) -> list[str]:
 
 
 def _part(name: str, part: Any) -> tuple[Any, float]:
-    """An environment and its weight."""
+    """Split one entry of `envs` into an environment and its weight."""
     if not isinstance(part, Mapping) or "env" not in part or "name" in part:
         return part, 1.0
     if not name or "/" in name or part.keys() - {"env", "weight"}:

@@ -1,4 +1,4 @@
-"""An environment that an OpenEnv server offers: one WebSocket session for each conversation."""
+"""An environment behind an OpenEnv server: one WebSocket session for each conversation."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ REFUSED: Mapping[str, str] = {
 }
 MOST_BRACKETS = 200
 UNREAD = object()
-"""A text that is no JSON; what it would be as null is an action."""
+"""Result of parsing a text that is not JSON; None cannot be used, because null may be an action."""
 KINDS = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
 class OpenEnv(Games):
     """An environment behind an OpenEnv server. The policy reads the fields of the observation, and never its metadata.
 
-    A connection that fails, a step without an answer in time and a server that is gone end the conversation without a score; it is never
-    continued in another session. An action that the server refuses is told so, and changes nothing.
+    A failed connection, a timed-out step or a lost server ends the conversation without a score; it is never continued in another
+    session. An action that the server refuses gets a message and changes nothing.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "openenv", url="http://127.0.0.1:8000", won=1.0)                # doctest: +SKIP
@@ -65,16 +65,16 @@ class OpenEnv(Games):
         Args:
             url: the address of a server that runs.
             server: or the command that starts one, as a list; `{port}` in it is replaced by a free port of this machine.
-            turns: how many actions the policy has.
-            won: the last reward that wins, which is the highest one that there is: the score is 1 or 0.
+            turns: the most actions.
+            won: the last reward that wins, which must be the highest possible one: the score is 1 or 0.
             scale: [low, high]: the sum of the rewards is mapped to 0 ... 1 instead; by default [0, 1].
             fields: the fields of the observation that are shown; by default all but done, reward and metadata.
-            reset: what else is sent with each reset, beside the seed.
-            step_s: how long a reset or a step may take.
-            told: whether the first observation tells the whole world; then it decides the split, and no world is in two of them.
-            harmless: actions, as JSON objects, that a working server takes without an error. With them, an action that alone breaks a
-                step, again in a new session, scores 0; without them such a step is no score.
-            seed: another seed gives other tasks.
+            reset: further data to send with each reset, besides the seed.
+            step_s: timeout of one reset or step.
+            told: whether the first observation describes the whole initial state; then its hash decides the split.
+            harmless: actions, as JSON objects, that a working server accepts without an error. With them, an action that fails again in
+                a new session, where these do not, scores 0; without them such a step gives no score.
+            seed: another seed gives different tasks.
             instruction: a system message.
         """
         super().__init__()
@@ -85,11 +85,11 @@ class OpenEnv(Games):
         if server and (isinstance(server, str) or not any("{port}" in part for part in server)):
             raise ConfigError(f"server is {server!r}; write a list such as ['python', 'serve.py', '--port', '{{port}}']")
         if won is not None and scale is not None:
-            raise ConfigError("won and scale are both set; a conversation is scored by one of them")
+            raise ConfigError("success_threshold and scale are both set; a conversation is scored by one of them")
         if scale is not None and (len(scale) != 2 or not scale[0] < scale[1]):
             raise ConfigError(f"scale is {scale!r}; write [low, high], such as [-1, 1]")
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 action must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 action must be allowed")
         self.seed, self.instruction, self.max_turns, self.open_worlds = seed, instruction, turns, told
         self.source = f"openenv/{urlsplit(url).netloc or 'local'}"
         self.settings: Mapping[str, Any] = {}
@@ -101,12 +101,12 @@ class OpenEnv(Games):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def scouted(self, what: str, **given: Any) -> Any:
-        """Ask in a session that is closed at once: a server may have few."""
+        """Call a method in a session that is closed at once, because a server may allow few."""
         with self._scouting:
             try:
                 with self.host.open() as world:
@@ -115,11 +115,11 @@ class OpenEnv(Games):
                 raise ConfigError(f"{self.source} cannot be played: {error}") from error
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A session of the server, reset with the task's seed."""
+        """Open a session of the server, reset with the task's seed."""
         return Playing(self, task)
 
     def action(self, text: str) -> dict[str, Any] | None:
-        """The action that a text makes: the field itself if there is one only, else a JSON object."""
+        """Parse an action from a text: the value itself if the action has one field, else a JSON object."""
         fields = self.form()
         said = find(text).text or text.strip()
         if len(fields) == 1:
@@ -134,11 +134,11 @@ class OpenEnv(Games):
         return value if all(_fits(value[name], fields[name]) for name in value) else None
 
     def move(self, text: str) -> dict[str, Any] | None:
-        """The action of a turn."""
+        """Parse the action of a turn."""
         return self.action(text)
 
     def unread(self) -> str:
-        """How an action is written."""
+        """Return a message that says how to write an action."""
         fields = self.form()
         if len(fields) == 1:
             return f"That is no action. Write one value of the kind {next(iter(fields.values())) or 'JSON'}, and nothing else."
@@ -146,7 +146,7 @@ class OpenEnv(Games):
         return f"That is no action. Write a JSON object with the fields {kinds}, and nothing else."
 
     def form(self) -> dict[str, str]:
-        """The fields of an action and their kinds, as the server's schema has them."""
+        """Return the fields of an action with their types, from the server's schema."""
         action = self.host.start().get("action")
         properties = action.get("properties") if isinstance(action, dict) else None
         if not isinstance(properties, dict):
@@ -160,7 +160,7 @@ class OpenEnv(Games):
 
 
 def _parsed(text: str) -> Any:
-    if text.count("[") + text.count("{") > MOST_BRACKETS:  # what can be read so deep need not be written so deep
+    if text.count("[") + text.count("{") > MOST_BRACKETS:  # JSON that can be parsed at this depth may fail to be serialized
         return UNREAD
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""Questions of two or three hops about a small world that exists nowhere else: its passages are found with a search tool."""
+"""Questions of two or three hops about invented entities, whose passages are found with a search tool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SENTENCES = {
     "company": "{name} {trade}. It was founded by {founder}, has its head office in {seat}, and employs {employees}. It buys from {other}.",
     "town": "{name} has {population} inhabitants. The river {river} flows through it. Its mayor is {mayor}. A road leads to {other}.",
 }  # fmt: skip
-"""The passage of each kind of thing. `other` and `moved` lead nowhere."""
+"""Passage template for each kind of entity. `other` and `moved` are distractors."""
 RELATIONS = {
     "author": ("work", "person", "the author of {}", ""),
     "home": ("person", "town", "the town where {} was born", "In which town was {} born?"),
@@ -39,13 +39,13 @@ RELATIONS = {
     "river": ("town", "", "", "Which river flows through {}?"),
     "mayor": ("town", "", "", "Who is the mayor of {}?"),
 }
-"""From what, to what, how it is named in the middle of a question, and how it is asked for."""
+"""Per relation: source kind, target kind, phrase inside a question, and the final question."""
 DRAWS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Something that a passage is about; it has the fields of the tool `search`'s passages.
+    """An entity with its passage; it has the fields of the passages of the tool `search`.
 
     >>> Thing("3", "town", "Brelnal", "Brelnal has 5310 inhabitants.", {"population": "5310"}).title
     'Brelnal'
@@ -64,7 +64,7 @@ class Thing:
 class SearchQa(Environment):
     """A question about invented people, towns, companies and works, as "Who is the mayor of the town where the author of ... was born?"
 
-    Each task has its own passages, one for each thing; no passage holds the question's thing and its answer together.
+    Each task has its own passages, one for each entity; no passage has both the question's entity and the answer.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "search_qa")
@@ -90,23 +90,23 @@ class SearchQa(Environment):
         """Set the difficulty and the limits.
 
         Args:
-            verifier: compares the answer with the right name or number.
-            tools: what the policy may call.
-            hops: how many passages lead to the answer, out of 2 and 3.
-            things: how many passages a task has, from 40 to 400.
-            seed: another seed gives other worlds.
-            max_turns: how many turns the policy has, calls included.
+            verifier: compares the answer with the correct name or number.
+            tools: the tools of the policy.
+            hops: the possible numbers of passages that lead to the answer: 2, 3 or both.
+            things: number of passages of a task, from 40 to 400.
+            seed: another seed gives different entities.
+            max_turns: the most turns of the policy, turns with tool calls included.
             dialect: how calls are written; by default as the model's chat template does.
         """
         if not isinstance(hops, Sequence) or not hops or not set(hops) <= {2, 3}:
             raise ConfigError(f"hops is {hops!r}; it must be a list out of 2 and 3, such as [2]")
         if isinstance(things, bool) or not isinstance(things, int) or not 40 <= things <= 400:
-            raise ConfigError(f"things is {things!r}; it must be a whole number from 40 to 400")
+            raise ConfigError(f"num_entities is {things!r}; it must be a whole number from 40 to 400")
         self.verifier, self.tools, self.dialect, self.max_turns = verifier, tools, dialect, max_turns
         self.hops, self.things, self.seed = tuple(hops), things, seed
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index`; one question in five is held out, whatever the seed."""
+        """Return the question at `index`; one question in five is held out, for any seed."""
         name = f"{split}/{self.seed}.{index}"
         dice = random.Random(f"search_qa/{name}")
         named = world(name, self.things)
@@ -119,46 +119,42 @@ class SearchQa(Environment):
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(f"search_qa/{name}", user(_prompt(question)), answer, {"hops": hops, "path": path, "world": name})
-        raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `things`")
+        raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `num_entities`")
 
     def gold(self, task: Task) -> str:
-        """The name or the number."""
+        """Return the name or the number."""
         return str(task.reference[0])
 
     def script(self, task: Task) -> list[str | Call]:
-        """Search for each thing on the way, and submit the answer."""
+        """Return the searches for each entity on the path, and the submission of the answer."""
         looks = [Call(f"{turn}.0", "search", {"query": title}) for turn, title in enumerate(task.meta["path"])]
         return [*looks, Call(f"{len(looks)}.0", "submit", {"answer": self.gold(task)})]
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """The passages of the task. They never change, so `seed` changes nothing."""
+        """Open a session with the passages of the task. They never change, so `seed` is ignored."""
         return Looking(task, self.tools, sandbox=self.sandbox, seed=seed, things=self.things, inner=Replying(self, task))
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """The answer that the last turn declares, without marks of Markdown; all of the turn if it declares none."""
+        """Return the answer that the last turn declares, without Markdown emphasis; the whole turn if it declares none."""
         last = said[-1] if said else ""
         return (find(last).text or last).strip(" \n*_`")
 
 
 class Looking(ToolSession):
-    """A conversation about one world.
-
-    >>> len(Looking(task, tools, things=60).data()["passages"])                               # doctest: +SKIP
-    60
-    """
+    """Session with the passages of one task."""
 
     def __init__(self, task: Task, tools: Sequence[Tool], *, things: int, **more: Any) -> None:
         super().__init__(task, tools, **more)
         self.things = things
 
     def data(self) -> Mapping[str, Any]:
-        """The passages that can be found."""
+        """Return the passages for the search tool."""
         return {"passages": tuple(world(str(self.task.meta["world"]), self.things).values())}
 
 
 @lru_cache(maxsize=256)
 def world(name: str, count: int) -> dict[str, Thing]:
-    """All things of one world, by their names.
+    """Build all entities of one task, by name.
 
     >>> sorted({thing.kind for thing in world("train/0.0", 60).values()})
     ['company', 'person', 'town', 'work']
@@ -193,7 +189,7 @@ def world(name: str, count: int) -> dict[str, Thing]:
 
 
 def _walk(named: Mapping[str, Thing], hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
-    """A question, the things whose passages lead to its answer, and the answer; None if the way comes back to where it was."""
+    """Draw a question, the path of entities to its answer, and the accepted answers; None if the path has a loop."""
     kind = dice.choice(["work", "person", "company"])
     thing = dice.choice([thing for thing in named.values() if thing.kind == kind])
     path, phrase = [thing.title], thing.title
@@ -216,7 +212,7 @@ def _walk(named: Mapping[str, Thing], hops: int, dice: random.Random) -> tuple[s
 
 
 def _readings(relation: str, answer: str) -> list[str]:
-    """The answer as it may be written."""
+    """Return the accepted spellings of an answer."""
     if answer.isdigit():
         return [answer, f"{int(answer):,}"]
     return (

@@ -1,6 +1,6 @@
 """Work with files in a shell: find, count, sum, extract, sort, deduplicate, rename, change, delete.
 
-Every task has a folder of logs, tables, settings or notes, made from a seed. The final content of the files is judged, or the answer.
+Every task has a generated folder of logs, tables, settings or notes. The final content of the files is verified, or the answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ REGIONS = ("east", "west", "south", "north")
 LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
 ENDING = "Change nothing else. When you have finished, say so."
 READY = "ready"
-"""The answer where only the files are judged: any text is as good."""
+"""Placeholder answer where only the files are verified."""
 
 
 @dataclass(frozen=True)
 class Posed:
-    r"""One task: the question, the files, what is judged, and a command that does it.
+    r"""One task: the question, the initial files, the expected result, and a command that achieves it.
 
     >>> Posed("How many lines has a.txt?", {"a.txt": "1\n"}, "wc -l < a.txt", answers=("1",)).wanted
     {}
@@ -33,10 +33,10 @@ class Posed:
     question: str
     files: Mapping[str, str]
     command: str
-    """Does all of it, in bash. Where there is an answer, it is the last line that this prints."""
+    """A bash command that solves the task; if there is an answer, it is the last line of the output."""
     answers: tuple[str, ...] = ()
     wanted: Mapping[str, str | None] = field(default_factory=dict)
-    """The final content of files; None where nothing may be."""
+    """The expected final content of files; None if the file must not exist."""
     executable: tuple[str, ...] = ()
 
 
@@ -160,10 +160,10 @@ KINDS: Mapping[str, Callable[[random.Random, str], Posed]] = {
 
 
 class Shell(BoxEnvironment):
-    """Tasks on files in a sandbox box, by bash and file tools. The final files are judged, or the answer to a question.
+    """Tasks on files in a sandbox, with bash and file tools. The final files are verified, or the answer to a question.
 
-    Files are read from the box by our side when the conversation ends, and compared with the wanted content. Nothing in the box
-    decides on the score.
+    Files are read from outside when the conversation ends, and compared with the expected content. No program in the sandbox affects
+    the score.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "shell", kinds=["once"], sandbox={"name": "process", "trusted": True})
@@ -179,7 +179,7 @@ class Shell(BoxEnvironment):
     max_new_tokens = 1024
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`. One folder name in five is held out, so that no question is in two splits."""
+        """Return the task at `index`. One folder name in five is held out, so that no question is in two splits."""
         draw = random.Random(f"shell/{self.seed}/{split}/{index}")
         kind = draw.choice(self.kinds)
         root = named(draw, split, lambda: f"{draw.choice(NAMES)}-{draw.randrange(16**4):04x}")
@@ -189,16 +189,16 @@ class Shell(BoxEnvironment):
         return Task(f"shell/{split}/{self.seed}.{index}", user(posed.question, system=self.instruction), reference, meta)
 
     def gold(self, task: Task) -> str:
-        """The answer to a question; where files are judged, a word."""
+        """Return the answer to a question; a placeholder if the files are verified."""
         return str(task.reference.get("answer", [READY])[0])
 
     def script(self, task: Task) -> list[str | Call]:
-        """One command that does it, then the answer."""
+        """Return one command that solves the task, then the answer."""
         command = self._posed(**_kind_and_root(task)).command
         return [Call("0.0", "bash", {"command": command}), self.gold(task)]
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """A box with the files of the task."""
+        """Open a sandbox session with the files of the task."""
         posed = self._posed(**_kind_and_root(task))
         files = {path: text.encode() for path, text in posed.files.items()}
         return BoxSession(task, self.tools, sandbox=self.sandbox, seed=seed, files=files, judged=posed.wanted, executable=posed.executable)
@@ -212,7 +212,7 @@ def _kind_and_root(task: Task) -> dict[str, str]:
 
 
 def _logs(draw: random.Random, root: str) -> dict[str, str]:
-    """Logs in nested folders."""
+    """Draw log files in nested folders."""
     paths = [f"{root}/{folder}{name}.log" for name in draw.sample(NAMES, 4) for folder in [draw.choice(("", "app/", "app/old/"))]]
     return {path: _lines([_event(draw) for _ in range(draw.randint(15, 30))]) for path in paths}
 

@@ -18,12 +18,12 @@ NUMBER = re.compile(r"(?:the answer is:?\s*)?####\s*(-?\d[\d,]*(?:\.\d+)?)\s*", 
 ANSWER = re.compile(r"\**(?:final\s+)?answer\s*:\**\s*\$?(-?\d{1,9})\$?\.?\s*", re.IGNORECASE)
 OFFERED: Mapping[str, tuple[int, str]] = {
     "gsm8k": (1, "the number after #### on the last line"),
-    "gsm8k_multi_turn": (5, "the same, over several turns; only a right number pays, a well-formed wrong one does not"),
+    "gsm8k_multi_turn": (5, "like gsm8k, over several turns; only a correct number is rewarded, a well-formed wrong one is not"),
     "aime": (1, "a whole number after Answer: on the last line"),
 }
 REFUSED: Mapping[str, str] = {
     "lcb": "it runs the answer's code on this machine; use code_contest",
-    "search": "it scores what the search returns together with the answer, so a passage that holds the answer pays; use search_qa",
+    "search": "it scores what the search returns together with the answer, so a passage that holds the answer is rewarded; use search_qa",
     "searchcode": "it runs the answer's code on this machine, and scores what the tools return",
     "text2sql": "it runs the answer's SQL with the rights of this process; use sql",
 }
@@ -32,21 +32,21 @@ FORMS: Mapping[str, tuple[re.Pattern[str], str, str]] = {
     "gsm8k_multi_turn": (NUMBER, "#### {}", "Write the number after ####, alone on the last line."),
     "aime": (ANSWER, "Answer: {}", "Write Answer: and a whole number, alone on the last line."),
 }
-"""For the environments of the package: how the last line must look, and what of it the package gets. It gets nothing else."""
+"""For environments of the package: pattern of the last line, format of the answer passed to the package, and hint to the policy."""
 
 
 class SkyRLGym(Listed):
-    """An environment of skyrl-gym, a row of your data for each task. The score is 1 if the last reward is the full one, else 0.
+    """An environment of skyrl-gym, with a row of your data for each task. The score is 1 if the last reward is the full one, else 0.
 
-    The package runs in a process of its own. For its own environments only the declared answer goes there, so a hedged one, or one
-    in the middle of a sentence, is not paid.
+    The package runs in a process of its own. For its own environments only the declared answer is passed to it, so a hedged answer, or one
+    in the middle of a sentence, is not rewarded.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "skyrl_gym", id="gsm8k", rows="train.jsonl")                   # doctest: +SKIP
     """
 
     choice = "id"
-    """The setting that takes a name of `offered`."""
+    """Name of the setting whose value is a name of the catalog."""
     max_prompt_tokens = 4096
 
     def __init__(
@@ -66,13 +66,13 @@ class SkyRLGym(Listed):
 
         Args:
             id: its name; `rlvr list envs --of skyrl_gym` shows all of the package.
-            rows: a JSONL file; each line has a prompt (a list of messages) and what the environment asks for, such as reward_spec.
+            rows: a JSONL file; each line has a prompt (a list of messages) and the fields that the environment needs, such as reward_spec.
             config: the environment's own configuration.
             imports: a module that registers environments of yours; it is imported in the process of the package.
-            turns: how many turns the policy has.
-            won: the last reward that wins, which is the highest one that there is.
+            turns: the most turns of the policy.
+            won: the last reward that wins, which must be the highest possible one.
             python: the interpreter of an environment that has skyrl-gym; empty: this one.
-            limit: at most so many rows, the first ones.
+            limit: use at most this many rows, the first ones.
             instruction: a system message.
         """
         super().__init__()
@@ -85,46 +85,46 @@ class SkyRLGym(Listed):
         self.reference = {"won": won, "most": won}
         self.max_turns = (OFFERED[id][0] if id in OFFERED else 8) if turns is None else turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 is needed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 is needed")
         self.max_new_tokens = 512 * self.max_turns
         self.harmless = ["#### 0"] if id.startswith("gsm8k") else ["Answer: 0"]
         self.host = Host("rlvr.envs._worlds.skyrl:Rows", extra="skyrl_gym", call_s=20.0, python=python)
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, (_, why) in OFFERED.items()]
         rows.append({"name": "your own", "offered": "yours", "why": "with imports, the module that registers it"})
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def ready(self) -> None:
-        """Start the process, and compare the version with the one that was examined."""
+        """Start the process, and check that the tested version is installed."""
         about = self.host.start()
         if about["version"] != VERSION:
             raise ConfigError(f"skyrl-gym {about['version']} is installed, {VERSION} is needed: pip install skyrl-gym=={VERSION}")
 
     def gold(self, task: Task) -> str | None:
-        """The right answer in its form, where the row has it."""
+        """Return the gold answer in its required form if the row has one, else None."""
         found = self.scouted("truth", number=task.reference["seed"])
         return FORMS[self.id][1].format(found) if found is not None and self.id in FORMS else None
 
     def move(self, text: str) -> str | None:
-        """What the package gets of a turn."""
+        """Parse the answer of a turn that is passed to the package."""
         if self.id not in FORMS:
             return super().move(text)
         pattern, form, _ = FORMS[self.id]
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         said = [found[1].replace(",", "") for line in lines if (found := pattern.fullmatch(line))]
-        one = len(set(said)) == 1 and pattern.fullmatch(lines[-1]) is not None  # two answers are none
+        one = len(set(said)) == 1 and pattern.fullmatch(lines[-1]) is not None  # two different answers count as none
         return form.format(said[0]) if one else None
 
     def unread(self) -> str:
-        """How an answer is written."""
+        """Return a message that says how to write an answer."""
         return FORMS[self.id][2] if self.id in FORMS else super().unread()
 
 
 def _checked(where: str) -> str:
-    """The path of a file with rows. ConfigError names the first line that cannot be used."""
+    """Check a file of rows and return its absolute path. ConfigError names the first invalid line."""
     path = Path(where).expanduser()
     if not where or not path.is_file():
         raise ConfigError(f"rows is {where!r}; give a JSONL file, each line with a prompt and a reward_spec")

@@ -1,4 +1,4 @@
-"""Questions about a database: look at it with a tool, and answer with a query that is right on other databases too."""
+"""Questions about a database: inspect it with a tool, and answer with a query that is also correct on other databases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlvr.task import Task, user
 from rlvr.turns import Call
 
 DRAWS = 200
-"""How many databases are drawn at most, to find some on which the question is a good one."""
+"""Most databases drawn to find some on which the question is unambiguous."""
 
 
 class Sql(Environment):
     """A question in words about a small SQLite database. The answer is one SQL query.
 
-    The policy reads the database with the tool `sql`. Its query is judged on other databases with the same tables and other rows, so that
-    the rows of this one, written as a query, score 0. The questions count, sum, join, group, sort, and look for dates and absent rows.
+    The policy reads the database with the tool `sql`. Its query is verified on other databases with the same tables and other rows, so
+    that the rows of this one, written as a query, score 0. The questions count, sum, join, group, sort, and look for dates and absent rows.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "sql")
@@ -52,13 +52,13 @@ class Sql(Environment):
         """Set the difficulty and the limits.
 
         Args:
-            verifier: compares the rows of the query with those of the right one.
-            tools: what the policy may call.
+            verifier: compares the rows of the query with those of the correct one.
+            tools: the tools of the policy.
             kinds: the kinds of questions: count, sum, who, group, top, dates, absent.
-            tables: how many tables the databases have, out of 2, 3 and 4.
-            hidden: on how many other databases the query is judged.
-            seed: another seed gives other questions.
-            max_turns: how many turns the policy has, calls included.
+            tables: the possible numbers of tables of a database, out of 2, 3 and 4.
+            hidden: number of other databases on which the query is verified.
+            seed: another seed gives different questions.
+            max_turns: the most turns of the policy, turns with tool calls included.
             dialect: how calls are written; by default as the model's chat template does.
         """
         if isinstance(kinds, str) or not kinds:
@@ -73,7 +73,7 @@ class Sql(Environment):
         self.kinds, self.tables, self.hidden, self.seed = tuple(kinds), tuple(tables), hidden, seed
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index`; one question in five is held out, whatever the seed."""
+        """Return the question at `index`; one question in five is held out, for any seed."""
         dice = random.Random(f"sql/{self.seed}/{split}/{index}")
         for _ in range(DRAWS):
             layout = Layout(dice.choice(DOMAINS), dice.choice(self.tables))
@@ -87,28 +87,24 @@ class Sql(Environment):
         raise ConfigError(f"there is no question of the kinds {list(self.kinds)} in {split!r}; allow more kinds")
 
     def gold(self, task: Task) -> str:
-        """The right query."""
+        """Return the correct query."""
         return str(task.reference["query"])
 
     def script(self, task: Task) -> list[str | Call]:
-        """Read the schema, try the query, submit it."""
+        """Return the turns that read the schema, try the query, and submit it."""
         schema = Call("0.0", "sql", {"query": "SELECT sql FROM sqlite_schema"})
         return [schema, Call("1.0", "sql", {"query": self.gold(task)}), Call("2.0", "submit", {"answer": self.gold(task)})]
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """The database of the task, for this conversation. It can only be read, so `seed` changes nothing."""
+        """Open a session with the database of the task. It is read-only, so `seed` is ignored."""
         return Reading(task, self.tools, sandbox=self.sandbox, seed=seed)
 
 
 class Reading(ToolSession):
-    """A conversation about one database.
-
-    >>> Reading(task, tools).data()["script"][:12]                                            # doctest: +SKIP
-    'CREATE TABLE'
-    """
+    """Session with the database of one task."""
 
     def data(self) -> Mapping[str, Any]:
-        """The script of the database that the policy may read: never one that it is judged on."""
+        """Return the script of the database that the policy may read, which is never one used for verification."""
         return {"script": self.task.meta["script"]}
 
 
@@ -121,7 +117,7 @@ def _prompt(asked: Asked) -> str:
 
 
 def _databases(layout: Layout, asked: Asked, hidden: int, seed: float) -> list[str]:
-    """Databases on which the query gives rows, all different, and no wrong query gives the same."""
+    """Draw databases on which the correct query gives different rows each time, and no wrong query gives the same rows."""
     dice = random.Random(seed)
     found: list[str] = []
     seen: list[list[Any]] = []
@@ -132,12 +128,12 @@ def _databases(layout: Layout, asked: Asked, hidden: int, seed: float) -> list[s
             found.append(script)
         if len(found) == hidden + 1:
             return found
-    raise ConfigError(f"no {hidden + 1} databases tell the right query of {asked.text!r} from wrong ones; lower `hidden`")
+    raise ConfigError(f"no {hidden + 1} databases distinguish the correct query of {asked.text!r} from wrong ones; lower `hidden`")
 
 
 @lru_cache(maxsize=1024)
 def _telling(script: str, asked: Asked) -> list[Any]:
-    """The rows of the right query; none if a wrong one gives the same, if two orders are right, or if a value is missing."""
+    """Return the rows of the correct query; none if a wrong query gives the same, the order is ambiguous, or a value is missing."""
     connection = sqlite3.connect(":memory:")
     try:
         connection.executescript(script)

@@ -1,4 +1,4 @@
-"""The games of TextArena that work offline: puzzles for one player, and games for two against an opponent of ours."""
+"""The games of TextArena that work offline: puzzles for one player, and two-player games against a random opponent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALONE: Mapping[str, int] = {
     "ThreeCardMonte": 12,
     "TowerOfHanoi": 30,
 }
-"""Games for one player, and how many turns the policy has."""
+"""Games for one player, with the number of turns of the policy."""
 AGAINST: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ConnectFour": (24, tuple(f"[{column}]" for column in range(7))),
     "KuhnPoker": (24, ("[check]", "[bet]", "[call]", "[fold]")),
@@ -45,16 +45,16 @@ AGAINST: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "UltimateTicTacToe": (44, tuple(f"[{board} {row} {column}]" for board in range(9) for row in range(3) for column in range(3))),
     "WildTicTacToe": (6, tuple(f"[{mark} {cell}]" for mark in "XO" for cell in range(9))),
 }
-"""Games for two, how many turns the policy has, and what the opponent may say: it takes one of those that are legal, at random."""
+"""Two-player games, with the number of turns of the policy and the opponent's moves: it plays a random legal one."""
 REFUSED: Mapping[str, str] = {
     "Blackjack": "its reward is the share of hands won, so no game is won",
     "Game2048": "nothing is won within a reasonable number of moves",
     "MarketEntryGame": "it does not end within a deadline",
-    "PegJump": "it pays before the first move",
+    "PegJump": "it gives a reward before the first move",
     "PublicGoodsGame": "it does not end within a deadline",
     "QuantumTicTacToe": "one player plays both sides",
     "SpiteAndMalice": "one player plays both sides",
-    **dict.fromkeys(("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions"), "it asks a model behind an API"),
+    **dict.fromkeys(("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions"), "it calls a model behind an API"),
     **dict.fromkeys(
         ("Codenames", "DontSayIt", "Hangman", "LetterAuction", "WordChains", "WordLadder", "WordSearch", "Wordle"),
         "it downloads word lists when it is imported",
@@ -68,21 +68,16 @@ REFUSED: Mapping[str, str] = {
 MOVE = re.compile(
     r"(?:(?:my\s+)?(?:next\s+|final\s+)?(?:move|guess|action|answer)(?:\s+is)?\s*:?\s*)?(\[[^\[\]]{1,80}\])[.!]?", re.IGNORECASE
 )
-"""The last line of a turn that makes a move. A move within a sentence may be one that is denied or compared."""
+"""The last line of a turn that makes a move. A move inside a sentence may be denied or compared, so it does not count."""
 TOLD = ("GuessTheNumber", "Mastermind", "TowerOfHanoi")
-"""Games whose state tells how they are won."""
+"""Games whose state reveals a winning solution."""
 SAME = ("TowerOfHanoi",)
-"""Games that are the same with every seed."""
+"""Games that do not depend on the seed."""
 HARMLESS = ("[0]", "[1]", "[5]", "[0 0]", "[A B]", "")
 
 
 class Board:
-    """One game of TextArena, on the far side of `_host`. The policy is player 0.
-
-    >>> board = Board(game="TowerOfHanoi", variant="", moves=[])                             # doctest: +SKIP
-    >>> board.begin(seed=3); board.act("[A C]")                                              # doctest: +SKIP
-    {'text': 'You moved disk 1 from A to C. ...', 'rewards': [], 'over': False}
-    """
+    """Worker class of `textarena`: one game of TextArena. The policy is player 0."""
 
     def __init__(self, *, game: str, variant: str, moves: list[str]) -> None:
         self.arena = importlib.import_module("textarena")
@@ -92,11 +87,11 @@ class Board:
 
     @staticmethod
     def prepare() -> Any:
-        """Import the package, and say which version it is."""
+        """Import the package and return its version."""
         return {"version": version_of("textarena", importlib.import_module("textarena"))}
 
     def begin(self, seed: int) -> str:
-        """Start a new game; some draw when they are made, others when they are reset."""
+        """Start a new game; some games draw random numbers when created, others when reset."""
         random.seed(seed)
         self.env = self.arena.make(self.id)
         self.env.reset(num_players=self.players, seed=seed)
@@ -105,17 +100,17 @@ class Board:
         return self._new() if not done else "The game is over before it begins."
 
     def act(self, move: str) -> dict[str, Any]:
-        """The policy's move, and those of the opponent after it."""
+        """Play the policy's move, and the opponent's moves after it."""
         done, _ = self.env.step(move)
         done = bool(done) or self._others()
         if not done:
             return {"text": self._new(), "rewards": [], "over": False}
         rewards, info = self.env.close()
-        foul = bool(info.get(0, {}).get("invalid_move"))  # some games then give a text for a reward: it is lost, whatever they give
+        foul = bool(info.get(0, {}).get("invalid_move"))  # some games then return a text as reward: the game counts as lost
         return {"text": str(info.get(0, {}).get("reason") or ""), "rewards": [0 if foul else (rewards or {}).get(0)], "over": True}
 
     def solution(self, seed: int) -> list[str] | None:
-        """The moves of a game that is won, for the few games that tell their secret."""
+        """Return winning moves, for the few games whose state reveals the secret; else None."""
         self.begin(seed)
         state = self.env.state.game_state
         if "game_number" in state:
@@ -127,7 +122,7 @@ class Board:
         return None
 
     def _others(self) -> bool:
-        """Moves of the opponent until the policy is asked; whether the game is over. It tries each move in a copy first."""
+        """Play the opponent until it is the policy's turn; return whether the game is over. Each move is tried in a copy first."""
         for _ in range(100):
             if not self.moves or self.env.state.current_player_id == 0 or self.env.state.done:
                 return bool(self.env.state.done)
@@ -150,7 +145,7 @@ class Board:
         return not fouls and not state.game_info[player].get("invalid_move")
 
     def _new(self) -> str:
-        """What the policy has not read yet, without its own words. Some games record those with their fields swapped."""
+        """Return the text that the policy has not read yet, without its own text, which some games record with swapped fields."""
         _, seen = self.env.get_observation()
         return "\n".join(text for who, text, _ in seen if type(who) is int and who != 0 and isinstance(text, str)).strip()
 
@@ -162,11 +157,10 @@ def _hanoi(disks: int, begin: str, end: str, spare: str) -> list[str]:
 
 
 class TextArena(Games):
-    """A game of TextArena, one move a turn, in brackets as the game asks for it. The score is 1 if it is won, else 0.
+    """A game of TextArena, one move per turn, in brackets as the game asks for it. The score is 1 if the game is won, else 0.
 
-    The move stands alone on the last line of a turn, and the game, which runs in a process of its own, gets nothing else. Two invalid moves
-    in a row lose, as there. Games for two are played against an opponent that chooses among the legal moves at random, from the
-    seed of the task.
+    The move is alone on the last line of a turn, and only the move is passed to the game, which runs in a process of its own. Two invalid
+    moves in a row lose, as in TextArena. In two-player games the opponent plays random legal moves, seeded by the task.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "textarena", game="TicTacToe")                                # doctest: +SKIP
@@ -175,7 +169,7 @@ class TextArena(Games):
     """
 
     choice = "game"
-    """The setting that takes a name of `offered`."""
+    """Name of the setting whose value is a name of the catalog."""
     max_prompt_tokens = 8192
     open_worlds = False
     harmless = HARMLESS
@@ -188,8 +182,8 @@ class TextArena(Games):
         Args:
             game: its name; `rlvr list envs --of textarena` shows all.
             variant: one of TextArena's own, such as hardcore; empty: the plain game.
-            turns: how many turns the policy has.
-            seed: another seed gives other games.
+            turns: the most turns of the policy.
+            seed: another seed gives different games.
             instruction: a system message.
         """
         super().__init__()
@@ -204,7 +198,7 @@ class TextArena(Games):
         self.reference = {"won": 1.0, "most": 1.0}
         self.max_turns = usual if turns is None else turns
         if not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 move must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 move must be allowed")
         self.max_new_tokens = 32 * self.max_turns
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
         if game in SAME:
@@ -213,38 +207,38 @@ class TextArena(Games):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": f"one player, {turns} turns"} for name, turns in ALONE.items()]
         rows += [{"name": name, "offered": "yes", "why": f"against a random opponent, {row[0]} turns"} for name, row in AGAINST.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(REFUSED.items())]
 
     def ready(self) -> None:
-        """Start the process, and compare the version with the one that the tables of this file were made with."""
+        """Start the process, and check that the version is the one that the tables of this file were made with."""
         about = self.host.start()
         if about["version"] != VERSION:
             raise ConfigError(f"textarena {about['version']} is installed, {VERSION} is needed: pip install textarena=={VERSION}")
 
     def size(self, split: str) -> int | None:
-        """One task where all games are the same."""
+        """Return 1 if the game does not depend on the seed, else None."""
         return 1 if self.game in SAME else None
 
     def move(self, text: str) -> str | None:
-        """The move in brackets that is the last line of the turn."""
+        """Parse the move in brackets on the last line of the turn; None if there is none."""
         form = MOVE.fullmatch(text.rstrip().rpartition("\n")[2].strip().strip("*_`").strip())
         return form[1] if form else None
 
     def script(self, task: Task) -> list[str] | None:
-        """The moves of a game that is won, for TowerOfHanoi, GuessTheNumber and Mastermind."""
+        """Return winning moves, for TowerOfHanoi, GuessTheNumber and Mastermind; else None."""
         found = self.scouted("solution", seed=task.reference["seed"]) if self.game in TOLD else None
         return list(found) if found else None
 
     def gold(self, task: Task) -> str | None:
-        """The first move of the script."""
+        """Return the first move of the oracle turns."""
         script = self.script(task)
         return script[0] if script else None
 
     def unread(self) -> str:
-        """How a move is written."""
+        """Return a message that says how to write a move."""
         return "That is no move. Write one move in square brackets, as the game asks for it, alone on the last line."
 
 

@@ -1,4 +1,4 @@
-"""Text adventures that TextWorld makes from a seed: rooms, things, a goal, and commands in words."""
+"""Text adventures that TextWorld generates from a seed: rooms, objects, a goal, and commands in words."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COMMAND = re.compile(r"(?:(?:command|action)\s*:\s*|>\s*)?([a-z][a-z0-9 '-]{0,80
 
 
 class TextWorld(Games):
-    """A text adventure, one command a turn. The score is 1 if the goal is reached, else 0.
+    """A text adventure, one command per turn. The score is 1 if the goal is reached, else 0.
 
-    The command stands alone on the last line of a turn, or is declared as the answer. Games are made and run in a process of their own;
-    each is deterministic, made from the task's seed.
+    The command is alone on the last line of a turn, or is declared as the answer. Games are generated and run in a process of their own;
+    each is deterministic, given the task's seed.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "textworld", options={"quest_length": 2})                      # doctest: +SKIP
@@ -49,9 +49,9 @@ class TextWorld(Games):
 
         Args:
             options: nb_rooms, nb_objects and quest_length, whole numbers above 0.
-            turns: how many commands the policy has.
+            turns: the most commands.
             python: the interpreter of an environment that has textworld; empty: this one.
-            seed: another seed gives other adventures.
+            seed: another seed gives different adventures.
             instruction: a system message.
         """
         super().__init__()
@@ -63,7 +63,7 @@ class TextWorld(Games):
                 raise ConfigError(f"options {name} is {value!r}; a whole number from 1 to 50 is needed")
         self.max_turns = 24 if turns is None else turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError(f"turns is {turns!r}; at least 1 command must be allowed")
+            raise ConfigError(f"max_turns is {turns!r}; at least 1 command must be allowed")
         self.seed, self.instruction, self.source = seed, instruction, "textworld"
         self.settings = {"options": options}
         self.reference = {"won": 1.0, "most": 1.0}
@@ -73,34 +73,34 @@ class TextWorld(Games):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         made = {"name": "adventures", "offered": "yes", "why": "a new house for each task; options nb_rooms, nb_objects, quest_length"}
         return [made, *({"name": name, "offered": "no", "why": why} for name, why in REFUSED.items())]
 
     def ready(self) -> None:
-        """Start the process, and compare the version with the one that was examined."""
+        """Start the process, and check that the tested version is installed."""
         about = self.host.start()
         if about["version"] != VERSION:
             raise ConfigError(f"textworld {about['version']} is installed, {VERSION} is needed: pip install textworld=={VERSION}")
 
     def move(self, text: str) -> str | None:
-        """The command on the last line, or the one that is declared."""
+        """Parse the command that is declared, or else the last line; None if there is none."""
         found = find(text)
         line = found.text if found.text is not None else text.rstrip().rpartition("\n")[2]
         form = COMMAND.fullmatch(line.strip().strip("*_`").strip())
         return form[1].lower().strip() if form else None
 
     def unread(self) -> str:
-        """How a command is written."""
+        """Return a message that says how to write a command."""
         return "That is no command. Write one command, such as look, alone on the last line."
 
     def script(self, task: Task) -> list[str] | None:
-        """The commands that win."""
+        """Return the commands that win, if there are at most `max_turns`; else None."""
         found = self.scouted("solution", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:
-        """The first command of the script."""
+        """Return the first command of the oracle turns."""
         script = self.script(task)
         return script[0] if script else None
 

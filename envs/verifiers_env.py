@@ -1,4 +1,4 @@
-"""Tasksets written for verifiers, and environments of its older interface: questions and rewards, judged in a process of their own."""
+"""Tasksets written for verifiers, and environments of its older interface; their rewards run in a process of their own."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ REFUSED: Mapping[str, str] = {
 
 
 class VerifiersEnv(Listed):
-    """A taskset of verifiers, or an environment of its older interface. The score is 1 if the rewards are the most that can be had, else 0.
+    """A taskset of verifiers, or an environment of its older interface. The score is 1 if the rewards reach their maximum, else 0.
 
-    The package and the taskset run in a process of their own, with a deadline; the taskset is loaded there once. A reward that raises, is
-    missing, or is not a number from 0 to 1 is no score; where the package itself counts it as nothing, this does not.
+    The package and the taskset run in a process of their own, with a timeout; the taskset is loaded there once. A reward that raises, is
+    missing, or is not a number from 0 to 1 gives no score, even where the package itself counts it as 0.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "verifiers_env", id="my-taskset")                              # doctest: +SKIP
@@ -57,18 +57,18 @@ class VerifiersEnv(Listed):
             id: its id; for v0 the name of the module that has `load_environment`. It must be installed already, nothing is downloaded.
             interface: v1 (verifiers 0.4) or v0 (verifiers 0.3).
             settings: the fields of its own configuration; for v0 the arguments of `load_environment`.
-            partial: whether a share of the rewards is the score; false: it is worth 0.
+            partial: whether a part of the maximum is the score; false: it counts as 0.
             python: the interpreter of an environment that has verifiers and the taskset; empty: this one.
-            limit: at most so many tasks, the first ones.
-            turns: how many turns the policy has; one for v1.
-            score_s: how long the scoring of one answer may take.
+            limit: use at most this many tasks, the first ones.
+            turns: the most turns of the policy; one for v1.
+            score_s: timeout for scoring one answer.
             instruction: a system message.
         """
         super().__init__()
         if not isinstance(id, str) or not id:
             raise ConfigError(f"id is {id!r}; give the id of an installed taskset")
         if isinstance(score_s, bool) or not isinstance(score_s, int | float) or not 0 < score_s < 86_400:
-            raise ConfigError(f"score_s is {score_s!r}; a number of seconds above 0 is needed")
+            raise ConfigError(f"score_timeout_s is {score_s!r}; a number of seconds above 0 is needed")
         if interface not in WORLDS:
             raise ConfigError(f"interface is {interface!r}; allowed: {', '.join(WORLDS)}")
         self.max_turns = (1 if interface == "v1" else 8) if turns is None else turns
@@ -77,7 +77,7 @@ class VerifiersEnv(Listed):
             or not isinstance(self.max_turns, int)
             or not 1 <= self.max_turns <= (1000, 1)[interface == "v1"]
         ):
-            raise ConfigError(f"turns is {turns!r}; {'a taskset of v1 has one' if interface == 'v1' else 'at least 1 is needed'}")
+            raise ConfigError(f"max_turns is {turns!r}; {'a taskset of v1 has one' if interface == 'v1' else 'at least 1 is needed'}")
         self.interface = interface
         self.id, self.limit, self.instruction, self.source = id, limit, instruction, f"verifiers_env/{id}"
         self.settings = {"id": id, "settings": dict(settings or {})}
@@ -87,7 +87,7 @@ class VerifiersEnv(Listed):
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
-        """What is offered and what is refused, and why."""
+        """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
@@ -102,7 +102,7 @@ class VerifiersEnv(Listed):
         self.numbers("train")
 
     def gold(self, task: Task) -> str | None:
-        """What the row of an environment of v0 says is the answer; None for tasksets, which do not say."""
+        """Return the answer in the row of a v0 environment; None for tasksets, which have none."""
         found = self.scouted("truth", number=task.reference["seed"]) if self.interface == "v0" else None
         return found if isinstance(found, str) else None
 

@@ -1,6 +1,6 @@
 """Any environment, with tools: `{name: with_tools, env: gsm8k, tools: [python], max_turns: 6}`.
 
-The same is written shorter as settings of the environment itself: `{name: gsm8k, tools: [python], max_turns: 6}`.
+Shorter, as settings of the environment itself: `{name: gsm8k, tools: [python], max_turns: 6}`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rlvr.turns import Turn
 class WithTools(Environment):
     """The tasks and the verifier of another environment; the policy may call tools before it answers.
 
-    A turn without calls goes to the other environment: for a question it is the answer, in a conversation the next move. `tools: []` is the
-    same environment without tools.
+    A turn without calls goes to the wrapped environment: it is the answer to a question, or the next turn of a conversation. `tools: []`
+    adds no tools.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "with_tools", env="arithmetic", tools=["calculator"])
@@ -43,8 +43,8 @@ class WithTools(Environment):
 
         Args:
             env: the environment that poses the tasks.
-            tools: what the policy may call; `rlvr list tools` shows all.
-            sandbox: where tools run that need a box; it is built only if there are such tools.
+            tools: the tools of the policy; `rlvr list tools` shows all.
+            sandbox: runs the tools that need a sandbox; it is built only if there are such tools.
             max_turns: how many turns the policy has, calls included; by default five more than the environment has.
             max_new_tokens: how many tokens the policy may write in all turns together; by default twice as many as the environment allows.
             dialect: how calls are written; by default as the model's chat template does.
@@ -58,28 +58,28 @@ class WithTools(Environment):
         self.max_new_tokens = env.max_new_tokens * (2 if tools else 1) if max_new_tokens is None else max_new_tokens
 
     def task(self, split: str, index: int) -> Task:
-        """The task of the other environment."""
+        """Return the task of the wrapped environment."""
         return self.env.task(split, index)
 
     def size(self, split: str) -> int | None:
-        """How many tasks it has."""
+        """Return the number of tasks of the wrapped environment."""
         return self.env.size(split)
 
     def gold(self, task: Task) -> str | None:
-        """Its gold answer, which calls nothing."""
+        """Return the gold answer of the wrapped environment, which calls no tools."""
         return self.env.gold(task)
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """Its session, with the tools."""
+        """Open a session of the wrapped environment, with the tools."""
         inner = self.env.open(task, seed=seed)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=inner) if self.tools else inner
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """What it judges."""
+        """Return the text that the wrapped environment verifies."""
         return self.env.answer(task, said)
 
     def earned_in(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[Earned]:
-        """When a score was earned: the other environment counts only the turns that went to it, those without calls."""
+        """Return the step rewards; the wrapped environment sees only the turns without calls, so their turn numbers are mapped back."""
         heard = [place for place, turn in enumerate(turns) if not turn.pending]
         places = heard if self.env.max_turns > 1 else [len(turns) - 1]
         found = self.env.earned(task, [turns[place].text for place in places], verdict)

@@ -1,7 +1,7 @@
-"""Episode: one trajectory as aligned token lists, the record that goes from the environment to the learner.
+"""Episode: one trajectory as aligned token lists, passed from the rollout to the learner.
 
-There is no split into prompt and completion: `acted` says which tokens the policy chose, so a conversation of many
-turns needs nothing more. Advantages are not a field; an algorithm computes them from a group of episodes.
+There is no split into prompt and completion: `action_mask` marks the tokens that the policy generated, also in conversations of many
+turns. Advantages are not a field; an algorithm computes them from a group of episodes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from rlvr.task import Verdict
 
 ABOVE_ZERO = 1e-6
-"""How far above 0 rounding errors may put a log-probability."""
+"""The largest positive log-probability that is accepted as a rounding error."""
 
 
 class End(StrEnum):
@@ -25,7 +25,7 @@ class End(StrEnum):
     TRUNCATED = "truncated"
     """A limit on tokens or turns was reached first."""
     FAILED = "failed"
-    """The infrastructure failed. No score; never trained on, never counted as wrong."""
+    """The infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,21 @@ class Episode:
 
     task_id: str
     group: str
-    """Shared by the answers to the same task in the same step."""
+    """The id of the group: the completions of one task in one step."""
     tokens: list[int]
     acted: list[bool]
-    """True where the policy chose the token; only these tokens train."""
+    """True where the policy generated the token; only these tokens are trained on."""
     logprobs: list[float]
-    """The sampler's log-probability of each acted token under its sampling distribution; 0.0 elsewhere."""
+    """The sampler's log-probability of each policy token under its sampling distribution; 0.0 elsewhere."""
     rewards: list[float]
-    """Per token. The score of a final verdict is on the last acted token."""
+    """The reward of each token. A score without step rewards is on the last policy token."""
     end: End
     policy_version: int = 0
-    """The version of the weights that sampled its tokens: a whole batch is sampled by one version.
-    -1: not sampled by a policy (a gold solution); its log-probabilities mean nothing."""
+    """The version of the weights that sampled the tokens; a whole batch is sampled by one version.
+    -1: not sampled by a policy (a gold solution); the log-probabilities are meaningless."""
     verdict: Verdict | None = None
     text: str = ""
-    """The policy's text, decoded once: the text that was judged."""
+    """The decoded text of the policy that was verified."""
     turns: int = 1
     error: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
@@ -69,19 +69,19 @@ class Episode:
                 raise self._mistake()
 
     def _mistake(self) -> ValueError:
-        """The error that says what is wrong with these lists."""
+        """Build the error that describes the inconsistency of the lists."""
         whose, lists = f"episode of {self.task_id!r}", ("tokens", "acted", "logprobs", "rewards")
         lengths = {name: len(getattr(self, name)) for name in lists}
         if len(set(lengths.values())) > 1:
             return ValueError(f"{whose}: {lengths}; all lists must have the same length")
         if any(self.acted[:1]):
-            return ValueError(f"{whose}: the first token cannot be acted, because no prompt precedes it")
+            return ValueError(f"{whose}: the first token cannot be a policy token, because no prompt precedes it")
         for name in ("logprobs", "rewards"):
             for i, (value, acted) in enumerate(zip(getattr(self, name), self.acted, strict=True)):
                 if not math.isfinite(value):
                     return ValueError(f"{whose}: {name}[{i}] is {value}, not a finite number")
                 if value and not acted:
-                    return ValueError(f"{whose}: {name}[{i}] is {value}, where the policy did not choose")
+                    return ValueError(f"{whose}: {name}[{i}] is {value}, at a token that the policy did not generate")
         if max(self.logprobs, default=0.0) > ABOVE_ZERO:
             return ValueError(f"{whose}: a log-probability is above 0 ({max(self.logprobs)})")
         return ValueError(f"{whose} failed but has a reward")
@@ -93,22 +93,22 @@ class Episode:
 
     @property
     def scored(self) -> bool:
-        """Whether this episode may train and is counted: it did not fail and its verdict has a score."""
+        """Whether the episode counts for training and metrics: it did not fail, and its verdict has a score."""
         return self.end is not End.FAILED and (self.verdict is None or self.verdict.scored)
 
     @property
     def aside(self) -> bool:
-        """Whether it is only a baseline for its group (a greedy or a mismatched answer) or a honeypot, and is not trained on."""
+        """Whether the episode is only a baseline of its group (greedy or mismatched) or a canary. It is then not trained on."""
         return any(self.meta.get(name) for name in ("greedy", "mismatched", "honeypot"))
 
     @property
     def cut_off(self) -> bool:
-        """Whether the token limit cut it off in the middle of a turn. Reaching the limit on turns does not count: each turn is complete."""
+        """Whether a token limit truncated a turn. Reaching the turn limit does not count, because every turn is complete."""
         return self.end is End.TRUNCATED and self.meta.get("cut") != "turns"
 
     @property
     def turn_spans(self) -> list[tuple[int, int]]:
-        """Where in `tokens` each of the policy's turns starts and ends: the runs of tokens that it chose.
+        """The start and end in `tokens` of each policy turn: the runs of tokens that the policy generated.
 
         >>> Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED).turn_spans
         [(1, 2), (3, 4)]
@@ -122,16 +122,16 @@ class Episode:
 
     @property
     def malformed_spans(self) -> list[tuple[int, int]]:
-        """The same for the turns with a call that could not be read; `meta["malformed_turns"]` has their indices."""
+        """The start and end in `tokens` of each turn with a call that could not be parsed (see `meta["malformed_turns"]`)."""
         unread = set(self.meta.get("malformed_turns", ()))
         return [span for turn, span in enumerate(self.turn_spans) if turn in unread] if unread else []
 
     @property
     def length(self) -> int:
-        """How many tokens the policy chose."""
+        """The number of tokens that the policy generated."""
         return sum(self.acted)
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens precede the policy's first token."""
+        """The number of tokens before the policy's first token."""
         return self.acted.index(True) if True in self.acted else len(self.acted)

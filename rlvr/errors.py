@@ -7,14 +7,14 @@ RlvrError
 ├── PluginError        a plugin exists and cannot be imported or built              (exit code 2)
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
 ├── EnvError           an environment broke its contract                            (exit code 2)
-├── VerifierError      a verifier could not judge
+├── VerifierError      a verifier failed, through no fault of the answer
 ├── AnswerTypeError    a verifier was given an answer that is not a string          (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
 ├── SamplerError       the sampler failed, or returned something impossible
 ├── ToolError          a tool rejects a call, with a message for the policy
-└── ToolCrash          a tool or its server failed; the answer gets no score
+└── ToolFailure        a tool or its server failed; the answer gets no score
 
-Each message says what is wrong, with the value; what is allowed; and what to do.
+Each message has three parts: the wrong value, the allowed values, and what to do.
 Add a class only if some code must catch it separately from its parent.
 """
 
@@ -62,7 +62,7 @@ class MissingExtra(ConfigError):
 
 
 def installing(extra: str = "") -> str:
-    """The command that installs an extra: in a clone from the clone, else the packages of the extra, whatever index has rlvr itself.
+    """Return the command that installs an extra: from the clone in a clone, otherwise the packages of the extra.
 
     >>> installing("train").startswith("pip install ")
     True
@@ -98,27 +98,27 @@ class EnvError(RlvrError):
 
 
 class VerifierError(RlvrError):
-    """A verifier could not judge an answer through no fault of the answer, so the answer is not scored 0."""
+    """A verifier failed through no fault of the answer; the answer has no score, not score 0."""
 
 
 class AnswerTypeError(RlvrError, TypeError):
-    """A verifier was called with an answer that is not a string: an error of the caller, so nothing is scored."""
+    """A verifier was called with an answer that is not a string. This is a caller's error; nothing is scored."""
 
     exit_code = 2
 
 
 class SandboxError(RlvrError):
-    """The sandbox failed (no engine, a dead container, a broken channel); never the program in it."""
+    """The sandbox failed (no engine, a dead container, a broken channel). Not raised for failures of the program in it."""
 
     exit_code = 2
 
 
 class SamplerError(RlvrError):
-    """The sampler failed, or returned token ids that the request cannot produce."""
+    """The sampler failed, or returned token ids that are impossible for the request."""
 
 
 class CollectorsLost(SamplerError):
-    """All collectors or all judge hosts of a run are lost, and none is started again."""
+    """All rollout workers or all verifier workers of a run failed, and none is restarted."""
 
 
 class ToolError(RlvrError):
@@ -130,11 +130,11 @@ class ToolCrash(RlvrError):
 
 
 class TextOnly:
-    """Make `verify` raise AnswerTypeError for an answer that is not a string, so that a caller's error is not scored as a wrong answer.
+    """Makes `verify` raise AnswerTypeError for an answer that is not a string, so that a caller's error is not scored as a wrong answer.
 
     >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
     Traceback (most recent call last):
-    rlvr.errors.AnswerTypeError: Numeric judges a text, and was given a list: ['4']; give it the text of the answer
+    rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text of the answer
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -158,13 +158,13 @@ def _no_text(verifier: Any, answer: object) -> AnswerTypeError:
     chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
     hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
     return AnswerTypeError(
-        f"{type(verifier).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
+        f"{type(verifier).__name__} verifies a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
         f"give it the text of the answer{hint}"
     )
 
 
 def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:
-    """The end of a "no such name" message: the nearest name, then what is allowed.
+    """Build the end of a "no such name" message: the nearest name, then the allowed names.
 
     >>> suggest("symbolc", ["exact", "symbolic"])
     "did you mean 'symbolic'? Allowed: exact, symbolic"

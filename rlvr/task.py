@@ -1,6 +1,6 @@
-"""The records of a question and its judgement: `Task` and `Verdict`.
+"""The records of a question and its verification: `Task` and `Verdict`.
 
-Both are plain frozen records that any layer may use; neither depends on tokens, models or sandboxes.
+Both are frozen dataclasses that any layer may use; neither depends on tokens, models or sandboxes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Message(TypedDict):
-    """One turn of a conversation.
+    """One message of a conversation.
 
     >>> Message(role="user", content="What is 2 + 2?")
     {'role': 'user', 'content': 'What is 2 + 2?'}
@@ -25,9 +25,9 @@ class Message(TypedDict):
     role: str
     content: str
     name: NotRequired[str]
-    """The tool whose result this is."""
+    """For role `tool`: the name of the tool."""
     tool_call_id: NotRequired[str]
-    """The call that it answers."""
+    """For role `tool`: the id of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Task:
     id: str
     prompt: tuple[Message, ...]
     reference: Any
-    """What the verifier compares with. Never shown to the policy."""
+    """The reference for the verifier. Never shown to the policy."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that the environment or the verifier needs, such as the level, the source, how to compare."""
+    """Further data for the environment or the verifier, such as the level or the source."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(self.prompt))
@@ -65,44 +65,44 @@ class Task:
 
 
 class Fault(StrEnum):
-    """What caused a problem in judging."""
+    """The cause of a problem during verification."""
 
     NONE = "none"
     """No problem: the score is valid."""
     ANSWER = "answer"
-    """The answer itself broke the judging (it hung, crashed or exceeded a limit): it is wrong, score 0."""
+    """The answer made verification fail (it hung, crashed or exceeded a limit): it is wrong, score 0."""
     TASK = "task"
-    """The task cannot be judged (for example, its reference does not parse): no answer to it gets a score."""
+    """The task cannot be verified (for example, its reference does not parse): no answer to it gets a score."""
     INFRA = "infra"
-    """The infrastructure failed (a dead sandbox, a full disk): no score, try again."""
+    """The infrastructure failed (a dead sandbox, a full disk): no score; retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """A part of a score, and when it was earned: at the end of a turn, or after a number of characters of that turn.
+    """A part of a score and its position: the end of a turn, or a number of characters into it.
 
     >>> Earned(0.25, turn=0), Earned(0.75, characters=12).turn
     (Earned(amount=0.25, turn=0, characters=None), -1)
     """
 
     amount: float
-    """May be negative, for a step that loses what an earlier one earned."""
+    """May be negative, for a step that loses an earlier reward."""
     turn: int = -1
     """The index of the policy's turn, as in a Python list; -1 is the last one."""
     characters: int | None = None
-    """The number of characters of that turn after which it was earned. None: the whole turn."""
+    """The number of characters of the turn after which the amount is paid. None: at the end of the turn."""
 
     def __post_init__(self) -> None:
         whole = (self.turn, 0 if self.characters is None else self.characters)
         if isinstance(self.amount, bool) or not isinstance(self.amount, int | float) or not math.isfinite(self.amount):
-            raise ValueError(f"{self.amount!r} was earned; it must be a finite number")
+            raise ValueError(f"the amount of a step reward is {self.amount!r}; it must be a finite number")
         if any(isinstance(n, bool) or not isinstance(n, int) for n in whole) or whole[1] < 0:
             raise ValueError(f"turn {self.turn!r} and characters {self.characters!r} of {self!r} must be whole numbers, characters from 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of one answer. A score of None means *not judged*, and is never turned into 0.
+    """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
 
     >>> Verdict(1.0, "12 equals 12").passed
     True
@@ -118,7 +118,7 @@ class Verdict:
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Details as plain JSON: parsed forms, results of each test, comparison rules used."""
     earned: Sequence[Earned] = ()
-    """When the score was earned, if not all of it at the end. The amounts add up to the score."""
+    """Step rewards, if the score is not paid at the end. Their amounts must add up to the score."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fault", Fault(self.fault))
@@ -134,28 +134,28 @@ class Verdict:
         if not isinstance(self.reason, str):
             return ValueError(f"the reason is {self.reason!r:.80}; it must be a string")
         if self.score is not None and self.fault is Fault.ANSWER:
-            return ValueError(f"an answer that broke the judging scores 0, not {self.score}")
+            return ValueError(f"with fault 'answer' the score is 0, not {self.score}")
         return ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
 
     def _check_parts(self) -> None:
-        object.__setattr__(self, "parts", {name: _unit(value, f"part {name!r}") for name, value in self.parts.items()})
+        object.__setattr__(self, "parts", {name: _unit(value, f"component {name!r}") for name, value in self.parts.items()})
         object.__setattr__(self, "earned", tuple(e if isinstance(e, Earned) else Earned(**e) for e in self.earned))
         total = math.fsum(e.amount for e in self.earned)
         if self.earned and (self.score is None or abs(total - self.score) > 1e-6):
-            raise ValueError(f"the amounts earned add up to {total:g}, and the score is {self.score}; they must be the same")
+            raise ValueError(f"the step rewards add up to {total:g}, and the score is {self.score}; they must be equal")
 
     @property
     def scored(self) -> bool:
-        """Whether there is a score."""
+        """Whether the verdict has a score."""
         return self.score is not None
 
     @property
     def passed(self) -> bool:
-        """Whether the answer has the full score."""
+        """Whether the score is the full score, 1."""
         return self.score == 1.0
 
     def record(self) -> dict[str, Any]:
-        """The verdict as plain JSON, for logs and the command line."""
+        """Return the verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
         row |= ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": plain(self.detail)} if self.detail else {})
         return row | ({"earned": [asdict(e) for e in self.earned]} if self.earned else {})
@@ -183,7 +183,7 @@ def _unit(value: Any, name: str) -> float:
 
 
 def user(text: str, *, system: str = "") -> tuple[Message, ...]:
-    """The usual prompt: one user message, after a system message if one is given.
+    """Build a prompt of one user message, after a system message if one is given.
 
     >>> user("2+2=")
     ({'role': 'user', 'content': '2+2='},)

@@ -12,7 +12,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as described to the policy. Fixed for the whole conversation.
+    """The description of a tool for the policy. Constant during a conversation.
 
     >>> ToolSpec("now", "The time of day.").wire()["function"]["name"]
     'now'
@@ -21,10 +21,10 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
-    """JSON Schema of the arguments: the subset that `rlvr.contracts.schema` checks."""
+    """JSON Schema of the arguments, in the subset that `rlvr.contracts.schema` validates."""
 
     def wire(self) -> dict[str, Any]:
-        """The format that chat templates and chat servers expect."""
+        """Convert to the OpenAI format, which chat templates and chat servers expect."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
@@ -32,11 +32,11 @@ class ToolSpec:
 
 
 class CallStatus(StrEnum):
-    """Whether a call can be run, and if not, the first problem with it."""
+    """Whether a call can be executed; if not, the first problem with it."""
 
     OK = "ok"
     IN_THOUGHT = "in_thought"
-    """Written inside the reasoning. Such a call is not run."""
+    """Written inside the reasoning. Such a call is not executed."""
     UNCLOSED = "unclosed"
     """The turn ended before the call was complete."""
     BAD_JSON = "bad_json"
@@ -46,7 +46,7 @@ class CallStatus(StrEnum):
     NO_NAME = "no_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
-    """Readable, but not what the tool accepts: an argument is missing, unknown or of another type."""
+    """Parsed, but rejected by the schema: an argument is missing, unknown or of another type."""
 
 
 ADVICE: Mapping[CallStatus, str] = {
@@ -60,12 +60,12 @@ ADVICE: Mapping[CallStatus, str] = {
 }
 """The message to the policy for each status, before the detail."""
 UNREADABLE = frozenset({CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MALFORMED, CallStatus.NO_NAME})
-"""The statuses of a call that could not be read at all: its form is wrong, whatever the tools are."""
+"""The statuses of calls that could not be parsed: their form is wrong, independent of the tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as it was read from a turn.
+    """One tool call, parsed from a turn.
 
     >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, why="'search' is unknown; allowed: calculator").told
     "Error: this call was not run. There is no such tool. Use one of the tools you were given: 'search' is unknown; allowed: calculator."
@@ -75,16 +75,16 @@ class Call:
     """The turn and the call within it, counted from 0: "2.1"."""
     name: str
     arguments: Mapping[str, Any] | None = None
-    """None if they could not be read."""
+    """None if they could not be parsed."""
     status: CallStatus = CallStatus.OK
     raw: str = ""
-    """The part of the turn that was read as this call."""
+    """The part of the turn that was parsed as this call."""
     why: str = ""
-    """The problem, in words."""
+    """The details of the problem, if the call cannot be executed."""
 
     @property
     def told(self) -> str:
-        """The text that the policy receives instead of a result. Empty for a call that can be run."""
+        """The error message that the policy receives instead of a result. Empty for a call that can be executed."""
         if self.status is CallStatus.OK:
             return ""
         detail = f": {self.why}" if self.why else ""
@@ -93,7 +93,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything that the policy wrote in one turn, by kind.
+    """One turn of the policy, split into content, reasoning and calls.
 
     >>> Turn("4", content="4").pending
     ()
@@ -101,14 +101,14 @@ class Turn:
 
     text: str
     content: str = ""
-    """The text for the other side: neither reasoning nor calls."""
+    """The visible text, without reasoning and calls."""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: Literal["stop", "length"] = "stop"
 
     @property
     def pending(self) -> tuple[Call, ...]:
-        """The calls that need a result or an error message. Without any, the turn is an answer.
+        """The calls that need a result or an error message. If there are none, the turn is an answer.
 
         A call inside the reasoning counts only if the turn has nothing else: reasoning about a call is not an error.
         """
@@ -117,7 +117,7 @@ class Turn:
 
     @property
     def malformed(self) -> bool:
-        """Whether one of its calls could not be read. A call that can be read but not run (an unknown tool) does not count."""
+        """Whether a call could not be parsed. A parsed call that cannot be executed (an unknown tool) does not count."""
         return any(call.status in UNREADABLE for call in self.pending)
 
 
@@ -136,6 +136,6 @@ class Result:
     ok: bool
     seconds: float = 0.0
     cut: bool = False
-    """Whether `text` is shorter than what the tool returned."""
+    """True if `text` is shorter than the output of the tool."""
     over: bool = False
-    """Whether the conversation ends here; `text` is then the answer."""
+    """True if the conversation ends here; `text` is then the answer."""

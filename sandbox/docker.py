@@ -1,9 +1,9 @@
 """Run untrusted programs in hardened, long-lived containers; each program is a fresh child process under a user id of its own.
 
-What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process limit, no new
-privileges, its own system-call profile, and few capabilities, none of them for programs (reasons: `_outside/container.py`). What
-the supervisor adds: one program at a time in each container (with `namespaces`, in a process space of its own), a second system-call
-filter, per-program limits measured by the control group from outside the program, all killed and wiped before the verdict is returned.
+The engine enforces: no network, a read-only root, small in-memory folders, memory without swap, a process limit, no new privileges,
+its own seccomp profile, and few capabilities, none of them for programs (see `_outside/container.py`). The supervisor adds: one program
+at a time per container (with `namespaces`, in a PID namespace of its own), a second seccomp filter, and per-program limits that the
+control group measures from outside the program. All processes are killed and all files wiped before the result is returned.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
 
-RESERVED = 16  # our own processes in a container; the rest is for a program and its judge
+RESERVED = 16  # our own processes in a container; the rest is for a program and its checker
 
 
 class DockerSandbox(Sandbox):
-    r"""Run programs in containers: `containers` of them (0: one for each processor), each with at most `memory_mb`.
-
-    >>> DockerSandbox(containers=2).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
-    b'42\n'
-    """
+    """Sandbox that runs programs in `containers` Docker containers (0: one for each processor), each with at most `memory_mb`."""
 
     def __init__(
         self,
@@ -46,27 +42,27 @@ class DockerSandbox(Sandbox):
         queue_s: float = 900.0,
         boxes: int = 32,
     ) -> None:
-        """Set the image, the size and the isolation.
+        """Configure the image, the resource limits and the isolation.
 
         Args:
             image: the image of the containers; the default one is built at first use.
             containers: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one container, in MB.
             disk_mb: space for the files that a program writes; they are kept in memory.
-            pids: limit of processes in one container, ours and a judge's included: a program gets a little less than half of them.
+            pids: process limit of one container, including our own processes and a checker's: a program gets a little less than half of it.
             runtime: the engine's runtime, such as runsc for gVisor; None: the engine's default.
-            namespaces: whether each program gets a process space of its own, with a /proc that shows nothing else. It costs some 2 ms for
-                each program, and CAP_SYS_ADMIN for the container's zygote, which never reads a byte of a program. False: programs
-                are killed by their user id, and the control group's process count shows that nothing is left.
-            queue_s: the longest time that a program waits for a free container, or a box for room.
-            boxes: how many boxes may be open at once, each in a container of its own.
+            namespaces: whether each program gets a PID namespace of its own, with a /proc that shows nothing else. It costs about 2 ms per
+                program, and gives CAP_SYS_ADMIN to the container's zygote, which never reads data of a program. False: programs
+                are killed by user id, and the control group's process count confirms that none is left.
+            queue_s: timeout for a program to get a free container, or for a session to get a free slot.
+            boxes: how many sessions may be open at once, each in a container of its own.
         """
         for name, value, least in (
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),
             ("disk_mb", disk_mb, 1),
             ("pids", pids, RESERVED + 32),
-            ("boxes", boxes, 1),
+            ("max_sessions", boxes, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
@@ -77,12 +73,12 @@ class DockerSandbox(Sandbox):
         self._prepared = 0
         self._pool: Pool[Container] = Pool(self._start, size, queue_s)
         self._boxes: Boxes[Container] = Boxes(self._start_box, boxes, queue_s)
-        # the reaper: containers end with our sockets anyway, this also waits until they are removed
+        # containers end with our sockets anyway; the finalizer also waits until they are removed
         self._reaper = weakref.finalize(self, _close, self._pool, self._boxes)
         atexit.register(self._reaper)
 
     def run(self, program: Program) -> Outcome:
-        """Run the program in the next free container. Any failure on our side is an Outcome with `Stop.IE`."""
+        """Run the program in the next free container. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
         try:
             return self._run(program)
         except SandboxError as error:
@@ -105,11 +101,11 @@ class DockerSandbox(Sandbox):
                 end = _obituary(container, error)
             finally:
                 self._pool.give(container, sound=sound)
-        # it broke two fresh containers, and the engine works: the program did it
+        # it broke two fresh containers while the engine works: the program is the cause
         return Outcome(Stop.SV, reason=f"the program broke its container, twice: {end}")
 
     def open(self, place: Place | None = None) -> Box:
-        """A box in a container of its own, with its own limits, network, mounts and processes."""
+        """Open a session in a container of its own, with its own limits, network namespace, mounts and processes."""
         return self._boxes.open(place or Place())
 
     def _start_box(self, place: Place) -> Container:
@@ -141,12 +137,12 @@ class DockerSandbox(Sandbox):
             raise
 
     def containers(self) -> list[str]:
-        """The ids of the running containers of this sandbox."""
+        """Return the ids of the running containers of this sandbox."""
         return [container.id for container in (*self._pool.living(), *self._boxes.living())]
 
     @staticmethod
     def missing() -> list[tuple[str, str]]:
-        """What prevents it from working here, and how to fix each problem: for `rlvr doctor`."""
+        """Return (problem, how to fix it) for everything that prevents this sandbox from working here; used by `rlvr doctor`."""
         try:
             client = engine.connect(10)
         except SandboxError as error:
@@ -172,8 +168,8 @@ def _close(pool: Pool[Container], boxes: Boxes[Container]) -> None:
 
 
 def _obituary(container: Container, error: Torn) -> str:
-    """How a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
-    engine.connect(10).close()  # raises when the engine itself is gone: no program caused that
+    """Describe how a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
+    engine.connect(10).close()  # raises if the engine itself is down: no program caused that
     if not (said := container.blame()):
         raise SandboxError(f"the container was killed or blocked from outside while a program ran in it ({error})")
     return said

@@ -1,12 +1,12 @@
 """Run programs as plain child processes; no engine needed. For code that you trust.
 
-The same supervisor as in the containers, started as a child of this process: fresh children from a warm interpreter, limits,
-a system-call filter, everything killed afterwards. Where the kernel allows it (as root, or with user namespaces) programs also
-have no network, a process space and a working folder of their own; as root, a user id of their own.
+Uses the same supervisor as the containers, started as a child of this process: children forked from a warm interpreter, limits, a
+seccomp filter, everything killed afterwards. Where the kernel allows it (as root, or with user namespaces), programs also have no
+network, and a PID namespace and a working folder of their own; as root, a user id of their own.
 
-What it does not protect against: programs see this machine's files wherever their user may read them, run on its kernel with
-no second barrier, and, without root, run as *you*. `Outcome.isolation` lists what was really applied. That is why it must be
-requested by `trusted=True`, and why nothing ever falls back to it.
+Not a security boundary: programs can read every file of this machine that their user may read, run on its kernel without a second
+barrier, and, without root, run as *you*. `ExecutionResult.isolation` lists the isolation that was really applied. This sandbox must
+therefore be requested with `trusted=True`, and nothing ever falls back to it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rlvr.sandbox._outside.pool import Pool, processors
 PREFIX = "rlvr-sandbox-"
 MOST_PROCESSES = 4096
 GUARDED = "of its own"
-"""Stands in `Outcome.isolation` where programs have a user id or a process space of their own."""
+"""Occurs in `ExecutionResult.isolation` if programs have a user id or a PID namespace of their own."""
 
 
 def interpreter() -> str:
-    """A Python whose library other users may read: when we are root, every program runs as another user."""
+    """Return the path of a Python whose library other users may read: as root, every program runs as another user."""
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
         return sys.executable
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
@@ -51,7 +51,7 @@ def interpreter() -> str:
 
 
 class Local(Channel):
-    """A supervisor as a child process, with its own folder to lend to programs."""
+    """Supervisor that runs as a child process and owns the folder that programs write to."""
 
     def __init__(self, disk_mb: int, *, boxes: bool = False) -> None:
         self._sending = threading.Lock()
@@ -91,7 +91,7 @@ class Local(Channel):
                 raise Torn("the supervisor does not read")
 
     def receive(self, room: memoryview, deadline: float) -> int:
-        """Receive some bytes, before the deadline."""
+        """Receive some bytes before the deadline."""
         assert self._process.stdout
         with contextlib.suppress(ValueError):
             number = self._process.stdout.fileno()
@@ -107,7 +107,7 @@ class Local(Channel):
         return any(GUARDED in line for line in self.hello["isolation"])
 
     def blame(self) -> str:
-        """How it ended, if a program may have signalled it, or if it gave up by itself."""
+        """Explain how the supervisor ended if a program may have signalled it or it gave up by itself; else return ''."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(1) == 0:
                 return "its supervisor gave up"
@@ -140,11 +140,7 @@ class Local(Channel):
 
 
 class ProcessSandbox(Sandbox):
-    r"""Run programs as child processes of this one. Only for code that you trust: it requires `trusted=True`.
-
-    >>> ProcessSandbox(trusted=True).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
-    b'42\n'
-    """
+    """Sandbox that runs programs as child processes of this one. Only for code that you trust: it requires `trusted=True`."""
 
     def __init__(
         self,
@@ -156,15 +152,15 @@ class ProcessSandbox(Sandbox):
         queue_s: float = 900.0,
         boxes: int = 32,
     ) -> None:
-        """Set the confirmation and the size.
+        """Confirm that the code is trusted, and configure the resource limits.
 
         Args:
             trusted: must be true: this sandbox does not protect this machine's files from untrusted code.
             processes: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one program.
             disk_mb: space for the files that a program writes.
-            queue_s: the longest time that a program waits for a free supervisor, or a box for room.
-            boxes: how many boxes may be open at once.
+            queue_s: timeout for a program to get a free supervisor, or for a session to get a free slot.
+            boxes: how many sessions may be open at once.
         """
         if trusted is not True:
             raise ConfigError(
@@ -175,7 +171,7 @@ class ProcessSandbox(Sandbox):
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")
         if isinstance(boxes, bool) or not isinstance(boxes, int) or boxes < 1:
-            raise ConfigError(f"process sandbox: boxes is {boxes!r}; 1 or more is required")
+            raise ConfigError(f"process sandbox: max_sessions is {boxes!r}; 1 or more is required")
         self.memory_mb = memory_mb
         sweep(PREFIX)
         for name in groups.names(PREFIX):
@@ -187,7 +183,7 @@ class ProcessSandbox(Sandbox):
         atexit.register(self._reaper)
 
     def run(self, program: Program) -> Outcome:
-        """Run the program in the next free supervisor. Any failure on our side is an Outcome with `Stop.IE`."""
+        """Run the program in the next free supervisor. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
         try:
             return self._run(program)
         except SandboxError as error:
@@ -212,22 +208,22 @@ class ProcessSandbox(Sandbox):
                     raise SandboxError(f"the supervisor was killed or blocked from outside: {end}") from error
             finally:
                 self._pool.give(channel, sound=sound)
-        # it could signal its supervisor, and two of them ended: the program did it
+        # it could signal its supervisor, and two of them ended: the program is the cause
         return Outcome(Stop.SV, reason=f"the program broke its supervisor, twice: {end}")
 
     def open(self, place: Place | None = None) -> Box:
-        """A box with a supervisor of its own, and with namespaces of its own where the kernel grants them."""
+        """Open a session with a supervisor of its own, and with namespaces of its own where the kernel allows them."""
         place = place or Place()
         if place.image:
-            raise ConfigError(f"the process sandbox has no images, and the place names {place.image!r}; use the docker sandbox")
+            raise ConfigError(f"the process sandbox has no images, and the spec names {place.image!r}; use the docker sandbox")
         try:
             return self._boxes.open(place)
         except (Torn, OSError) as error:
-            raise SandboxError(f"a box could not be opened: {error}") from error
+            raise SandboxError(f"a session could not be opened: {error}") from error
 
     @staticmethod
     def missing() -> list[tuple[str, str]]:
-        """What prevents it from working here, and how to fix it: for `rlvr doctor`."""
+        """Return (problem, how to fix it) for everything that prevents this sandbox from working here; used by `rlvr doctor`."""
         return [] if sys.platform == "linux" else [(f"it needs Linux, and this is {sys.platform}", "use the docker sandbox")]
 
     def close(self) -> None:

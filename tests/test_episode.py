@@ -52,8 +52,8 @@ def test_numbers_are_finite(name: str, bad: float) -> None:
     [
         ({"acted": [True] * 6}, "no prompt precedes it"),
         ({"logprobs": [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]}, "above 0"),
-        ({"logprobs": [0.0, -0.5, -0.25, -0.1, -1.0, -0.125]}, "did not choose"),
-        ({"rewards": [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "did not choose"),
+        ({"logprobs": [0.0, -0.5, -0.25, -0.1, -1.0, -0.125]}, "did not generate"),
+        ({"rewards": [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "did not generate"),
         ({"end": End.FAILED}, "failed but has a reward"),
         ({"end": "finished"}, "finished"),
     ],

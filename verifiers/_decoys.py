@@ -1,4 +1,4 @@
-"""References that no honest answer meets, and that cannot be told from real ones: the canary of `judge` asks about them."""
+"""Decoy references that look like real ones but that no honest answer meets: used by the canary check of the LLM judge."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ WORDS = """
     cherry volga nickel atacama cello darwin lobster nairobi slate osprey uranus schubert argon hazel zambezi cadmium
     kalahari bassoon galileo urchin bogota flint condor venus
 """
-"""Things that a question may ask for."""
+"""Words that may be the answer to a question."""
 PAIRS = (("yes", "no"), ("true", "false"), ("correct", "incorrect"), ("right", "wrong"), ("valid", "invalid"), ("even", "odd"))
 OPPOSITES = dict(PAIRS) | {second: first for first, second in PAIRS}
 WORD = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]{3,}")
-"""A word; a LaTeX command such as \\frac is none."""
+"""A word; a LaTeX command such as \\frac is not one."""
 MOST_WORDS, TRIES = 4, 8
 
 
 def decoy(reference: str, seed: str, answer: str = "") -> str:
-    """A reference of the same kind that asks for something else, and, if it can be, for nothing that stands in the answer.
+    """Make a different reference of the same kind, if possible one that does not occur in the answer.
 
     >>> decoy("True", "seed"), decoy("42", "seed") != "42"
     ('False', True)
@@ -38,7 +38,7 @@ def decoy(reference: str, seed: str, answer: str = "") -> str:
 
 
 def _other(reference: str, dice: bytes) -> str:
-    """One candidate: other words for words, other digits for numbers, another letter for a letter."""
+    """Make one candidate: other words for words, other digits for numbers, another letter for a letter."""
     named = WORD.search(reference)
     letters = "".join(letter for letter in re.sub(r"\\[a-zA-Z]+", "", reference) if letter.isalpha())
     if not named and re.search(r"[0-9]", reference):

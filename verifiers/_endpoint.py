@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible endpoint without a thread: a small HTTP client on asyncio."""
+"""A small asyncio HTTP client for OpenAI-compatible endpoints, so that no request occupies a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 
 
 class Unavailable(Exception):
-    """The endpoint gave no usable reply: a fault of the infrastructure. `status` is what it replied, 0 if it replied nothing.
+    """Raised when the endpoint gives no usable reply: an infrastructure fault. `status` is the HTTP status, 0 without a reply.
 
     >>> Unavailable("status 400: too long", 400).status
     400
@@ -46,7 +46,7 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine; any number of them wait in the one thread."""
+        """Schedule a coroutine on the loop; any number of coroutines wait in the one thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class Loop:
         loop.close()
 
     def close(self) -> None:
-        """End the thread; what still waits is cancelled. It starts again if it is used again."""
+        """Stop the thread and cancel pending coroutines. The loop starts again at the next use."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -70,7 +70,7 @@ class Loop:
 
 
 async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
-    """The JSON that an endpoint replies; raises Unavailable after some tries."""
+    """Post JSON with retries and return the JSON reply; raises the exception above if every attempt fails."""
     why, status = "", 0
     for attempt in range(retries + 1):
         if attempt:
@@ -97,7 +97,7 @@ async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: floa
 
 
 async def exchange(url: str, data: bytes | None, key: str, more: Mapping[str, str] = NOTHING) -> tuple[int, bytes, dict[bytes, bytes]]:
-    """One request and its reply, on a connection of its own: the status, the body and the headers. Without data it is a GET."""
+    """Send one request on a new connection and return status, body and headers. Without data the request is a GET."""
     parts = urlsplit(url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if secure else 80)
@@ -140,10 +140,7 @@ async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes, dict[bytes, 
 
 
 class Awaiting(Verifier):
-    """A verifier that waits for somebody else's verdict: many are waited for in one thread. A subclass has `_judged`.
-
-    >>> rlvr.make("verifier", "judge").verify_many(tasks, answers)                           # doctest: +SKIP
-    """
+    """Base class of verifiers that wait for a remote verdict: one thread waits for all of them. Subclasses implement one coroutine."""
 
     def __init__(self) -> None:
         self._loop = Loop()
@@ -152,14 +149,14 @@ class Awaiting(Verifier):
         raise NotImplementedError
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge one answer and wait for it."""
+        """Verify one answer and wait for the verdict."""
         return self._loop.start(self._judged(task, answer)).result()
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
-        """Judge many answers at once, in one thread."""
+        """Verify many answers concurrently, in one thread."""
         started = [self._loop.start(self._judged(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
         return [verdict.result() for verdict in started]
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Judge one answer without holding a thread."""
+        """Verify one answer without occupying a thread."""
         return await asyncio.wrap_future(self._loop.start(self._judged(task, answer)))

@@ -1,4 +1,4 @@
-"""Which language a text is in, from its script and its most frequent short words; formulas, code, numbers and tags are left out."""
+"""Check the language of a text by its script and its most frequent short words; formulas, code, numbers and tags are ignored."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ LANGUAGES: Mapping[str, tuple[str, str]] = {
     "ja": ("kana", ""),
     "zh": ("han", ""),
 }
-"""For each language its script, and frequent words that tell languages of one script apart."""
+"""For each language its script, and frequent words that distinguish languages of one script."""
 SHARED = {"ja": ("kana", "han")}
 """Languages that are written in several scripts."""
 SHARE = 0.9
-"""The share of the letters that must be in the language's script."""
+"""Minimum fraction of the letters that must be in the language's script."""
 FEWEST = 5
-"""With fewer frequent words than this, the languages of one script are not told apart."""
+"""With fewer frequent words than this, the languages of one script are not distinguished."""
 OUTSIDE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$\n]*\$|\\[a-zA-Z]+|</?[A-Za-z][\w-]*>|\d+", re.DOTALL)
 CLASSES = {name: re.compile(f"[{letters}]") for name, letters in SCRIPTS.items()}
 WORD = re.compile(r"[^\W\d_]+")
 
 
 def foreign(text: str, language: str) -> str:
-    """Why a text is not in a language; "" if it is, or if it has no words at all.
+    """Explain why a text is not in a language; "" if it is, or if it has no words.
 
     >>> foreign("The sum of 3 and 4 is 7, so the answer to this is 7.", "en"), foreign("Die Summe ist 7.", "zh")
     ('', '0% of its letters are in the script of zh')

@@ -6,19 +6,19 @@ import re
 
 MARKS: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]*)(?<=[^\s*])\1(?![\w*])", r"\2", "bold or italic; not a power such as 2**3**4", "**280**"),
-    (r"(?<!\w)(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?!\w)", r"\2", "the same with underscores; not 1_000_000", "__280__"),
+    (r"(?<!\w)(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?!\w)", r"\2", "bold or italic with underscores; not 1_000_000", "__280__"),
     (r"(?<![\w`])(`{1,2})(?=[^\s`])([^`]*)(?<=[^\s`])\1(?![\w`])", r"\2", "code in a line", "`280`"),
     (r"\\\((.*)\\\)|\\\[(.*)\\\]", r"\1\2", "math brackets of LaTeX", r"\(280\)"),
     (r"\A\$\$?([^$]+)\$?\$(?=\.?\Z)", r"\1", "a formula between dollar signs that is the whole text", "$280$"),
 )
-"""Pattern, replacement, what it is, an example (each becomes 280)."""
+"""Rows: pattern, replacement, description, example (each becomes 280)."""
 
 LONGEST = 2000
-"""A longer text is not changed: it is not a short answer."""
+"""Maximum length in characters; a longer text is not a short answer and is returned unchanged."""
 
 
 def unmarked(text: str) -> str:
-    """The text without Markdown and LaTeX markup.
+    """Strip Markdown and LaTeX markup from a text.
 
     >>> unmarked("The product is **280**."), unmarked("2**3**4")
     ('The product is 280.', '2**3**4')

@@ -1,7 +1,6 @@
-"""Patterns and schemas, matched in a worker (`worker_main.py`).
+"""Match regular expressions and JSON schemas in a worker process (`worker_main.py`).
 
-Python's own `re` may need exponential time, so it runs there, with a limit on processor time that the kernel enforces, and never in the
-process that trains.
+Python's `re` may need exponential time, so it runs in a worker whose CPU time is limited by the kernel, and never in the training process.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 
 def matched(pattern: str, flags: int, text: str, *, search: bool) -> bool:
-    """Whether the whole text matches, or with `search` a part of it.
+    """Whether the whole text matches, or with `search` any part of it.
 
     >>> matched("a|ab", 0, "ab", search=False)
     True
@@ -21,7 +20,7 @@ def matched(pattern: str, flags: int, text: str, *, search: bool) -> bool:
 
 
 def problem(schema: Any, value: Any, *, formats: bool) -> str:
-    """The first way in which a JSON value violates a schema; empty if it is valid."""
+    """Describe the first violation of a schema by a JSON value; "" if the value is valid."""
     import jsonschema
     import jsonschema.validators
 
@@ -33,7 +32,7 @@ def problem(schema: Any, value: Any, *, formats: bool) -> str:
 
 
 def flaw(schema: Any) -> str:
-    """What is wrong with a schema itself; empty if nothing is."""
+    """Describe what is wrong with a schema itself; "" if it is valid."""
     import jsonschema
     import jsonschema.validators
 
@@ -46,7 +45,7 @@ def flaw(schema: Any) -> str:
 
 
 def reply(question: dict[str, Any]) -> dict[str, Any]:
-    """What one request asks for."""
+    """Handle one request of the worker protocol."""
     if question["do"] == "match":
         return {"same": matched(question["pattern"], question["flags"], question["text"], search=question["search"])}
     if question["do"] == "schema":
@@ -55,4 +54,4 @@ def reply(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Nothing is loaded early: jsonschema may be absent where only patterns are matched."""
+    """Preload nothing: jsonschema may be missing where only regular expressions are matched."""

@@ -1,4 +1,4 @@
-"""One more point for a rubric, that an answer surely meets or surely lacks: the canary of `judge` asks with both."""
+"""Add a point to a rubric that an answer certainly meets or certainly lacks: used by the canary check of the LLM judge."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";"
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
 WORD = re.compile(r"(?<![\w'\u2019\\@/.<&-])[a-zA-Z]{4,}(?![\w'\u2019@/\\-]|\.\w)")
-"""A word by itself: not a part of `doesn't`, of a name such as `max_length`, of a command of LaTeX, of an address."""
+"""A separate word: not a part of `doesn't`, of a name such as `max_length`, of a LaTeX command or of an address."""
 NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
 SPELLED = 20
-"""Numbers up to here may be in an answer as words."""
+"""Largest number that an answer may spell out as a word."""
 
 Kind = tuple[Sequence[str], str, str]
 """Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
 
 
 def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
-    """The rubric with one more point that the answer meets, and with one in the same words that it lacks.
+    """Return the rubric with one more point that the answer meets, and with a point in the same words that it lacks.
 
-    Kind, wording and place are drawn by the seed. They are the same in both, so that only who reads the answer can tell the two apart.
+    Kind, wording and position are drawn from the seed and are equal in both, so the two can only be distinguished by reading the answer.
 
     >>> met, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
     >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
@@ -44,7 +44,7 @@ def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
 
 
 def _added(rubric: str, point: str, place: float) -> str:
-    """The rubric with a point in it: as an item, if it is a list, else as a sentence before or after it."""
+    """Insert a point into a rubric: as an item if the rubric is a list, else as a sentence before or after it."""
     lines = rubric.splitlines()
     found = [(at, item) for at, line in enumerate(lines) if (item := ITEM.match(line)) is not None]
     top = [(at, item) for at, item in found if item[1] == found[0][1][1]]  # the outer items
@@ -98,7 +98,7 @@ def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
 
 
 def _least(question: str, answer: str, dice: random.Random) -> Kind:
-    """It can be asked of every answer."""
+    """Make a point about the minimum length; possible for every answer."""
     size = len(answer.strip())
     few, many = max(size // 3, min(size, 2)), 2 * size + 20
     low = max(few // 2, min(few, 2))
@@ -110,7 +110,7 @@ def _least(question: str, answer: str, dice: random.Random) -> Kind:
 
 
 def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
-    """Words are counted as generously as can be for the bound that holds, and as strictly for the other."""
+    """Make a point about the maximum number of words: the met bound counts words generously, the other one strictly."""
     few = len(answer.split()) // 3
     many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
     if few < 3:
@@ -120,4 +120,4 @@ def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
 
 
 KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)
-"""Word and number ask for content, the others for form: rubrics have points of both sorts."""
+"""The first two ask about content, the others about form, because rubrics have points of both sorts."""

@@ -1,7 +1,7 @@
-"""Run one SQL query that a policy wrote, on databases made by a task: as a program of its own, so that it can be stopped.
+"""Run one SQL query of a policy on the databases of a task, as a separate program, so that it can be killed.
 
-Standard library only. It reads {"databases": [script, ...], "query": ...} as JSON from its input, says `ready` once the databases are made,
-and then writes one JSON line: {"rows": [[[value, ...], ...], ...]}, {"error": why} or {"limit": which}.
+Standard library only. It reads {"databases": [script, ...], "query": ...} as JSON from stdin, prints `ready` once the databases exist, and
+then writes one JSON line: {"rows": [[[value, ...], ...], ...]}, {"error": why} or {"limit": which}.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from typing import Any
 
 STEPS = 5_000_000
-"""How many steps of SQLite's virtual machine a query may take on one database: the same verdict on a fast machine and on a slow one."""
+"""Maximum steps of SQLite's virtual machine for a query on one database; the verdict does not depend on the speed of the machine."""
 CPU_SECONDS = 3
-"""For what a count of steps cannot stop: a single step that takes very long."""
+"""CPU limit, because the step limit cannot stop a single step that takes very long."""
 HEAP, MEMORY = 64 << 20, 512 << 20
-"""The most bytes that SQLite may allocate, and that the process may map."""
+"""Maximum bytes that SQLite may allocate, and that the process may map."""
 MOST_ROWS, MOST_CHARACTERS = 2_000, 500_000
-"""The most rows and characters of a result."""
+"""Maximum number of rows and characters of a result."""
 LONGEST_QUERY = 20_000
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
@@ -31,15 +31,15 @@ LIMITS = {
 }
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 REFUSED = {"load_extension", "edit", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile"}
-"""Functions that reach outside the database, or make a verdict a matter of luck."""
+"""Functions that access data outside the database, or make a verdict random."""
 
 
 class OverLimit(Exception):
-    """A query took more than it may."""
+    """Raised when a query exceeds a limit; the message names the limit."""
 
 
 def opened(script: str) -> sqlite3.Connection:
-    """A database in memory, made by a script of the task.
+    """Create an in-memory database from a script of the task.
 
     >>> opened("create table t(n); insert into t values (1)").execute("select n from t").fetchall()
     [(1,)]
@@ -50,7 +50,7 @@ def opened(script: str) -> sqlite3.Connection:
 
 
 def rows_of(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
-    """The rows of one query that only reads, within the limits; bytes are written as {"hex": ...}.
+    """Run one read-only query within the limits and return its rows; bytes are written as {"hex": ...}.
 
     >>> rows_of(opened("create table t(n); insert into t values (1)"), "select n, x'00' from t")
     [[1, {'hex': '00'}]]
@@ -99,7 +99,7 @@ def _allowed(action: int, one: str | None, two: str | None, database: str | None
 
 
 def main() -> None:
-    """Read the request, limit this process, and answer."""
+    """Set the process limits, read the request, run the query and write the reply."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 2))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

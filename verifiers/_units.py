@@ -1,6 +1,6 @@
-"""Units of physics and their meaning: a unit is a factor and powers of base units; case matters (mW is not MW).
+"""Parse physical units: a unit is a factor and powers of base units; case matters (mW is not MW).
 
-A unit is written as symbols or names with powers, joined by a space, a point, `*` or `/`: `kg m/s^2`, `N·m`, `J/(kg K)`,
+A unit is written as symbols or names with powers, joined by a space, a dot, `*` or `/`: `kg m/s^2`, `N·m`, `J/(kg K)`,
 `metres per second`. A slash divides by the one unit or bracket after it: `J/kg K` is (J/kg)·K.
 """
 
@@ -53,7 +53,7 @@ TEMPERATURES: dict[str, tuple[Fraction, Fraction]] = {
     "°C": (Fraction(1), Fraction(27315, 100)),
     "°F": (Fraction(5, 9), Fraction(45967, 180)),
 }
-"""Scales whose zero is not absolute: kelvins = value * factor + offset. They stand alone, never in a product."""
+"""Temperature scales whose zero is not absolute: kelvins = value * factor + offset. Not allowed in products."""
 SPELLED = {
     "℃": "°C", "℉": "°F", "degC": "°C", "degF": "°F", "celsius": "°C", "Celsius": "°C", "fahrenheit": "°F", "Fahrenheit": "°F",
     "Ω": "Ω", "μ": "µ", "Å": "Å", "−": "-", "·": " ", "⋅": " ", "×": " ", "*": " ", "⁻": "-",
@@ -61,13 +61,13 @@ SPELLED = {
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 FACTOR = re.compile(r"([^\W\d_]+|°[CF]?|%|Å|Ω)(?:\^?\{?\(?([-+]?\d{1,2})\)?\}?)?")
 WHOLE = ("bit", "B")
-"""Units without small prefixes: dB is not a tenth of a byte."""
+"""Units that take no prefixes below kilo: dB is not a tenth of a byte."""
 LONGEST, HIGHEST = 100, 12
 
 
 @lru_cache(maxsize=4096)
 def meaning(text: str) -> tuple[Fraction, Fraction, Dimensions] | None:
-    """Factor, offset and base units of a unit; None if it is not one.
+    """Parse a unit into factor, offset and base units; None if it is not a unit.
 
     >>> meaning("km/h") == meaning("kph"), meaning("mW") == meaning("MW"), meaning("bananas")
     (True, False, None)
@@ -95,7 +95,7 @@ def _spelled(text: str) -> str:
 
 
 def _product(text: str) -> tuple[Fraction, Dimensions] | None:
-    """A product and quotient of factors; a bracket may follow a slash."""
+    """Parse a product and quotient of factors; a bracket may follow a slash."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, at = 1, 0
     text = text.strip()

@@ -1,4 +1,4 @@
-"""Judge a multiple-choice answer: a label, the text of an option, or both, for one or several right options."""
+"""Verify a multiple-choice answer: a label, the text of an option, or both, for one or several right options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEADS: tuple[tuple[str, str], ...] = (
     (r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:answer|option|choice)\s*(?:is|:)?\s+(.+)", "words before it: the correct answer is B"),
     (r"(.+?)\s+is\s+(?:correct|right|the\s+(?:correct|right|best)\s+(?:answer|option|choice))", "words after it: B is correct"),
 )  # fmt: skip
-"""What may surround an answer, by pattern, with an example; the group is what is kept."""
+"""Patterns of text around an answer, with an example; the group is what is kept."""
 SEVERAL = re.compile(r"\s*(?:,|;|&|\band\b|\n)\s*", re.IGNORECASE)
 LABELLED = re.compile(r"[\[(]?\s*(\w{1,2})\s*(?:[\])]\s*[.:,]?|[.:]|\s[-–—](?=\s))\s*(.*)", re.DOTALL)
 """A label, a mark that ends it, and perhaps the option's text."""
@@ -54,7 +54,7 @@ class Choice(Verifier):
         self.channel = channel
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Compare the named options with the right ones."""
+        """Compare the named options with the correct ones."""
         try:
             options = _options(task.meta)
             right = _right(task.reference, options, task.meta.get("order"))
@@ -74,7 +74,7 @@ class Choice(Verifier):
 
 
 def _options(meta: Mapping[str, Any]) -> dict[str, str] | None:
-    """The options by label; None if the task gives none."""
+    """Return the options by label; None if the task has no options."""
     given = meta.get("options")
     if given is None:
         return None
@@ -92,7 +92,7 @@ def _options(meta: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _right(reference: Any, options: dict[str, str] | None, order: Any) -> set[str]:
-    """The labels of the right options, as shown."""
+    """Return the labels of the correct options, as shown."""
     wanted = reference if isinstance(reference, list | tuple) else [reference]
     if not wanted or not all(isinstance(text, str) and text.strip() for text in wanted):
         raise ConfigError(f"the reference is {reference!r:.80}; it must be a label or the text of an option, or a list of them")
@@ -114,12 +114,12 @@ def _right(reference: Any, options: dict[str, str] | None, order: Any) -> set[st
 
 
 def _plain(text: str) -> str:
-    """A text without the differences that do not matter in an option."""
+    """Normalize the text of an option: Unicode form, markup, whitespace, quotes, case."""
     return " ".join(unicodedata.normalize("NFKC", unmarked(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
 
 
 def _named(text: str, options: dict[str, str] | None, *, several: bool) -> set[str] | None:
-    """The labels that a declared answer names; None if it names none, or is anything else than options."""
+    """Return the labels that a declared answer names; None if it names none, or contains anything but options."""
     text = unmarked(text)
     for pattern, _example in LEADS:
         whole = re.fullmatch(rf"\s*{pattern}\.?\s*", text, re.IGNORECASE | re.DOTALL)
@@ -136,7 +136,7 @@ def _named(text: str, options: dict[str, str] | None, *, several: bool) -> set[s
 
 
 def _one(text: str, options: dict[str, str] | None) -> str | None:
-    """The one option that a text names by label, by its text or by both."""
+    """Return the one option that a text names by label, by its text or by both."""
     texts = {_plain(option): label for label, option in (options or {}).items()}
     bare = unicodedata.normalize("NFKC", text).strip().removesuffix(".").strip()
     label = bare.strip("()[]").strip().upper() if len(bare) <= 5 else ""

@@ -15,7 +15,7 @@ EVEN = {"numeric": {"verifier": "numeric"}}
 
 
 class Composite(Verifier):
-    """The weighted mean of named parts. If a part has no score, the whole has none.
+    """The weighted mean of named component verifiers. If a component has no score, the answer has no score.
 
     >>> import rlvr
     >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
@@ -27,7 +27,7 @@ class Composite(Verifier):
     examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
 
     def __init__(self, *, parts: Mapping[str, Any] = EVEN) -> None:
-        """Set the parts.
+        """Set the component verifiers and their weights.
 
         Args:
             parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
@@ -51,15 +51,15 @@ class Composite(Verifier):
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.parts.values() if part.instruction))
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge with every part, and compute the weighted mean."""
+        """Verify with every component, and compute the weighted mean."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """The same for a whole conversation, which each part sees."""
+        """Verify a whole conversation, which every component receives."""
         return self._mean([part.judge(task, transcript) for part in self.parts.values()])
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """The same; parts that wait for a verdict hold no thread."""
+        """Start verification; components that wait for a remote verdict occupy no thread."""
         return together([part.begin(task, transcript) for part in self.parts.values()], self._mean)
 
     def _mean(self, found: Sequence[Verdict]) -> Verdict:
@@ -75,12 +75,12 @@ class Composite(Verifier):
         return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
 
     def ready(self) -> None:
-        """Check that every part is ready."""
+        """Check that every component is ready."""
         for part in self.parts.values():
             part.ready()
 
     def close(self) -> None:
-        """Close every part."""
+        """Close every component."""
         for part in self.parts.values():
             part.close()
 

@@ -1,4 +1,4 @@
-"""Judge an expression that must reach a target with given numbers. The expression is parsed here, never evaluated by Python."""
+"""Verify an expression that must reach a target with given numbers. The expression is parsed here, never evaluated by Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRITINGS = (
     (r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{\\])", "*", "the letter x between numbers and brackets", "2 + 3 x 4"),
     (r"(?<=[0-9)\]])\s*(?=[(\[])|(?<=[)\]])\s*(?=[0-9])", "*", "a bracket beside a number or a bracket", "2(3+4)"),
 )
-"""Other ways to write the same expression. No replacement joins two digits or creates a new number."""
+"""Alternative notations of an expression. No replacement joins two digits or creates a new number."""
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})(?=[^*_\s])(.*[^*_\s])\1", re.DOTALL)
 ADJECTIVE = r"(?:(?:final|correct|required|resulting|possible|valid)\s+)?"
 PHRASE = re.compile(
@@ -122,7 +122,7 @@ class Countdown(Verifier):
 
 
 def plain(text: str) -> str:
-    r"""An expression without the Markdown, LaTeX and words around it.
+    r"""Strip Markdown, LaTeX and words around an expression, and rewrite its signs in plain notation.
 
     >>> plain(r"**$(3+4)\times 2$**"), plain("The expression is 8+1-6.")
     ('(3+4)* 2', '8+1-6')
@@ -136,7 +136,7 @@ def plain(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """A text without emphasis around it and without a full stop at its end."""
+    """Strip emphasis around a text and a full stop at its end."""
     text = text.strip().removesuffix(".")
     while mark := EMPHASIS.fullmatch(text):
         text = mark[2].strip().removesuffix(".")
@@ -144,7 +144,7 @@ def _bare(text: str) -> str:
 
 
 def _phrase(answer: str, found: Found) -> Found:
-    """The expression that the last line declares by a phrase, if nothing else in the answer declares one."""
+    """Extract the expression that the last line declares by a phrase, if nothing else in the answer declares one."""
     shown = (visible(answer) or "").strip()
     if found.several or any(mark in shown.lower() for mark in ("\\box", "\\fbox", "<answer", "####", "answer")):
         return found
@@ -154,7 +154,7 @@ def _phrase(answer: str, found: Found) -> Found:
 
 
 def compute(text: str) -> tuple[Fraction, list[int]]:
-    """The value of an expression and the numbers in it; ValueError if it is not a valid expression.
+    """Evaluate an expression and return its value and the numbers in it; ValueError if it is not a valid expression.
 
     >>> compute("2*(3+4)")
     (Fraction(14, 1), [2, 3, 4])
@@ -177,7 +177,7 @@ def compute(text: str) -> tuple[Fraction, list[int]]:
 
 
 class _Reader:
-    """Recursive descent: a sum of products of numbers and brackets."""
+    """Recursive-descent parser for sums of products of numbers and brackets."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.at, self.depth = tokens, 0, 0

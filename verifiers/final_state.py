@@ -1,7 +1,7 @@
-"""Judge what a conversation left: the final content of files, and the answer where the task asks a question.
+"""Verify the final content of files after a conversation, and the answer if the task asks a question.
 
-The files come from the session's evidence, as bytes, and are only compared: no program of the policy runs, and the box in which the
-policy worked has no part in the verdict. A verdict can be given again from the record.
+The files come from the session's artifacts, as bytes, and are only compared: no program of the policy runs, and the sandbox session of the
+policy is not used. A verdict can be recomputed from the record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORM = "write {'answer': [text, ...]}, {'files': {path: text, or null where noth
 
 
 class FinalState(Verifier):
-    """1 if every file of the reference has the wanted content at the end and the answer is one of the wanted ones; else 0.
+    """Score 1 if every file of the reference has the expected content at the end and the answer is an accepted one; else 0.
 
     A line break at the end of a file does not count. The reference has `answer`, `files`, or both.
 
@@ -35,11 +35,11 @@ class FinalState(Verifier):
     )
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge an answer that left no files."""
+        """Verify an answer without artifacts."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Compare the evidence, then the answer."""
+        """Compare the artifacts with the expected files, then the answer."""
         try:
             answers, files = _read(task.reference)
         except ConfigError as error:
@@ -70,7 +70,7 @@ def _read(reference: Any) -> tuple[list[str], dict[str, str | None]]:
 
 
 def _differs(path: str, wanted: str | None, evidence: Mapping[str, Any]) -> str:
-    """What is wrong with one file; empty if nothing is."""
+    """Describe the difference of one file; "" if there is none."""
     if path not in evidence:
         return f"the state of {path} is not known"
     found = evidence[path]

@@ -1,6 +1,6 @@
-"""Judge the form of an answer, not its content: tags, a pattern, length, language. It needs no reference.
+"""Verify the form of an answer, not its content: tags, a pattern, length, language. No reference is needed.
 
-Alone it pays any well-formed answer, so it is one part of a reward: `verifier: {symbolic: 0.9, format: 0.1}`.
+Alone it rewards any well-formed answer, so use it as one component of a reward: `verifier: {symbolic: 0.9, format: 0.1}`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
 from rlvr.verifiers.structure import NAME, read
 
 LONGEST, SECONDS = 20_000, 0.5
-"""The longest text that is compared with a pattern, and the processor seconds that this may take; beyond either it does not match."""
+"""Maximum length of a text that is matched with a pattern, and maximum CPU seconds; beyond either the text does not match."""
 
 
 class Format(Verifier):
-    """Whether an answer has the required form: 1 if all requirements are met, else 0, or with `partial` the share that is met.
+    """Score the form of an answer: 1 if all requirements are met, else 0, or with `partial` the fraction that is met.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "format", tags=["think", "answer"], most_words=50).verify
@@ -65,7 +65,7 @@ class Format(Verifier):
             least_words: the smallest number of words.
             most_words: the largest number of words.
             language: the language of the answer, such as en, de, zh; formulas, code and numbers are ignored.
-            partial: whether an answer that meets some requirements scores their share.
+            partial: whether an answer that meets some requirements scores their fraction.
         """
         if tags is None and not (pattern or least_words or most_words or language):
             tags = ("think", "answer")
@@ -120,7 +120,7 @@ class Format(Verifier):
             self.matcher.warm()
 
     def close(self) -> None:
-        """Stop that process."""
+        """Stop the process that compares patterns."""
         if self.matcher is not None:
             self.matcher.close()
 
@@ -136,7 +136,7 @@ class Format(Verifier):
 
 
 def checked(pattern: str) -> str:
-    """The pattern of the configuration; an error if it is none, or if it accepts an empty answer.
+    """Check a configured pattern and return it; ConfigError if it is invalid or accepts an empty answer.
 
     >>> checked("Answer: [0-9]+")
     'Answer: [0-9]+'
@@ -151,7 +151,7 @@ def checked(pattern: str) -> str:
 
 
 def asked(tags: Sequence[str]) -> str:
-    """The sentence that asks for the tags.
+    """Format the instruction that asks for the tags.
 
     >>> asked(["think", "answer"])
     'Answer in the form <think>...</think><answer>...</answer>, with nothing outside.'

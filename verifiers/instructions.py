@@ -1,4 +1,4 @@
-"""Judge whether a response follows instructions that a program can check: the 25 kinds of IFEval and the 58 of IFBench."""
+"""Verify whether a response follows instructions that a program can check: the 25 kinds of IFEval and the 58 of IFBench."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Instructions(Verifier):
     )
 
     def __init__(self, *, loose: bool = False, score: str = "all") -> None:
-        """Set how strictly responses are judged.
+        """Set how strictly responses are verified.
 
         Args:
             loose: whether a response may follow an instruction without its first line, its last line or its asterisks.
-            score: all (1 if every instruction is followed, else 0), or share (the share of those that are).
+            score: all (1 if every instruction is followed, else 0), or share (the fraction of followed instructions).
         """
         if not isinstance(loose, bool):
             raise ConfigError(f"loose is {loose!r}; it must be true or false")
@@ -82,7 +82,7 @@ class Instructions(Verifier):
 
 
 def _asked(reference: Any) -> Asked:
-    """The kinds of a reference with their arguments, checked."""
+    """Parse the instructions of a reference with their validated arguments."""
     if isinstance(reference, Mapping):
         names, arguments = reference.get("instruction_id_list"), reference.get("kwargs")
         if not isinstance(names, list | tuple) or not isinstance(arguments, list | tuple) or len(names) != len(arguments):
@@ -105,7 +105,7 @@ def _row(row: Any) -> tuple[Kind, dict[str, Any]]:
 
 
 def _variants(text: str) -> list[str]:
-    """The text as it is, and without its first line, its last line, both, and the asterisks of each."""
+    """Return the text unchanged, and without its first line, its last line, both, and each of these without asterisks."""
     rows = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (rows[1:], rows[:-1], rows[1:-1]))]
     return [part for one in cut for part in (one, one.replace("*", "")) if part.strip()]

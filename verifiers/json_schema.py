@@ -1,4 +1,4 @@
-"""Judge a JSON answer by a JSON Schema of the task."""
+"""Verify a JSON answer with the JSON Schema of the task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
 
 LONGEST, DEEPEST = 1_000_000, 200
-"""Characters of an answer, and levels of its lists and objects."""
+"""Maximum characters of an answer, and maximum nesting depth of its lists and objects."""
 PROBES: tuple[Any, ...] = (None, True, 0, 1.5, "", "text", [], [1], {}, {"a": 1})
 """A schema that accepts all of these accepts everything."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -25,9 +25,9 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 class JsonSchema(Verifier):
     """The answer is one JSON document, alone or in one code block, that is valid under the JSON Schema of the reference.
 
-    JSON is read strictly: no NaN, no number beyond a double, no key twice, no comments. A schema that accepts every value, is not valid
-    itself or refers to another file or address gives no score. Validation runs in a worker process with a limit on processor time,
-    because a `pattern` may need exponential time. It needs the package jsonschema (`pip install 'rlvr[json]'`).
+    JSON is parsed strictly: no NaN, no number beyond a double, no duplicate key, no comments. A schema that accepts every value, is invalid
+    itself or refers to another file or address gives no score. Validation runs in a worker process with a CPU limit, because a `pattern`
+    may need exponential time. Requires the package jsonschema (`pip install 'rlvr[json]'`).
 
     >>> import rlvr
     >>> with rlvr.make("verifier", "json_schema") as valid:
@@ -47,7 +47,7 @@ class JsonSchema(Verifier):
         """Set what is checked.
 
         Args:
-            formats: whether `format` is checked (date, email, ipv4, ...), and not only a note.
+            formats: whether `format` is enforced (date, email, ipv4, ...), and not only an annotation.
             workers: the maximum number of worker processes.
             cpu_s: processor seconds for one answer.
         """
@@ -81,7 +81,7 @@ class JsonSchema(Verifier):
         return Verdict(float(not said["problem"]), said["problem"] or "the document is valid")
 
     def _flaw(self, schema: Any) -> str:
-        """Why a schema cannot be used; empty if it can."""
+        """Explain why a schema cannot be used (cached); "" if it can."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._flaws:
             if len(self._flaws) > 10_000:
@@ -115,7 +115,7 @@ class JsonSchema(Verifier):
 
 
 class _NoSchema(Exception):
-    """A reference that is no schema."""
+    """Raised for a reference that is not a schema."""
 
 
 def _schema(reference: Any) -> Any:
@@ -141,7 +141,7 @@ def _parsed_schema(text: str) -> Any:
 
 
 def _outside(schema: Any) -> str:
-    """A reference to another document; empty if there is none. Nothing is ever fetched."""
+    """Find a reference to another document; "" if there is none. Nothing is ever fetched."""
     if isinstance(schema, list):
         return next((why for part in schema if (why := _outside(part))), "")
     if not isinstance(schema, dict):
@@ -155,7 +155,7 @@ def _outside(schema: Any) -> str:
 
 
 def _document(answer: str) -> Any:
-    """The one JSON document of an answer."""
+    """Parse the one JSON document of an answer; ValueError if there is none."""
     shown = visible(answer)
     if shown is None:
         raise ValueError("the thought section is not closed")

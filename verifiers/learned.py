@@ -16,16 +16,16 @@ from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.task import Fault, Task, Verdict
 
 TOGETHER = 64
-"""How many answers an accelerator scores at a time, if so many wait."""
+"""Maximum number of pending answers that an accelerator scores in one batch."""
 BATCH_TOKENS = 32_768
-"""The most tokens, padding included, that one batch of answers has."""
+"""Maximum tokens of one batch of answers, padding included."""
 Row = tuple[list[Any], "Future[float]"]
 
 
 class Learned(Verifier):
-    """The lowest score of the models, between 0 and 1; 0.5 is a raw score of 0.
+    """The lowest score of the reward models, between 0 and 1; 0.5 is a raw score of 0.
 
-    A true verifier judges the same answers. Its score is only logged, as the part `true`, so that a run shows where the learned
+    A true verifier verifies the same answers. Its score is only logged, as the component `true`, so that a run shows where the learned
     reward and the true score differ; the log has their correlation. Without models the true verifier gives the score.
 
     >>> import rlvr
@@ -42,7 +42,7 @@ class Learned(Verifier):
         Args:
             verifier: the true verifier, for the log.
             models: folders that `rlvr train reward_model` wrote (DIR/checkpoints/last).
-            device: where the models compute, for example cuda:1; None: the accelerator, or the CPU without one.
+            device: the device of the models, for example cuda:1; None: the accelerator, or the CPU if there is none.
         """
         if isinstance(models, str):
             models = (models,)
@@ -91,12 +91,12 @@ class Learned(Verifier):
         return Verdict(least, f"reward models: {told}; true verifier: {truth.reason}", parts | {"learned": least})
 
     def close(self) -> None:
-        """Close the true verifier too."""
+        """Close the true verifier."""
         self.verifier.close()
 
 
 class _Model:
-    """One reward model and the tokenizer it was trained with. One thread at a time computes, also for those that wait."""
+    """One reward model and its tokenizer. One thread at a time computes, also for the pending rows of other threads."""
 
     def __init__(self, folder: Path, device: str | None) -> None:
         from rlvr.model.device import device_from
@@ -105,11 +105,11 @@ class _Model:
         place = device_from(device)
         self.tokenizer, self.scorer = tokenizer_from(str(folder)), scorer_in(folder).to(place)
         self.most = 1 if place.type == "cpu" else TOGETHER
-        """How many answers are computed together. One on a CPU: there a score has the same bits in any company."""
+        """Maximum batch size. 1 on a CPU, so that a score does not depend on the batch bit for bit."""
         self.lock, self.waiting = threading.Lock(), deque[Row]()
 
     def score(self, task: Task, answer: str) -> float:
-        """The raw score of one answer."""
+        """Return the raw score of one answer."""
         mine: Future[float] = Future()
         self.waiting.append((self._tokens(task, answer), mine))
         with self.lock:
@@ -118,7 +118,7 @@ class _Model:
         return mine.result()
 
     def score_many(self, pairs: Sequence[tuple[Task, str]]) -> list[float | Exception]:
-        """The raw score of each answer, or why it has none. Answers of similar length share a batch."""
+        """Return the raw score of each answer, or the exception if it has none. Answers of similar length share a batch."""
         rows: list[Row] = [(self._tokens(task, answer), Future()) for task, answer in pairs]
         order = sorted(rows, key=lambda row: len(row[0]))
         with self.lock:
@@ -128,7 +128,7 @@ class _Model:
         return [error if isinstance(error := future.exception(), Exception) else future.result() for _, future in rows]
 
     def _compute(self, some: list[Row]) -> None:
-        """Score answers together; if that fails, each for itself, so that none fails for another."""
+        """Score a batch of answers; if that fails, score each one alone, so that a failure affects only its own answer."""
         try:
             scores = self._scores([tokens for tokens, _ in some])
         except Exception as error:

@@ -5,8 +5,8 @@ answer must be one numeral and nothing else: a sign, digits with or without grou
 around it at most a currency sign, a percent sign, a full stop, and Markdown or LaTeX markup.
 
 If no box, tag or #### line declares the answer, it may also be the end of one equation or of one plain sentence: `35*8 = 280`,
-`The product is 280.` The words before it must come from a short list (`NAMES`, `WORDS`), so words of denial, doubt or choice are
-rejected; only the last side is the answer, so a second number earns nothing.
+`The product is 280.` The words before it must match short tables of patterns, so words of denial, doubt or choice are rejected; only the
+last side is the answer, so a second number is not rewarded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ NUMERAL = re.compile(
     rf"(?P<whole>{WHOLE})?(?:\.(?P<part>[0-9]+))?\.?(?:[eE](?P<power>[+-]?[0-9]{{1,3}}))?)\s?(?P<percent>\\?%?)\.?",
 )
 LONGEST = 200
-"""The longest numeral that is read; a longer one would only cost time."""
+"""Maximum characters of a numeral; parsing a longer one would only cost time."""
 SENTENCES = ("the whole text", "in the answer line")
-"""With these reasons of `find`, the answer may be a sentence or an equation; in a box, a tag or a #### line it is a numeral."""
+"""Extraction reasons for which the answer may be a sentence or an equation; in a box, a tag or a #### line it must be a numeral."""
 WORDS: tuple[tuple[str, str, str, str], ...] = (
     (r"\A(?:so|thus|hence|therefore)\b,?\s*", "", "a word that concludes", "So 35*8 = 280"),
     (r"\b(it|that|this)['’]s\b", r"\1 is", "short for `is`", "It's 280"),
@@ -39,7 +39,7 @@ WORDS: tuple[tuple[str, str, str, str], ...] = (
     (r"\splus\s", " + ", "a word for +", "200 plus 80 equals 280"),
     (r"\sminus\s|−", " - ", "a word and a sign for -", "300 minus 20 is 280"),
 )
-"""Words and signs in a sentence: pattern, replacement, reason, an example (each says 280)."""
+"""Words and signs in a sentence: pattern, replacement, reason, an example (each has the value 280)."""
 ITEM = rf"[-+]?[$€£]?{WHOLE}(?:\.[0-9]+)?%?"
 LIST = rf"{ITEM}(?:(?:\s*,\s*|,?\s+and\s+){ITEM})*"
 TERM = rf"[(\s]*{ITEM}[)\s]*"
@@ -56,7 +56,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ),
     (rf"{TERM}(?:[-+*/^]{TERM})+", "a calculation, which is not checked: only the last side counts", "(35+0) * 8 = 280"),
 )
-"""What may come before the `=`: pattern, what it is, an example (each says 280)."""
+"""Allowed text before the `=`: pattern, description, an example (each has the value 280)."""
 
 
 class Numeric(Verifier):
@@ -103,7 +103,7 @@ class Numeric(Verifier):
 
         Args:
             tolerance: the largest difference that still counts as equal.
-            relative: the same as a fraction of the reference; the larger of the two applies.
+            relative: the largest difference as a fraction of the reference; the larger of the two tolerances applies.
             channel: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
             percent: whether `50%` means 0.5; if not, the sign is ignored.
         """
@@ -133,7 +133,7 @@ class Numeric(Verifier):
 
 
 def parse(value: Any, *, percent: bool = False) -> Fraction | None:
-    """The exact value of a numeral; None for anything that is not one numeral.
+    """Parse one numeral to its exact value; None for any other text.
 
     >>> parse("1,250.50"), parse("1_250"), parse("nan")
     (Fraction(2501, 2), None, None)
@@ -161,7 +161,7 @@ def parse(value: Any, *, percent: bool = False) -> Fraction | None:
 
 
 def stated(text: str, *, percent: bool = False) -> Fraction | None:
-    """The number at the end of one equation or one plain sentence; None for any other text.
+    """Parse the number at the end of one equation or one plain sentence; None for any other text.
 
     >>> stated("The product is **280**."), stated("35*8 = 280"), stated("It is not 280"), stated("281 = 280")
     (Fraction(280, 1), Fraction(280, 1), None, None)

@@ -1,8 +1,7 @@
-"""Judge the files of a Python package that a conversation left, by hidden calls of its functions in a fresh sandbox.
+"""Verify the files of a Python package after a conversation, by hidden calls of its functions in a fresh sandbox.
 
-The files come from the session's evidence. They are laid into a new sandbox run, together with nothing else of the box, and `unit_tests`
-calls the functions: arguments go in and values come out as data, and another process compares them. So the package is never loaded where
-the results are decided.
+The files come from the session's artifacts. Only they are copied into a new sandbox run, where `unit_tests` calls the functions: arguments
+go in and values come out as data, and another process compares them. So the package is never loaded in the process that decides.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rlvr.verifiers._code.blocks import code
 
 FORM = "write {'files': [path, ...], 'cases': [{'module': ..., 'function': ..., 'args': [...], 'expected': ...}, ...]}"
 LARGEST = 100_000
-"""The most bytes of one file."""
+"""Maximum bytes of one file."""
 CASE = {"module", "function", "args", "expected"}
 LOADER = """
 import base64, importlib, json, os, sys
@@ -37,12 +36,9 @@ def hidden_call(module, function, args):
 
 
 class PackageTests(Verifier):
-    r"""1 if every hidden call of the package returns what it must; else 0. Without evidence, a code block is the only file.
+    """Score 1 if every hidden call of the package returns the expected value; else 0.
 
-    >>> case = {"module": "m", "function": "f", "args": [3], "expected": 9}
-    >>> task = Task("t", user("Fix m.py"), {"files": ["m.py"], "cases": [case]})                         # doctest: +SKIP
-    >>> verifier.judge(task, Transcript("", {"m.py": b"def f(x):\n    return x * x\n"})).score            # doctest: +SKIP
-    1.0
+    The files come from the artifacts of the session. Without artifacts, a code block of the answer is the only file.
     """
 
     needs: ClassVar = {"verifier": "unit_tests"}
@@ -63,7 +59,7 @@ class PackageTests(Verifier):
     )
 
     def __init__(self, *, verifier: Verifier) -> None:
-        """Set what makes the calls.
+        """Set the verifier that makes the calls.
 
         Args:
             verifier: `unit_tests`, with the sandbox in which the package runs.
@@ -71,7 +67,7 @@ class PackageTests(Verifier):
         self.verifier = verifier
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge a text: its code block is the only file of the package."""
+        """Verify a text: its code block is the only file of the package."""
         if not isinstance(task.reference, Mapping):
             return self._judged(task, {})
         found, files = code(answer, "python"), task.reference.get("files")
@@ -79,7 +75,7 @@ class PackageTests(Verifier):
         return self._judged(task, {files[0]: found.text.encode("utf-8", "replace")} if one and found.text is not None and files else {})
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Judge the files in the evidence; the text of the answer does not count."""
+        """Verify the files in the artifacts; the text of the answer does not count."""
         return self._judged(task, transcript.evidence)
 
     def _judged(self, task: Task, evidence: Mapping[Any, Any]) -> Verdict:

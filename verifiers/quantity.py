@@ -1,4 +1,4 @@
-"""Judge a physical quantity: a number with a unit, converted where units differ."""
+"""Verify a physical quantity: a number with a unit, converted where units differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATEX: tuple[tuple[str, str, str], ...] = (
     (r"\\%", "%", r"5\%"),
     (r"\\?\$", "", "$5$ m"),
 )
-"""LaTeX that does not change a quantity: pattern, replacement, example."""
+"""LaTeX markup that does not change a quantity: pattern, replacement, example."""
 NUMBER = re.compile(
     r"(?P<sign>[+\-−]?)\s?(?P<whole>\d{1,3}(?:,\d{3})+|\d+)?(?:\.(?P<part>\d+))?"
     r"(?:[eE](?P<e>[+-]?\d{1,3})|\s*(?:\\times|×|x|\*|\\cdot|·)\s*10\s*\^?\s*\{?(?P<ten>[+\-−]?[\d⁻⁰¹²³⁴-⁹]{1,4})\}?)?(?![\d.,])",
@@ -59,7 +59,7 @@ class Quantity(Verifier):
 
         Args:
             channel: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
-            tolerance: the largest relative difference; 0 allows only the rounding of a computer (one part in 10^9).
+            tolerance: the largest relative difference; 0 allows only floating-point rounding (one part in 10^9).
             convert: whether another unit of the same kind is accepted.
         """
         find("", channel)
@@ -87,7 +87,7 @@ class Quantity(Verifier):
 
 
 def read(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:
-    """Value, factor, offset and base units of a quantity; None for any other text.
+    """Parse a quantity into value, factor, offset and base units; None for any other text.
 
     >>> read("3 min"), read("3")
     ((Fraction(3, 1), Fraction(60, 1), Fraction(0, 1), (('s', 1),)), None)

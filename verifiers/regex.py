@@ -1,4 +1,4 @@
-"""Judge an answer by a regular expression of the task, with a limit on processor time."""
+"""Verify an answer with a regular expression of the task, with a limit on CPU time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Regex(Verifier):
     r"""The declared answer matches the pattern as a whole, or in part with `search`.
 
     The reference is a pattern in the syntax of Python's `re`, or `{"pattern": ..., "flags": "im"}`. `\d` and `\w` mean ASCII unless the
-    flag `u` is given. A pattern that accepts the empty text is refused: it would pay for saying nothing. Matching runs in a worker process.
-    A pattern that needs too long for some answer costs that answer its score (fault `answer`) and holds nothing up.
+    flag `u` is given. A pattern that accepts the empty text is rejected, because it would reward an empty answer. Matching runs in a worker
+    process. If matching takes too long, the answer scores 0 (fault `answer`), and other answers are not delayed.
 
     >>> import rlvr
     >>> with rlvr.make("verifier", "regex") as regex:
@@ -85,7 +85,7 @@ class Regex(Verifier):
 
 
 def _pattern(reference: Any, *, search: bool) -> tuple[str, int]:
-    """The pattern and the flags of a reference."""
+    """Parse the pattern and the flags of a reference."""
     given = reference if isinstance(reference, Mapping) else {"pattern": reference}
     pattern, letters = given.get("pattern"), given.get("flags", "")
     if not isinstance(pattern, str) or not isinstance(letters, str) or set(given) - {"pattern", "flags"}:

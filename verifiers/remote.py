@@ -1,4 +1,4 @@
-"""Judge answers with a verifier that `rlvr serve` serves on another machine."""
+"""Verify answers with a verifier that `rlvr serve` serves on another machine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlvr.task import Fault, Task, Verdict, plain
 from rlvr.verifiers._endpoint import RETRIED, Awaiting, Unavailable, exchange
 
 TOGETHER_S = 0.002
-"""How long an answer waits for others, to be sent in one request."""
+"""How long an answer waits for others, to be sent in one batch."""
 BATCH_BYTES = 1 << 20
-"""About how many bytes one request has; a single answer may have more."""
+"""Approximate maximum bytes of a request; a single answer may have more."""
 LONGEST = 1_000_000
-"""A longer answer is not sent: it is wrong."""
+"""Maximum characters of an answer; a longer answer is not sent and scores 0."""
 
 
 class Remote(Awaiting):
-    """A service judges; many answers go into one request, and none holds a thread while it waits.
+    """Verification by a remote service; answers are batched into requests, and none occupies a thread while it waits.
 
-    A request that fails is repeated with the same key, so that the service judges each answer once even where its reply was lost. A
-    service that is away, overloaded or broken gives no score, and never a score of 0. Evidence of a session is not sent.
+    A failed request is retried with the same idempotency key, so that the service verifies each answer once even if its reply was lost. A
+    service that is unreachable, overloaded or broken gives no score, and never a score of 0. Artifacts of a session are not sent.
 
     >>> import rlvr
     >>> rlvr.make("verifier", "remote").verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").score
@@ -54,7 +54,7 @@ class Remote(Awaiting):
         """Name the service.
 
         Args:
-            verifier: judges where there is no url, to try a run without the service.
+            verifier: used if there is no url, to try a run without the service.
             url: the service, such as http://judges:8765.
             name_there: which verifier of the service; empty: its first.
             token_env: the environment variable with the service's token.
@@ -74,7 +74,7 @@ class Remote(Awaiting):
         self._sending = set[asyncio.Task[None]]()
 
     def ready(self) -> None:
-        """Ask the service whether it is there, takes the token and has the verifier."""
+        """Check that the service is reachable, accepts the token and has the verifier."""
         if self.client is None:
             super().ready()
             return
@@ -105,7 +105,7 @@ class Remote(Awaiting):
             return Verdict(None, f"the service gave no verdict: {error}"[:400], fault=Fault.INFRA)
 
     def _send(self) -> None:
-        """Send what waits, in batches."""
+        """Send the pending answers in batches."""
         while self._waiting:
             count, weight = 0, 0
             while count < min(self.batch, len(self._waiting)) and (not count or weight + len(self._waiting[count][0]) <= BATCH_BYTES):
@@ -133,19 +133,14 @@ class Remote(Awaiting):
                 said.set_result(line)
 
     def close(self) -> None:
-        """End the thread that waits, and close the plain verifier."""
+        """Stop the event loop thread, and close the inner verifier."""
         self._room, self._waiting = None, []
         self._loop.close()
         self.verifier.close()
 
 
 class Client:
-    """A client of `rlvr serve` for asyncio.
-
-    >>> lines = await Client("http://judges:8765").batch([{"reference": "4", "answer": "4"}])          # doctest: +SKIP
-    >>> lines[0]["score"]                                                                            # doctest: +SKIP
-    1.0
-    """
+    """An asyncio client of `rlvr serve`."""
 
     def __init__(self, url: str, *, token_env: str = "", timeout_s: float = 120.0, retries: int = 4) -> None:
         """Name the service and the environment variable with its token."""
@@ -158,7 +153,7 @@ class Client:
         self.url, self.token_env, self.timeout_s, self.retries = url.rstrip("/"), token_env, timeout_s, retries
 
     async def verifiers(self) -> list[str]:
-        """The verifiers of the service; ConfigError if it cannot be used."""
+        """List the verifiers of the service; ConfigError if it cannot be used."""
         try:
             data = await self._asked("/openapi.json", None, {})
             parameters = json.loads(data)["paths"]["/verify"]["post"]["parameters"]
@@ -167,7 +162,7 @@ class Client:
             raise ConfigError(f"{self.url} is not a service that can be used: {error}; start one with `rlvr serve`") from None
 
     async def batch(self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", key: str = "") -> list[dict[str, Any]]:
-        """The verdicts of some rows, in their order; Unavailable if the service gives none. A repeated `key` repeats the verdicts."""
+        """Verify some rows and return the verdicts in order; raises if the service fails. A repeated `key` returns the same verdicts."""
         data = b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
         path = "/verify/batch" + (f"?verifier={quote(verifier, safe='')}" if verifier else "")
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": key or uuid.uuid4().hex}
@@ -198,7 +193,7 @@ class Client:
 
 
 def verdict_of(line: Mapping[str, Any]) -> Verdict:
-    """The verdict in a line of the service.
+    """Parse a verdict from a line of the service.
 
     >>> verdict_of({"score": 1.0, "reason": "equal", "fault": "none"}).passed
     True

@@ -1,4 +1,4 @@
-"""Judge with one verifier, and a sample of the answers with a second one too, to notice when the two drift apart."""
+"""Verify with one verifier, and audit a sample of the answers with a second one, to detect reward hacking or drift."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlvr.task import Task, Verdict
 
 
 class Shadow(Verifier):
-    """The score is that of the first verifier. The score of the second is the part `shadow` of a share of the verdicts.
+    """The score of the first verifier; a fraction of the verdicts also has the score of an audit verifier, as the component `shadow`.
 
-    The share is drawn from the task and the answer, so that the same answer is always in it or never. A second verifier that fails
+    The sample is a hash of the task and the answer, so that the same answer is always or never audited. A failure of the audit verifier
     changes nothing. On an environment it is written as `shadow: {verifier: symbolic, share: 0.05}`.
 
     >>> import rlvr
@@ -28,15 +28,15 @@ class Shadow(Verifier):
     needs = {"verifier": "exact"}
     examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
     shadows = True
-    """Whether verdicts may have the part `shadow`, which a run then watches."""
+    """Whether verdicts may have the audit component, which a run then monitors."""
 
     def __init__(self, *, verifier: Verifier, by: str | Mapping[str, Any] = "numeric", share: float = 0.05) -> None:
-        """Name the second verifier.
+        """Set the audit verifier.
 
         Args:
             verifier: gives the score.
-            by: judges the sample; a name, or a mapping with a name and settings.
-            share: which share of the answers it judges.
+            by: the audit verifier; a name, or a mapping with a name and settings.
+            share: the fraction of answers that are audited.
         """
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigError(f"share is {share!r}; it must be a number from 0 to 1, such as 0.05")
@@ -45,21 +45,21 @@ class Shadow(Verifier):
         self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge a text."""
+        """Verify a text, and audit it if it is sampled."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Judge a conversation, and perhaps a second time."""
+        """Verify a conversation, and audit it if it is sampled."""
         return self._with(self.verifier.judge(task, transcript), task, transcript)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """The same; a verifier that waits for its verdict holds no thread."""
+        """Start verification; a verifier that waits for a remote verdict occupies no thread."""
         both = [self.verifier.begin(task, transcript)]
         both += [begun(self.by, task, transcript)] if self._drawn(task, transcript.answer) else []
         return together(both, lambda verdicts: _joined(verdicts[0], *verdicts[1:]))
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
-        """Judge many answers as the first verifier does."""
+        """Verify many answers with the batch method of the first verifier, and audit the sampled ones."""
         verdicts = self.verifier.verify_many(tasks, answers)
         return [self._with(v, task, Transcript(answer)) for v, task, answer in zip(verdicts, tasks, answers, strict=True)]
 
@@ -73,12 +73,12 @@ class Shadow(Verifier):
         return int.from_bytes(digest, "big") < self.share * 2**64
 
     def ready(self) -> None:
-        """Ask both."""
+        """Check that both verifiers are ready."""
         self.verifier.ready()
         self.by.ready()
 
     def close(self) -> None:
-        """Close both."""
+        """Close both verifiers."""
         self.verifier.close()
         self.by.close()
 

@@ -1,4 +1,4 @@
-"""Judge a short answer to a question by exact match or by the F1 of its words, against one or several accepted answers."""
+"""Verify a short answer to a question by exact match or word F1, against one or several accepted answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.verifiers._marks import unmarked
 
 METRICS = ("exact", "f1")
 HEDGES = {"not", "no", "never", "neither", "nor", "or", "either", "maybe", "perhaps", "possibly", "unless", "except"}
-"""Words that turn an answer round or leave it open. With F1, an answer that adds one of them scores 0."""
+"""Words that negate an answer or hedge it. With F1, an answer that adds one of them scores 0."""
 RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<=\d),(?=\d{3}(?!\d))", "", "a comma that groups digits", "1,000 is 1000"),
     (r"[’‘`´]", "'", "other apostrophes", "rock ’n’ roll is rock 'n' roll"),
@@ -24,13 +24,13 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"[\"“”„«»()\[\]{}!?;:]|,|(?<!\w)'|'(?!\w)", " ", "quotes, brackets and marks of sentences", "“Hamlet” is Hamlet"),
     (r"^\s*(?:a|an)\s+(?=\S)|\b(?:the)\b", " ", "articles; a and an only at the start (vitamin A is not vitamin)", "the Alps is Alps"),
 )  # fmt: skip
-"""What is made equal: pattern, replacement, what it is, an example. Signs that carry a value stay: + - # % $ / and decimal points."""
+"""Normalization rules: pattern, replacement, description, example. Signs that carry a value stay: + - # % $ / and decimal points."""
 
 
 class Span(Verifier):
     """The declared answer equals one of the accepted answers, apart from case, articles, punctuation and Latin accents.
 
-    `metric="f1"` gives the F1 of the words instead, as in SQuAD; both are in the parts. Unlike SQuAD's script, signs that change a value
+    `metric="f1"` gives the word F1 instead, as in SQuAD; both are in the components. Unlike SQuAD's script, signs that change a value
     are kept: `1.5` is not `15`, `C++` is not `C`, and `-5` is not `5`.
 
     >>> import rlvr
@@ -45,7 +45,7 @@ class Span(Verifier):
     )
 
     def __init__(self, *, channel: str = "auto", metric: str = "exact") -> None:
-        """Set where the answer is declared and what is the score.
+        """Set where the answer is declared and which metric is the score.
 
         Args:
             channel: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
@@ -72,7 +72,7 @@ class Span(Verifier):
 
 
 def normal(text: str) -> str:
-    """A text without the differences that do not matter.
+    """Normalize a text: Unicode form, accents, case, articles and punctuation.
 
     >>> normal("The St. John's, “Beyoncé”"), normal("vitamin A"), normal("C++")
     ('st johns beyonce', 'vitamin a', 'c++')
@@ -86,7 +86,7 @@ def normal(text: str) -> str:
 
 
 def _unaccented(text: str) -> str:
-    """Without the accents of Latin letters; in other scripts a mark changes the word."""
+    """Remove the accents of Latin letters; in other scripts an accent changes the word and stays."""
     if text.isascii():
         return text
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""Judge an SQL query by the rows that it gives on databases that the policy has not seen."""
+"""Verify an SQL query by the rows that it returns on databases that the policy has not seen."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers import _sqlrun
 
 QUERY = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:select|with|values)\b", re.IGNORECASE | re.DOTALL)
-"""How a query begins, after comments. Anything else is not run."""
+"""The beginning of a query, after comments. Anything else is not run."""
 WALL_SECONDS = 120.0
-"""A query that waits is the machine's fault: none can wait by itself, and one that computes is stopped far earlier."""
+"""Wall-clock limit. Reaching it is an infrastructure fault, because a query that computes is stopped far earlier by its CPU limit."""
 _WORKER = str(_sqlrun.__file__)
 SHOP = "create table item(name text, price real); insert into item values "
 
 
 class SqlRows(Verifier):
-    """The query gives the same rows as the reference's query, on each of its databases.
+    """The query returns the same rows as the reference's query, on each of its databases.
 
     The reference is {"query": gold, "databases": [script, ...], "ordered": false}. Rows are compared in any order unless `ordered`. The
-    names of columns do not count; 3 equals 3.0, and '3' does not. The query runs in a process of its own with limits on time, memory, rows
-    and size; one that goes over a limit scores 0. It may only read: no other file, no settings, no random numbers.
+    names of columns do not count; 3 equals 3.0, and '3' does not. The query runs in a separate process with limits on time, memory, rows
+    and size; exceeding a limit scores 0. The query is read-only: no other file, no settings, no random numbers.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "sql_rows").verify
@@ -98,7 +98,7 @@ def _broken(reference: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _expected(query: str, databases: tuple[str, ...]) -> tuple[list[list[Any]], ...]:
-    """The rows of the reference's own query, which is ours and runs here."""
+    """Run the reference's query, which is trusted and runs in this process."""
     found = []
     for script in databases:
         connection = _sqlrun.opened(script)
@@ -110,7 +110,7 @@ def _expected(query: str, databases: tuple[str, ...]) -> tuple[list[list[Any]], 
 
 
 def _run(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:
-    """What the query gives in a process of its own, or the verdict if it gives nothing."""
+    """Run the query in a separate process and return its reply, or a verdict if there is none."""
     command = [sys.executable, "-I", "-S", _WORKER]
     asked = json.dumps({"databases": list(databases), "query": query})
     try:
@@ -143,7 +143,7 @@ def _compared(result: dict[str, Any] | Verdict, expected: Sequence[list[list[Any
 
 
 def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row whose equal values are equal in Python, and no others: 3.0 is 3, a sum is the same in any order, '3' is a text."""
+    """Normalize a row so that equal SQL values compare equal in Python: 3.0 is 3, floats are rounded, '3' stays a text."""
     return tuple(_value(value) for value in row)
 
 

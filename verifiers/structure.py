@@ -1,6 +1,6 @@
-"""Require a declared format, and let another verifier judge the content.
+"""Require a declared format, and verify the content with another verifier.
 
-The format multiplies the score and never adds to it: a well-formed wrong answer scores 0, so the format alone earns nothing.
+The format multiplies the score and never adds to it: a well-formed wrong answer scores 0, so the format alone is not rewarded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Structure(Verifier):
         """Declare the format.
 
         Args:
-            verifier: judges the content of the judged section.
+            verifier: verifies the content of the answer section.
             sections: the tags, in the required order.
             judged: the section with the answer.
             soft: the factor for the score of a malformed answer, from 0 (scores 0) to 1 (the format does not matter).
@@ -65,18 +65,18 @@ class Structure(Verifier):
         self.verifier, self.sections, self.judged, self.soft = verifier, tuple(sections), judged, float(soft)
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Read the format, judge the content, multiply the scores."""
+        """Parse the format, verify the content, multiply the scores."""
         content, flaw = self._read(answer)
         return self._scored(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """The same; an inner verifier that waits for its verdict holds no thread."""
+        """Start verification; an inner verifier that waits for a remote verdict occupies no thread."""
         content, flaw = self._read(transcript.answer)
         inner = Verdict(0.0, "") if content is None else self.verifier.begin(task, Transcript(content))
         return together([inner], lambda verdicts: self._scored(verdicts[0], flaw))
 
     def _read(self, answer: str) -> tuple[str | None, str]:
-        """What the inner verifier judges, None if it need not, and what is wrong with the format."""
+        """Return the text for the inner verifier (None if it is not needed) and what is wrong with the format."""
         contents, flaw = read(answer, self.sections)
         return (contents[self.judged] if not flaw else answer if self.soft else None), flaw
 
@@ -95,7 +95,7 @@ class Structure(Verifier):
 
 
 def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The content of each section, or what is wrong with the format.
+    """Parse the content of each section; the second value says what is wrong with the format.
 
     >>> read("<think>a</think><answer>b</answer>", ["think", "answer"])
     ({'think': 'a', 'answer': 'b'}, '')

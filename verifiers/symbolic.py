@@ -1,10 +1,10 @@
-r"""Judge a mathematical answer: exactly where possible, by computer algebra where needed, never by evaluating text.
+r"""Verify a mathematical answer: exactly where possible, by computer algebra where needed, never by evaluating text.
 
-The answer is taken from its declared channel, parsed by a grammar written for this, and compared with the gold by the gold's kind:
+The extracted answer is parsed by a dedicated grammar, and compared with the gold by the gold's kind:
 number, expression, list, tuple, set, interval, equation, matrix, words, choice. Conventions (units, percent,
-order, form) are a policy that a task can set: `meta={"policy": {"units": "required"}}`.
+order, form) are a comparison policy that a task can set: `meta={"policy": {"units": "required"}}`.
 
-A gold that cannot be read, or does not accept itself, gets no verdict at all (score None, fault task).
+A gold that cannot be parsed, or does not compare equal to itself, gives no score (score None, fault task).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
 
 MAX_SEVERAL = 6
 GOLDS_SHARE = 4
-"""Factor on the processor time when the gold itself has to be evaluated."""
+"""Factor on the CPU budget if the gold itself has to be evaluated."""
 
 
 class Symbolic(Verifier):
-    r"""Compares answers with the gold as mathematics.
+    r"""Compare answers with the gold as mathematics.
 
     >>> from rlvr.task import user
     >>> Symbolic().verify(Task("t", user("?"), reference=r"\frac12"), r"so it is \boxed{0.5}.").score
@@ -77,7 +77,7 @@ class Symbolic(Verifier):
             policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
             workers: the maximum number of algebra processes; the first starts when an answer needs it, another one when an
                 answer would have to wait, and all of them when `ready` is called.
-            cpu_s: processor seconds that one answer may use for algebra.
+            cpu_s: CPU seconds that one answer may use for algebra.
             memory_mb: memory of one algebra process.
             cache: how many verdicts are cached.
         """
@@ -97,11 +97,11 @@ class Symbolic(Verifier):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets a verifier with the same settings, and its own workers."""
+        """Pickle the settings only: another process builds its own workers."""
         return partial(type(self), **self._settings), ()
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge the answer that a text declares."""
+        """Extract the declared answer and compare it with the gold."""
         try:
             policy = self.policy.over(task.meta.get("policy"))
             channel = _channel(task.meta.get("channel", self.channel))
@@ -126,7 +126,7 @@ class Symbolic(Verifier):
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
     def lint(self, gold: str, policy: Policy | None = None) -> Verdict:
-        """Whether a gold can be judged: it must parse completely, be finite, not be a bare letter, and be equal to itself."""
+        """Check a gold: it must parse completely, be finite, not be a bare letter, and compare equal to itself."""
         try:
             why = self._unfit(gold, policy or self.policy)
         except Lost as error:
@@ -142,7 +142,7 @@ class Symbolic(Verifier):
         self.pool.close()
 
     def _unfit(self, gold: str, policy: Policy) -> str:
-        """Why a gold cannot be judged; empty if it can."""
+        """Explain why a gold cannot be used; "" if it can."""
         try:
             tree = parse(gold)
             if tree[0] == "sym" and " " not in tree[1] and not policy.symbol:
@@ -158,8 +158,8 @@ class Symbolic(Verifier):
         except Lost:
             raise
         except Exception as error:
-            return f"judging it failed: {type(error).__name__}"
-        return "" if judged.right else f"it does not accept itself: {judged.reason}"
+            return f"comparing it failed: {type(error).__name__}"
+        return "" if judged.right else f"the reference does not compare equal to itself: {judged.reason}"
 
     def _judged(self, gold: str, found: Found, policy: Policy) -> Verdict:
         if found.text is None:  # several answers: right only if every one is right
@@ -170,7 +170,7 @@ class Symbolic(Verifier):
         return self._one(gold, found.text, policy)
 
     def _copied(self, task: Task, gold: str, found: Found) -> str:
-        """Why a right answer is refused as a part of the question; empty if it is not."""
+        """Explain why a right answer is rejected as a copy of the question; "" if it is not."""
         texts = [text for text in ([found.text] if found.text is not None else found.several) if text != gold]
         prompt = "\n".join(message["content"] for message in task.prompt) if texts else ""
         return next((why for text in texts if (why := restated(gold, text, prompt))), "")
@@ -186,15 +186,15 @@ class Symbolic(Verifier):
         except NotFinite as error:
             return Verdict(0.0, f"the answer has no finite value: {error}")
         except (TooBig, Overrun) as error:
-            return Verdict(0.0, f"judging the answer did not finish: {error}", fault=Fault.ANSWER)
+            return Verdict(0.0, f"comparing the answer did not finish: {error}", fault=Fault.ANSWER)
         except Lost:
             raise
         except Exception as error:
-            return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
+            return Verdict(0.0, f"the answer broke the comparison: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.right else 0.0, judged.reason)
 
     def _read_and_judged(self, gold: str, text: str, policy: Policy) -> Judged:
-        """The verdict on the first reading of gold and answer, or on another reading if that one is right."""
+        """Compare the first reading of gold and answer, and then alternative readings until one is equal."""
         unreadable, judged = None, Judged(False, "")
         try:
             judged = self._judge(parse(gold), parse(text), policy)
@@ -218,7 +218,7 @@ class Symbolic(Verifier):
         return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge, match=match))
 
     def _kept(self, work: Callable[..., Any], gold: str, found: Found | None, policy: Policy) -> Any:
-        """The cached or computed verdict: the newest ones are kept; a failure of the infrastructure is never cached."""
+        """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""
         key = (gold, found, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
         known = self._cache.get(key)
         if known is None:
@@ -231,7 +231,7 @@ class Symbolic(Verifier):
 
 
 def _reference(reference: Any) -> str | None:
-    """The gold as text; from a gold that is a whole solution, the last box or #### line is taken."""
+    """Return the gold as text; of a gold that is a whole solution, the last box or #### line."""
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         return None
     if isinstance(reference, float) and not math.isfinite(reference):

@@ -1,4 +1,4 @@
-"""Judge a table in Markdown, CSV or tab-separated lines, cell by cell."""
+"""Verify a table in Markdown, CSV or tab-separated lines, cell by cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 """The line under the head of a Markdown table."""
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?")
-"""What is compared as a number. 007 is not: it is a code."""
+"""Cells that are compared as numbers. 007 is not: it is a code."""
 
 
 class Table(Verifier):
@@ -30,7 +30,7 @@ class Table(Verifier):
 
     The reference is a list of objects (one a row), a list of lists (the first is the head), or the text of a table. Columns are found by
     name, so their order does not matter; the order of rows does unless `ordered` is false. Numbers are compared as numbers, anything else
-    as text without markup and case. An answer with two tables, with a column or a row too many, or with rows of different lengths is wrong.
+    as text without markup and case. An answer with two tables, with an extra column or row, or with rows of different lengths is wrong.
 
     >>> import rlvr
     >>> task = rlvr.Task("t", rlvr.user("?"), reference=[{"city": "Rome", "people": 2800000}])
@@ -58,7 +58,7 @@ class Table(Verifier):
         self.ordered, self.tolerance = ordered, tolerance
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Read both tables and compare them."""
+        """Parse both tables and compare them."""
         try:
             gold = _reference(task.reference)
         except ValueError as error:
@@ -95,7 +95,7 @@ class Table(Verifier):
 
 
 def read(text: str) -> Rows:
-    r"""The one table of a text, head first; raises ValueError if there is none, more than one, or rows of different lengths.
+    r"""Parse the one table of a text, header first; ValueError if there is none, more than one, or rows have different lengths.
 
     >>> read("| a | b |\n|---|---|\n| 1 | x\\|y |")
     [['a', 'b'], ['1', 'x|y']]
@@ -124,7 +124,7 @@ def _checked(rows: Rows) -> Rows:
 
 
 def _markdown(text: str) -> list[Rows]:
-    """Every Markdown table: lines with pipes, of which the second is a rule."""
+    """Find every Markdown table: lines with pipes, of which the second is a rule."""
     found: list[Rows] = []
     lines = text.splitlines()
     for piped, group in itertools.groupby(lines, lambda line: "|" in line):
@@ -141,7 +141,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _separated(text: str) -> Rows | None:
-    """A table of lines with commas or tabs; None if it is none."""
+    """Parse lines with commas or tabs as a table; None if they are not one."""
     lines = text.strip().splitlines()
     for delimiter in "\t,":
         if len(lines) > 1 and delimiter in lines[0]:
@@ -168,7 +168,7 @@ def _reference(given: Any) -> Rows:
 
 
 def _paired(mine: Rows, gold: Rows, same: Any) -> tuple[Rows, Rows]:
-    """Both tables with equal rows next to each other, so that the order does not count."""
+    """Reorder both tables so that equal rows have the same position, and the order does not count."""
     left, first, second = list(mine), [], []
     missing = []
     for row in gold:

@@ -1,12 +1,12 @@
-"""Judge code by running it in a sandbox: with input and output, function calls, or assertions.
+"""Verify code by running it in a sandbox: with input and output, function calls, or assertions.
 
-The code is one fenced block of the answer (`_code/blocks.py` has the rule). Expected values and test code never enter the process of
-the answer: a judge process in the sandbox makes the calls and runs the assertions, over a channel that carries only data. It also
-reads and compares the returned values, under the limits of the task, so no result can keep rlvr's own process busy; the output of a
-program is read only up to the first difference. A test without a record counts as failed. `_code/tests.py` has the format of references.
+The code is one fenced block of the answer (see `_code/blocks.py`). Expected values and test code never enter the process of the answer: a
+checker process in the sandbox makes the calls and runs the assertions, over a pipe that carries only data. The checker also decodes and
+compares the returned values, under the limits of the task, so no result can keep rlvr's own process busy; the output of a program is read
+only up to the first difference. A test without a record counts as failed. The format of references is documented in `_code`.
 
-An answer cannot turn its 0 into no score: that a test can judge no answer is decided before, from its text (`_code/examine.py`) and by
-running it without an answer (`_code/rehearsal.py`). After that, only a failure of the sandbox itself gives no score.
+An answer cannot turn a score of 0 into no score: whether a test is valid is decided before any answer runs, from its text and by a dry run
+without an answer. After that, only a failure of the sandbox itself gives no score.
 """
 
 from __future__ import annotations
@@ -39,17 +39,13 @@ WORDS = {
 }
 LOST = {"ok": False, "why": "no record"}
 LONGEST = 1 << 16
-"""The longest message that is read from the judge; its records are far shorter."""
+"""Maximum bytes of a message from the checker; its records are far shorter."""
 REHEARSED = 4096
-"""How many tests a verifier remembers to be fit or unfit."""
+"""Maximum number of tests whose dry run is cached."""
 
 
 class UnitTests(Verifier):
-    r"""Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight).
-
-    >>> UnitTests(sandbox=sandbox).verify(task, "```python\nprint(int(input()) ** 2)\n```").score        # doctest: +SKIP
-    1.0
-    """
+    """Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight)."""
 
     needs: ClassVar = {"sandbox": "docker"}
     version = "4"
@@ -77,7 +73,7 @@ class UnitTests(Verifier):
         Args:
             sandbox: where the code runs.
             score: all: 1 if every test passes, else 0; fraction: the share of passed tests, by weight.
-            channel: where the code is declared; fence, or another channel of `rlvr.answers`.
+            channel: where the code is declared; fence, or another extractor of `rlvr.answers`.
             limits: the limits of one run, such as {wall_s: 2, memory_mb: 128}; the limits of a task override them.
         """
         if score not in ("all", "fraction"):
@@ -94,7 +90,7 @@ class UnitTests(Verifier):
         return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.most_mb}; raise the sandbox's memory_mb"
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge the code of `answer`."""
+        """Extract the code of `answer` and run the tests on it."""
         try:
             tests = read(task.reference, self.limits)
             if self.most_mb is not None and tests.limits.memory_mb > self.most_mb:
@@ -126,7 +122,7 @@ class UnitTests(Verifier):
         return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
 
     def _unfit(self, tests: Tests) -> Verdict | None:
-        """The verdict on every answer if the test can judge none: decided once for each test, by running it without an answer."""
+        """Return a verdict if the test is invalid for every answer; decided once per test by a dry run without an answer."""
         if tests.prepared is None:
             return None
         key = (tests.setup, tests.prepared, tests.function)
@@ -142,7 +138,7 @@ class UnitTests(Verifier):
         return Verdict(None, _legible(f"the task cannot be judged: {why}"), fault=Fault.TASK) if why else None
 
     def _judged(self, tests: Tests, source: str) -> Verdict:
-        """Run the judge in the sandbox, which calls the answer's function, and read its records."""
+        """Run the checker in the sandbox, which calls the answer's function, and read its records."""
         brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.brief()}).encode()
         judge = Judge(_judge(tests.kind), brief)
         outcome = self.sandbox.run(Program(_driver(), b"", "python", tests.limits, judge=judge))
@@ -152,13 +148,13 @@ class UnitTests(Verifier):
         total = tests.prepared.asserting or 1 if tests.prepared else len(tests.cases)
         ready, ended, over = calls, False, ""
         records: dict[int, dict[str, Any]] = {}
-        for message in _messages(outcome.report):  # written by the judge: the answer cannot write here
+        for message in _messages(outcome.report):  # written by the checker: the answer cannot write here
             ready, ended, over = ready or "ready" in message, ended or "end" in message, _text(message.get("over")) or over
             index, why = message.get("test"), _text(message.get("why"))
             if type(index) is int and records.get(index, {"ok": True})["ok"]:
                 records[index] = {"ok": message.get("ok") is True, "why": why}
         if not ready and outcome.stop not in BROKE:
-            return Verdict(0.0, "the judge was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
+            return Verdict(0.0, "the checker was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
         if not ended and not calls:
             records = {index: row for index, row in records.items() if not row["ok"]}  # passed tests are only reported at the end
         broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not finish")
@@ -195,12 +191,12 @@ def _text(told: Any) -> str:
 
 
 def _legible(text: str) -> str:
-    """Text from an answer, without control characters, at most 500 characters."""
+    """Make text from an answer printable: no control characters, at most 500 characters."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:500])
 
 
 def _messages(report: bytes) -> Iterator[dict[str, Any]]:
-    """The messages in a report, up to the first malformed one."""
+    """Parse the messages in the checker's output, up to the first malformed one."""
     at = 0
     while at + 4 <= len(report):
         length = int.from_bytes(report[at : at + 4], "big")
@@ -243,7 +239,7 @@ def _judge(kind: str) -> str:
 
 
 def _joined(*names: str) -> str:
-    """Join files of rlvr into one program; their imports of each other are removed."""
+    """Join modules of rlvr into one program; their imports of each other are removed."""
     future = "from __future__ import annotations"
     ours = (re.sub(r"^from rlvr\..*$", "", (HERE / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
     return "\n".join([future, *(text.replace(future, "") for text in ours)])

@@ -1,4 +1,4 @@
-"""Columns of a data set: guess which one is the question and which one the answer, and fill templates such as `{question}`."""
+"""Columns of a data set: guess the question and the reference column, and fill templates such as `{question}`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError, suggest
 QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 REFERENCES = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
 SOLUTIONS = ("solution",)
-"""The names that are guessed, in any case. A solution is the reference only where no column is named like an answer."""
+"""Column names that are guessed, in any case. A solution is the reference only if no column is named like an answer."""
 PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 CALCULATOR = re.compile(r"<<[^>]*>>")
 """The annotations of GSM8K's solutions."""
@@ -24,7 +24,7 @@ GROUPED = re.compile(r"[-+$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    r"""A text with columns in braces; a column alone is its value, whatever its type.
+    r"""A text with columns in braces; a template of one column alone gives its value, of any type.
 
     >>> Template.of("Is {a} above {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
     'Is 3 above 2?'
@@ -37,7 +37,7 @@ class Template:
 
     @classmethod
     def of(cls, text: str, columns: Sequence[str], setting: str) -> Template:
-        """A template, or one column by its name. Columns that do not exist are an error."""
+        """Parse a template, or the name of one column. Raises ConfigError for unknown columns."""
         if text in columns:
             text = f"{{{text}}}"
         used = tuple(name for name in PLACE.findall(text) if name)
@@ -53,7 +53,7 @@ class Template:
         return cls(text, used)
 
     def fill(self, values: Mapping[str, Any]) -> Any:
-        """The text for one row; ValueError if a column is empty."""
+        """Fill the template for one row; ValueError if a column is empty."""
         for name in self.columns:
             if missing(values.get(name)):
                 raise ValueError(f"the column {name!r} is empty")
@@ -63,7 +63,7 @@ class Template:
 
 
 def missing(value: Any) -> bool:
-    """Whether a cell has nothing in it.
+    """Return whether a cell is empty.
 
     >>> [missing(value) for value in (None, " ", float("nan"), [], 0, False)]
     [True, True, True, True, False, False]
@@ -77,7 +77,7 @@ def missing(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A cell inside a text: texts as they are, lists of texts line by line, other structures as JSON."""
+    """Format a cell for use in a text: lists of texts line by line, other structures as JSON."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
 
 
 def guessed(columns: Sequence[str], setting: str, where: str) -> str:
-    """The column that holds the question or the reference, by its name; "" if there is none. Several are an error that lists them.
+    """Guess the question or reference column by its name; "" if there is none. Raises ConfigError if several match.
 
     >>> guessed(["id", "problem", "solution", "answer"], "reference", "math.jsonl")
     'answer'
@@ -104,7 +104,7 @@ def guessed(columns: Sequence[str], setting: str, where: str) -> str:
 
 
 def unknown(columns: Sequence[str], setting: str, where: str) -> ConfigError:
-    """The error where no column can be guessed."""
+    """Make the error for a column that cannot be guessed."""
     names = QUESTIONS if setting == "question" else (*REFERENCES, *SOLUTIONS)
     return ConfigError(
         f"{where} has no column that is known to be the {setting} ({', '.join(names)}); it has {_list(columns)}. "
@@ -113,7 +113,7 @@ def unknown(columns: Sequence[str], setting: str, where: str) -> ConfigError:
 
 
 def marked(texts: Sequence[Any]) -> str:
-    r"""How most references say their final answer: `hash` (after ####), `boxed` (in \boxed{}), or `whole`.
+    r"""Detect how most references mark their final answer: `hash` (after ####), `boxed` (in \boxed{}), or `whole`.
 
     >>> marked(["3+4=7\n#### 7", "#### 8"]), marked(["7", "8"])
     ('hash', 'whole')
@@ -125,7 +125,7 @@ def marked(texts: Sequence[Any]) -> str:
 
 
 def extracted(value: Any, mark: str) -> Any:
-    r"""The final answer in a reference; ValueError if the mark is missing. Numbers become texts.
+    r"""Extract the final answer from a reference; ValueError if the mark is missing. Numbers become texts.
 
     >>> extracted("She has 7.\n#### 1,007", "hash"), extracted("so \\boxed{\\frac12}", "boxed"), extracted(4, "whole")
     ('1007', '\\frac12', '4')

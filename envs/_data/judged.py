@@ -14,11 +14,11 @@ from rlvr.task import Fault, Task, Verdict
 
 COLUMN = re.compile(r"\{[^{}]+\}")
 MOST = 64
-"""How many different settings the rows may ask for: each is a verifier of its own."""
+"""Most different settings of the rows; each needs a verifier of its own."""
 
 
 def settle(wanted: Any) -> tuple[Verifier, dict[str, str]]:
-    """The verifier that a data set asks for, and which of its settings are columns.
+    """Build the verifier of a data set; also return which of its settings are columns.
 
     >>> settle({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
     {'tolerance': '{tolerance}'}
@@ -31,36 +31,33 @@ def settle(wanted: Any) -> tuple[Verifier, dict[str, str]]:
 
 
 class ByRow(Verifier):
-    """One verifier with several settings, chosen by each task's `meta["settings"]`.
-
-    >>> ByRow({"name": "numeric"}).build([{"tolerance": 0.1}])                                # doctest: +SKIP
-    """
+    """One verifier with several settings, selected by each task's `meta["settings"]`."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:
-        """Build the verifier without the settings of the rows, so that a wrong name is found at once."""
+        """Build the verifier without the settings of the rows, so that a wrong name fails at once."""
         self.wanted, self.usual = wanted, from_config("verifier", wanted)
         self.needs_reference, self.instruction = self.usual.needs_reference, self.usual.instruction
         self.made: dict[str, Verifier] = {}
         self._lock = threading.Lock()
 
     def build(self, settings: Iterable[Mapping[str, Any]]) -> None:
-        """Build a verifier for each different settings; an error names the settings that are refused."""
+        """Build a verifier for each distinct settings; an error names the invalid settings."""
         for own in settings:
             self._of(own)
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge with the settings of the task's row."""
+        """Verify an answer with the settings of the task's row."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """The same for a whole conversation."""
+        """Verify a transcript with the settings of the task's row."""
         own = task.meta.get("settings")
         if not isinstance(own, Mapping):
             return Verdict(None, "the task has no settings for its verifier", fault=Fault.TASK)
         return self._of(own).judge(task, transcript)
 
     def ready(self) -> None:
-        """Ask every verifier."""
+        """Check that every verifier works here."""
         for verifier in (self.usual, *self.made.values()):
             verifier.ready()
 

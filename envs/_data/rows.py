@@ -16,12 +16,12 @@ from rlvr.config.datafile import SUFFIXES, format_of
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
 LONGEST_FIELD = 1 << 27
-"""The longest field of a CSV file, in characters; Python's own limit of 131,072 is short for long documents."""
+"""Longest field of a CSV file, in characters; Python's default of 131,072 is too short for long documents."""
 SPLIT_WORDS: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),
     "test": ("test", "testing", "held", "heldout", "holdout", "validation", "valid", "val", "dev", "eval"),
 }
-"""Words in the name of a file or of a published split that say which split it is; of several words for test, the first one counts."""
+"""Words in the name of a file or published split that identify the split; of several words for test, the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Row:
     """
 
     place: str
-    """The file and the line, for messages and for the ids of tasks. Rows of Parquet files and JSON lists count from 1."""
+    """File and line, for messages and task ids. Rows of Parquet files and JSON lists count from 1."""
     values: Mapping[str, Any]
 
 
 def read(file: Path, name: str = "") -> list[Row]:
-    """All rows of one file. `name` is what messages and places call it; the default is the path."""
+    """Read all rows of one file. `name` is its name in messages and locations; the default is the path."""
     name = name or str(file)
     kind = format_of(file.name)
     if kind == "parquet":
@@ -65,9 +65,9 @@ def read(file: Path, name: str = "") -> list[Row]:
 
 
 def read_folder(folder: Path) -> dict[str, list[Row]]:
-    """The rows of a folder, subfolders included, by split; if no name says a split, all of them under ""."""
+    """Read the rows of a folder, subfolders included, by split; if no file name identifies a split, all are under ""."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and format_of(path.name) and not _hidden(path, folder)]
-    files = [path for path in files if format_of(path.name) != "json"] or files  # published data sets have .json files about themselves
+    files = [path for path in files if format_of(path.name) != "json"] or files  # published data sets have .json metadata files
     if not files:
         raise NotFound(f"the folder {str(folder)!r} has no data files; it needs files that end with one of {', '.join(SUFFIXES)}")
     named: dict[str, list[Path]] = {}
@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> dict[str, list[Row]]:
 
 
 def by_split(named: Mapping[str, Any]) -> dict[str, Any]:
-    """What was found under words such as `validation`, as `train` and `test`; if no word names a split, all under "".
+    """Map words such as `validation` to `train` and `test`; if no word identifies a split, all is under "".
 
     >>> by_split({"train": 1, "validation": 2, "test": 3})
     {'train': 1, 'test': 3}
@@ -88,7 +88,7 @@ def by_split(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def word_of(name: str) -> str:
-    """The word in a name that says which split it is; "" if there is none.
+    """Find the word in a name that identifies the split; "" if there is none.
 
     >>> word_of("gsm8k_test-00000-of-00001.parquet"), word_of("questions.csv"), word_of("latest.csv")
     ('test', '', '')

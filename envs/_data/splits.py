@@ -1,4 +1,4 @@
-"""Which rows of a data set are for training and which are held out, and how a row becomes a prompt."""
+"""Split the rows of a data set into training and held-out rows, and build the prompt of a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACE = re.compile(r"\s+")
 
 
 def source(target: str) -> dict[str, list[Row]]:
-    """The rows of a file, a folder or a published data set, by split; "" where nothing says which."""
+    """Load the rows of a file, a folder or a published data set, by split; "" if the split is unknown."""
     if target.startswith("hf:"):
         return published(target)
     path = Path(target).expanduser()
@@ -29,7 +29,7 @@ def source(target: str) -> dict[str, list[Row]]:
 
 
 def by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """The rows by the split that their own column names."""
+    """Group rows by a column that names their split."""
     words = {"train": "train", "training": "train", "test": "test", "validation": "test", "valid": "test", "dev": "test"}
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -43,7 +43,7 @@ def by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
 
 
 def matches(row: Row, column: str, wanted: Any, where: str) -> bool:
-    """Whether a row is kept by one entry of `where`: a value, a list of values, or a range."""
+    """Return whether a row matches one entry of `where`: a value, a list of values, or a range."""
     if column not in row.values:
         raise ConfigError(f"{row.place}: where names the column {column!r}; {suggest(column, row.values)}")
     value = row.values[column]
@@ -59,7 +59,7 @@ def matches(row: Row, column: str, wanted: Any, where: str) -> bool:
 
 
 def held_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
-    """A share of the questions apart from the others, chosen by a digest of each question: all rows that ask it go with it."""
+    """Hold out a fraction of the questions, chosen by a digest of each question; rows with the same question stay together."""
     questions = sorted({key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest())
     held = set(questions[: max(round(share * len(questions)), 1)]) if share and len(questions) > 1 else set()
     found = {"train": [task for task in tasks if key(task) not in held], "test": [task for task in tasks if key(task) in held]}
@@ -67,12 +67,12 @@ def held_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
 
 
 def key(task: Task) -> str:
-    """What makes two questions the same: the text, without case and spacing."""
+    """Make the key by which two questions are equal: the text, ignoring case and spacing."""
     return SPACE.sub(" ", task.question).strip().casefold()
 
 
 def prompt_of(question: Any, system: str, instruction: str) -> tuple[Message, ...]:
-    """The messages of one row; the question is a text, or messages that end with the user's."""
+    """Build the messages of one row; the question is a text, or messages that end with the user's."""
     if not isinstance(question, list):
         text = str(question).strip()
         return user(f"{text}\n\n{instruction}" if instruction else text, system=system)

@@ -1,4 +1,4 @@
-"""A conversation in the box of a task folder, and what it leaves to be judged."""
+"""A conversation in the sandbox of a task folder, and the files that it leaves for verification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlvr.errors import ConfigError, ToolCrash
 from rlvr.task import Task
 
 LARGEST = 4 << 20
-"""How many bytes may be left to be judged, compressed."""
+"""Most bytes of the collected files, compressed."""
 SHELL = {"HOME": "/tmp/.home", "LANG": "C.UTF-8", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SETUP_S = 60.0
@@ -32,27 +32,24 @@ COLLECT = "cd /tmp && /bin/tar -czf - --ignore-failed-read --exclude=./.home -- 
 
 
 def place(image: Image, folder: Folder, disk_mb: int) -> Place:
-    """A box with room for the files of a task."""
+    """Make the spec of a sandbox session with disk space for the files of a task."""
     memory_mb = max(min(folder.memory_mb, 4096), 2 * disk_mb + 256)
     return Place(image=image.name, memory_mb=memory_mb, processes=128, disk_mb=disk_mb, file_mb=disk_mb, output_bytes=LARGEST + 4096)
 
 
 def begun(box: Box, image: Image, variables: Mapping[str, str]) -> None:
-    """Copy the files of the task into a new box, and export its variables. ToolCrash if that fails."""
+    """Copy the files of the task into a new session, and export its variables. Raises ToolFailure if that fails."""
     exported = {**SHELL, "PATH": PATH, **image.variables, **variables}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script = START.format(inner=shlex.quote(f"/tmp{image.workdir}"), workdir=shlex.quote(image.workdir))
     outcome = box.run("\n".join([*lines, script]), timeout=SETUP_S)
     if outcome.stop is not Stop.OK:
         said = outcome.stderr.decode("utf-8", "replace")[-300:]
-        raise ToolCrash(f"the box could not be filled with the files of the task: {outcome.reason} {said}".strip())
+        raise ToolCrash(f"the files of the task could not be copied into the sandbox: {outcome.reason} {said}".strip())
 
 
 class FolderSession(ToolSession):
-    """One conversation: a shell in the box of the task; at its end the files of the working folder, or the artifacts, are collected.
-
-    >>> FolderSession(task, folder, tools, sandbox=sandbox, disk_mb=128)                        # doctest: +SKIP
-    """
+    """Session with a shell in the task's sandbox; at its end the files of the working folder, or the artifacts, are collected."""
 
     max_evidence_bytes = LARGEST + 4096
 
@@ -62,27 +59,27 @@ class FolderSession(ToolSession):
         self.image: Image | None = None
 
     def place(self) -> Place:
-        """A box from the image of the task."""
+        """Return the spec of a session from the image of the task."""
         self.image = prepared(self.folder)
         return place(self.image, self.folder, self.disk_mb)
 
     def tools(self) -> Any:
-        """Open the box, and copy the files before the policy has its first turn."""
+        """Open the sandbox session, and copy the files before the first turn of the policy."""
         new = self.box is None
         specs = super().tools()
         if new:
             if self.box is None or self.image is None:
-                raise ConfigError("a task folder needs a tool that runs in the box, such as bash")
+                raise ConfigError("a task folder needs a tool that runs in the sandbox, such as bash")
             begun(self.box, self.image, self.folder.variables)
         return specs
 
     def evidence(self) -> Mapping[str, Any]:
-        """The files that are judged, packed in the box. What they say is the policy's, and it is read in another box only."""
+        """Return the files to verify, as an archive made in the sandbox. It is untrusted, and unpacked only in another sandbox."""
         return {} if self.box is None or self.image is None else collected(self.box, self.image, self.folder)
 
 
 def collected(box: Box, image: Image, folder: Folder) -> dict[str, Any]:
-    """The files as `left`, or `trouble`: why the policy left none that can be judged."""
+    """Collect the files as `left`; or `trouble`, which says why they cannot be collected."""
     wanted = " ".join(shlex.quote(f"./{path}") for path in judged(image, folder))
     outcome = box.run(COLLECT.format(paths=wanted), timeout=SETUP_S)
     if outcome.stop is Stop.IE:
@@ -90,12 +87,12 @@ def collected(box: Box, image: Image, folder: Folder) -> dict[str, Any]:
     if outcome.stop is Stop.OLE or outcome.cut or len(outcome.stdout) > LARGEST:
         return {"trouble": f"the files it left are more than {LARGEST >> 20} MB, compressed"}
     if outcome.stop not in (Stop.OK, Stop.RE) or not outcome.stdout:
-        return {"trouble": f"it left a box whose files cannot be collected ({outcome.stop.value}: {outcome.reason})"[:400]}
+        return {"trouble": f"its files cannot be collected from the sandbox ({outcome.stop.value}: {outcome.reason})"[:400]}
     return {"left": outcome.stdout}
 
 
 def judged(image: Image, folder: Folder) -> list[str]:
-    """What is judged of a box: paths below its folder.
+    """Return the paths to collect, relative to the writable folder.
 
     >>> judged(Image("i", "/app", {}), Folder("hello", "Write hello.txt.", "harbor"))
     ['app', 'logs/artifacts']
@@ -105,7 +102,7 @@ def judged(image: Image, folder: Folder) -> list[str]:
 
 
 def _below(path: str) -> str:
-    """A path of the box, below the one folder that can be written to."""
+    """Make a path relative to the one writable folder."""
     for prefix in ("/tmp/", "/"):
         if path.startswith(prefix):
             return path.removeprefix(prefix)
@@ -113,7 +110,7 @@ def _below(path: str) -> str:
 
 
 def solving(folder: Folder) -> str:
-    """A command that lays the solution into /solution and runs it."""
+    """Build a command that unpacks the solution into /solution and runs it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, data in sorted(folder.solution.items()):

@@ -1,9 +1,9 @@
-"""Remove from a fresh box what an answer left in the place of what judges: links to the tests, modules, plugins and settings of pytest.
+"""Remove files of an answer that could replace parts of the verification: links to the tests, modules, plugins and settings of pytest.
 
-Modules count where the tests may import them in place of their own or of the image's. A file that the image has in the same place is the
-image's; what the task asks for by its name is an answer.
+A module is removed if the tests might import it instead of their own or the image's. A file that the image has at the same path is
+restored from the image; a file that the task asks for by name is an answer, and stays.
 
-Runs in the box, before the tests are laid, with the python3 of the image: standard library only, and nothing newer than Python 3.7.
+Runs in the sandbox before the tests are copied there, with the python3 of the image: standard library only, nothing newer than Python 3.7.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ BOX, SEED = "/tmp", "/opt/rlvr/seed"
 JUDGING = (BOX + "/tests", BOX + "/solution", BOX + "/logs/verifier", "/proc", "/dev/fd")
 DEVICES = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
 METADATA = (".dist-info", ".egg-info", ".egg")
-"""Where Python looks for plugins: an entry point of pytest in the working folder would be loaded by `python -m pytest`."""
+"""Package metadata: `python -m pytest` would load a pytest entry point from the working folder."""
 COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools")
-"""Names that packages leave in the place of installed modules, and that answers have, too."""
+"""Top-level names that packages install by accident, and that answers commonly have, too."""
 INSTALLED = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
 
 
 def main(given: dict[str, Any]) -> None:
-    """Clean what was left.
+    """Clean the files of an answer.
 
-    `roots` are the folders of the answer; modules are imported from `imported`; `planted` are names of modules that no answer may have;
-    `settings` are names of files that pytest reads; `asked` are the names that the task mentions; `paths` has the folders of commands.
+    `roots` are the folders of the answer; `imported` are folders that modules are imported from; `planted` are module names that no answer
+    may have; `settings` are names of files that pytest reads; `asked` are names that the task mentions; `paths` are folders of commands.
     """
     roots, asked = given["roots"], set(given["asked"])
     for root in roots:
@@ -51,7 +51,7 @@ def main(given: dict[str, Any]) -> None:
 
 
 def links(root: str) -> list[str]:
-    """All links in a folder; the folder itself may be one."""
+    """Return all links in a folder; the folder itself may be one."""
     if os.path.islink(root):
         return [root]
     found = []
@@ -61,7 +61,7 @@ def links(root: str) -> list[str]:
 
 
 def allowed(path: str, roots: list[str], asked: set[str]) -> bool:
-    """Whether a link leads to where answers are, or to the image, which no answer can change."""
+    """Return whether a link leads to a folder of the answer, or to the image, which no answer can change."""
     target = os.readlink(path)
     if os.path.islink(seeded(path)) and os.readlink(seeded(path)) == target:
         return True
@@ -75,12 +75,12 @@ def allowed(path: str, roots: list[str], asked: set[str]) -> bool:
 
 
 def below(path: str, root: str) -> bool:
-    """Whether a path is a folder, or in it."""
+    """Return whether a path is `root` or inside it."""
     return path == root or path.startswith(root + "/")
 
 
 def importable(paths: list[str], roots: list[str]) -> set[str]:
-    """The names of all modules that are installed in the image, also in its virtual environments."""
+    """Return the names of all modules installed in the image, including its virtual environments."""
     prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in paths}
     for root in roots:
         for folder, folders, files in os.walk(seeded(root)):
@@ -93,7 +93,7 @@ def importable(paths: list[str], roots: list[str]) -> set[str]:
 
 
 def module_of(path: str) -> str:
-    """The module that would be imported from a path; '' if there is none."""
+    """Return the name of the module that would be imported from a path; '' if there is none."""
     name = os.path.basename(path)
     if os.path.isdir(path):  # one that cannot be listed cannot be imported
         return name if os.access(path, os.R_OK) and any(one.startswith("__init__.") for one in os.listdir(path)) else ""
@@ -101,12 +101,12 @@ def module_of(path: str) -> str:
 
 
 def seeded(path: str) -> str:
-    """Where the image has its own file of this place."""
+    """Return the path of the image's original of a file."""
     return SEED + path[len(BOX) :]
 
 
 def restore(path: str) -> None:
-    """Put the file or folder of the image in this place; nothing if the image has none."""
+    """Replace a file or folder by the image's original; just remove it if there is none."""
     remove(path)
     if os.path.isdir(seeded(path)):
         shutil.copytree(seeded(path), path, symlinks=True)

@@ -1,4 +1,4 @@
-"""Read a task folder, of Harbor or of terminal-bench 0.2, into one record; what cannot be played here is refused in one sentence."""
+"""Read a task folder of Harbor or terminal-bench 0.2 into one record; unsupported folders raise an error of one sentence."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 import yaml
 
 MOST_BYTES = 8_000_000
-"""How large the tests, or the solution, of one folder may be."""
+"""Largest size of the tests, or of the solution, of one folder."""
 MOST_CONTEXT_BYTES = 1_000_000_000
-"""How large the folder that an image is built from may be."""
+"""Largest size of the build context of an image."""
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 PATH = re.compile(r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 
 class Unplayable(Exception):
-    """Why a folder cannot be played here, in one sentence."""
+    """Raised for a folder that is not supported; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One task: what is asked, where it happens, how it is judged.
+    """One task: its instruction, its environment and its tests.
 
     >>> Folder("hello", "Write hello.txt.", "harbor").mode
     'shared'
@@ -42,29 +42,29 @@ class Folder:
     environment: Path | None = None
     """The folder with the Dockerfile."""
     image: str = ""
-    """An image that is used as it is."""
+    """An existing image that is used unchanged."""
     workdir: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     tests: Mapping[str, bytes] = field(default_factory=dict)
     """The files of /tests."""
     script: str = "test.sh"
-    """The one of them that judges."""
+    """The file of `tests` that runs the verification."""
     test_variables: Mapping[str, str] = field(default_factory=dict)
     test_seconds: float = 600.0
     build_seconds: float = 600.0
     solution: Mapping[str, bytes] = field(default_factory=dict)
     solver: str = ""
-    """The one of them that solves the task; empty if there is none."""
+    """The file of `solution` that solves the task; empty if there is none."""
     solution_variables: Mapping[str, str] = field(default_factory=dict)
     mode: str = "shared"
-    """shared: all files of the working folder are judged; separate: the artifacts only."""
+    """shared: all files of the working folder are verified; separate: only the artifacts."""
     artifacts: tuple[str, ...] = ()
     memory_mb: int = 1024
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything that decides on a verdict, when the folder was read."""
+        """Fingerprint, at reading time, of everything that affects a verdict."""
         said = hashlib.blake2b(repr((self.instruction, self.script, self.mode, self.artifacts, self.workdir)).encode(), digest_size=8)
         for name, data in sorted(self.tests.items()):
             said.update(f"{name} {len(data)} ".encode() + data)
@@ -75,29 +75,29 @@ class Folder:
 
 
 def found(root: Path) -> list[Path]:
-    """The task folders in a folder, by name; the folder itself if it is one."""
+    """Find the task folders in a folder, sorted by name; the folder itself if it is one."""
     if _is_task(root):
         return [root]
     return sorted(path for path in root.iterdir() if path.is_dir() and _is_task(path))
 
 
 def read(path: Path) -> Folder:
-    """The record of one folder. Unplayable if it asks for what there is not here."""
+    """Read the record of one folder. Raises UnsupportedTask if it needs unsupported features."""
     try:
         folder = _harbor(path) if (path / "task.toml").exists() else _terminal_bench(path)
-        assert folder.digest  # read now: what is wrong with the folder is said before a task is made
+        assert folder.digest  # computed now, so that errors in the folder are reported before a task is made
         return folder
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise Unplayable(f"it cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files below a folder, by relative path."""
+    """Read the files below a folder, by relative path."""
     return {name: path.read_bytes() for name, path in below(folder, MOST_BYTES)}
 
 
 def below(folder: Path, most: int) -> Iterator[tuple[str, Path]]:
-    """The files below a folder, with their relative paths. A link is followed only within it."""
+    """Yield the files below a folder with their relative paths. Links are followed only inside the folder."""
     root, size = folder.resolve(), 0
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
@@ -155,7 +155,7 @@ def _harbor(path: Path) -> Folder:
 
 
 def _playable(about: Mapping[str, Any], place: Mapping[str, Any], tables: list[Mapping[str, Any]], path: Path) -> None:
-    """Raise for what a box without a network, without root and with one container cannot be."""
+    """Raise UnsupportedTask for features that need a network, root, or several containers."""
     compose = any((path / "environment" / name).exists() for name in ("docker-compose.yaml", "docker-compose.yml"))
     verifier, networks = _table(about, "verifier"), {table.get("network_mode") for table in tables}
     for wrong, why in (
@@ -227,7 +227,7 @@ def _workdir(path: str) -> str:
 
 
 def _variables(given: Any) -> dict[str, str]:
-    """Variables with their defaults filled in. Nothing of our own environment is handed over."""
+    """Return the variables with their defaults filled in. Variables of our own environment are never passed on."""
 
     def default(match: re.Match[str]) -> str:
         if match[2] is None:

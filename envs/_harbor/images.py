@@ -1,7 +1,7 @@
-"""The image of a task folder: built from its Dockerfile, then changed so that it works in a box.
+"""The image of a task folder: built from its Dockerfile, then modified so that it works in a sandbox session.
 
-A box has a read-only root and one folder to write to, /tmp. So the working folder of the task is moved to /opt/rlvr/seed in the image, and
-a link leads from its place to a folder below /tmp, where each conversation gets a copy. /tests, /logs and /solution are such links, too.
+A session has a read-only root and one writable folder, /tmp. So the working folder of the task is moved to /opt/rlvr/seed in the image,
+and replaced by a link to a folder below /tmp, where each conversation gets a copy. /tests, /logs and /solution are such links, too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LABEL = "rlvr.harbor"
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
 OURS = ("/tests", "/logs", "/solution")
 _building = Lock()
-"""One build at a time: two of the same image would do the work twice."""
+"""Allows one build at a time, so that no image is built twice."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image that a box can start from.
+    """An image that a sandbox session can start from.
 
     >>> Image("rlvr-harbor:12ab", "/app", {}).home
     'app'
@@ -43,16 +43,16 @@ class Image:
     name: str
     workdir: str
     variables: dict[str, str]
-    """What the image itself exports."""
+    """Environment variables of the image."""
 
     @property
     def home(self) -> str:
-        """The working folder, below the folder of the box."""
+        """The working folder, relative to the writable folder."""
         return self.workdir.lstrip("/")
 
 
 def prepared(folder: Folder) -> Image:
-    """The image of a folder, built at its first use. ConfigError in one sentence if it cannot be built here."""
+    """Return the image of a folder, built at its first use. Raises ConfigError if it cannot be built."""
     import docker.errors
     import requests.exceptions
 
@@ -68,18 +68,18 @@ def prepared(folder: Folder) -> Image:
 
 
 def _engine(timeout_s: int) -> Any:
-    """A client of the engine. SandboxError if none answers."""
+    """Return a client of the Docker Engine. Raises SandboxError if none replies."""
     import docker
     import docker.errors
     import requests.exceptions
 
     where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        if where.startswith("unix://"):  # the SDK leaves a socket open that it cannot connect
+        if where.startswith("unix://"):  # the SDK leaks a socket that it cannot connect
             with socket.socket(socket.AF_UNIX) as door:
                 door.settimeout(10)
                 door.connect(where.removeprefix("unix://"))
-        asking = docker.from_env(timeout=30, version="1.40")  # made without a request, and asked then: no socket is left open
+        asking = docker.from_env(timeout=30, version="1.40")  # created without a request, so that no socket leaks
         try:
             version = asking.api.version(api_version=False)["ApiVersion"]
         finally:
@@ -136,9 +136,9 @@ def _recipe(base: str, workdir: str) -> str:
 
 
 def _hidden(folder: Folder) -> tuple[str, ...]:
-    """What of the folder is no part of the image: a terminal-bench folder has its solution and its tests beside the Dockerfile.
+    """Return the files that must not be in the image: a terminal-bench folder has solution and tests beside the Dockerfile.
 
-    What the Dockerfile names is copied all the same.
+    Files that the Dockerfile mentions are copied nevertheless.
     """
     if folder.form != "terminal-bench" or folder.environment is None:
         return ()
@@ -151,7 +151,7 @@ def _left_out(root: str, hidden: Collection[str], folder: str, names: list[str])
 
 
 def _tree(folder: Path, hidden: Collection[str] = ()) -> str:
-    """A fingerprint of a build context, and of what is left out of it."""
+    """Return a fingerprint of a build context, and of the files left out of it."""
     said = hashlib.blake2b(repr(hidden).encode() if hidden else b"", digest_size=8)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -175,9 +175,9 @@ def _build(client: Any, folder: Folder, end: float, name: str, **context: Any) -
 
 
 def _follow(events: Any, folder: Folder, end: float) -> None:
-    """Read what the engine says until it has finished; what it says last is the reason of a failure."""
+    """Read the build events to the end; raise ConfigError with the last lines if the build failed or timed out."""
     last = wrong = ""
-    for event in events:  # to the end, also after an error: a stream that is not read to its end leaves its socket open
+    for event in events:  # read to the end, also after an error: an unfinished stream leaks its socket
         if time.monotonic() > end:
             raise ConfigError(f"the image of the task {folder.name!r} was not built within {folder.build_seconds:g} s")
         wrong = wrong or str(event.get("error") or "")

@@ -1,12 +1,11 @@
-"""Run the tests of a task folder, and end all that they left running before their reward is read.
+"""Run the tests of a task folder, and end all their processes before the reward is read.
 
-The tests may run programs of the answer, and such a program may leave a process behind that writes a reward of its own. The kernel hands
-every process that outlives its parent to this one, also one that has called setsid or forked twice, and keeps it until we have waited for
-it: none goes unseen. When the tests have ended, everything that still runs is killed. How often the reward was written is counted by the
-kernel, too, and so is each file of the tests that is changed while they run. The report goes to our standard error, which no other process
-of the box can open.
+The tests may run programs of the answer, and such a program may leave a process behind that writes its own reward. This process is a
+subreaper: it adopts every process that outlives its parent, even after setsid or a double fork, so none goes unnoticed. When the tests have
+ended, everything that still runs is killed. inotify counts the writes of the reward, and the test files that change while they run. The
+report goes to our standard error, which no other process of the sandbox can open.
 
-Runs in the box, with the python3 of the image: standard library only, and nothing newer than Python 3.7.
+Runs in the sandbox, with the python3 of the image: standard library only, and nothing newer than Python 3.7.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WHERE, TESTS = "/tmp/logs/verifier", "/tmp/tests"
 REWARDS = ("reward.json", "reward.txt")
 DUMPABLE, SUBREAPER = 4, 36
 MOST = 100
-"""How many names are reported."""
+"""Most names in the report."""
 MODIFIED, CHANGED_RIGHTS, CLOSED_AFTER_WRITING, OPENED, MOVED_FROM, MOVED_TO, CREATED, DELETED = (
     1 << bit for bit in (1, 2, 3, 5, 6, 7, 8, 9)
 )
@@ -34,15 +33,15 @@ DELETED_ITSELF, MOVED_ITSELF, LOST, FOLDER = 0x400, 0x800, 0x4000, 0x40000000
 REPLACED = MOVED_FROM | MOVED_TO | DELETED
 COUNTED, OF_THE_FOLDER = CHANGED_RIGHTS | CLOSED_AFTER_WRITING | REPLACED, DELETED_ITSELF | MOVED_ITSELF
 SEPARATING = MODIFIED | OPENED
-"""The kernel reports equal events that follow each other as one: these stand between two writes."""
+"""The kernel merges equal consecutive events: these events separate two writes."""
 WATCHED = COUNTED | OF_THE_FOLDER | SEPARATING | CREATED
 RUN = (".py", ".pyc", ".so", ".sh", ".pth")
-"""What is run or imported if it is laid beside the tests."""
+"""Suffixes of files that would be run or imported if placed beside the tests."""
 EVENT = struct.Struct("iIII")
 
 
 def main(log: str, command: list[str]) -> None:
-    """Run the command, with its output in the file `log` (empty: where ours goes), and print the report."""
+    """Run the command with its output in the file `log` (empty: our own output), and print the report."""
     if os.getuid() == 0:
         raise OSError(1, "as root, ending every process would end those of the machine")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -62,13 +61,13 @@ def main(log: str, command: list[str]) -> None:
 
 
 def versions() -> dict[str, tuple[int, int]]:
-    """The files of the tests, each with a number and a time that no writing leaves as they were."""
+    """Return the test files with inode and change time, which every modification alters."""
     paths = [os.path.join(folder, name) for folder, _, names in os.walk(TESTS) for name in names]
     return {path: (found.st_ino, found.st_ctime_ns) for path, found in ((path, os.lstat(path)) for path in paths)}
 
 
 def watched(libc: ctypes.CDLL, places: list[str]) -> tuple[int, dict[int, str]]:
-    """Watch folders; where the events are read, and which folder each watch is of."""
+    """Watch folders with inotify; return the descriptor for events, and the folder of each watch."""
     seen = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     found = {libc.inotify_add_watch(seen, os.fsencode(place), WATCHED): place for place in places}
     if seen < 0 or min(found) < 0:
@@ -77,7 +76,7 @@ def watched(libc: ctypes.CDLL, places: list[str]) -> tuple[int, dict[int, str]]:
 
 
 def ended(tests: int) -> tuple[int, int]:
-    """Wait for the tests, and end what they left; their exit status, and how many processes outlived their parents."""
+    """Wait for the tests, and kill remaining processes; return the exit status, and how many processes outlived their parents."""
     strays, status, running = 0, 0, True
     while running:
         pid, ending = os.waitpid(-1, 0)
@@ -93,7 +92,7 @@ def ended(tests: int) -> tuple[int, int]:
 
 
 def events(seen: int) -> Iterator[tuple[int, int, bytes]]:
-    """What the kernel saw: the watch, the kind of event, and the name in a folder."""
+    """Yield the events: the watch, the kind of event, and the name in the folder."""
     data = b""
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -105,7 +104,7 @@ def events(seen: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def writes(found: list[tuple[str, int, str]]) -> int:
-    """How often a reward was written, replaced or removed, or made one that cannot be written."""
+    """Count how often a reward was written, replaced, removed or made read-only."""
     count = 0
     for place, kind, name in found:
         of_folder = OF_THE_FOLDER if name else OF_THE_FOLDER | CHANGED_RIGHTS
@@ -114,13 +113,13 @@ def writes(found: list[tuple[str, int, str]]) -> int:
 
 
 def laid(found: list[tuple[str, int, str]]) -> set[str]:
-    """What was laid beside the tests and could be run there: programs, modules, and folders of them."""
+    """Return the paths added beside the tests that could be run there: programs, modules, and folders."""
     new = [(os.path.join(place, name), kind) for place, kind, name in found if place.startswith(TESTS) and kind & (CREATED | MOVED_TO)]
     return {path for path, kind in new if path.endswith(RUN) or kind & FOLDER}
 
 
 def misplaced(folder: int) -> int:
-    """How many things are wrong with the place of the reward: another folder, one without room, a reward that is no plain file."""
+    """Count problems of the reward folder: replaced, not writable, or a reward that is not a regular file."""
     wrong = 0
     try:
         wrong += os.stat(WHERE).st_ino != folder

@@ -1,4 +1,4 @@
-"""Judge what a conversation left: the tests of the folder run in a fresh box, with its files and nothing else of its own box."""
+"""Verify the files of a conversation: the folder's tests run in a fresh sandbox that has only these files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlvr.errors import ToolCrash
 from rlvr.task import Fault, Task, Verdict
 
 LONGEST = 64_000
-"""How much of a reward file, or of a summary, is read."""
+"""Most bytes read of a reward file or a summary."""
 INSIDE = Path(__file__).with_name("inside.py").read_text("utf-8")
-"""Runs the tests in the box."""
+"""Source of the program that runs the tests in the sandbox."""
 SUMMARY = re.compile(r"^=+ (.+) in [0-9.]+s(?: \([0-9:]+\))? =+$", re.MULTILINE)
 COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed|warning|warnings|deselected|rerun)")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the tests said: a reward, or why there is none.
+    """Result of a test run: a reward, or why there is none.
 
     >>> Found(1.0).trouble
     ''
@@ -39,25 +39,22 @@ class Found:
     reward: float | None
     trouble: str = ""
     others: Mapping[str, float] = field(default_factory=dict)
-    """Further rewards by name, for the record."""
+    """Further rewards by name, for the log."""
     writes: int = 1
     """How often a reward was written while the tests ran."""
     strays: int = 0
     """How many processes outlived the process that started them."""
     exit: int = 0
-    """How the tests ended; below 0: by a signal."""
+    """Exit code of the tests; below 0: a signal."""
     touched: frozenset[str] = frozenset()
-    """The files of the tests that were changed while they ran, and those that were laid beside them."""
+    """Test files that were changed while the tests ran, and files that were added beside them."""
 
 
 class FolderTests(Verifier):
-    """Judge a conversation by the tests of its task folder: 1 for a reward of 1; with `partial` the reward itself, from 0 to 1.
+    """Verify a conversation by the tests of its task folder: 1 for a reward of 1; with `partial` the reward itself, from 0 to 1.
 
-    A reward that is missing, no number or out of range is the answer's fault if the solution of the folder gets a valid one, and
-    else the task's.
-
-    >>> FolderTests({}, sandbox=None, disk_mb=128, partial=False).verify(task, "done").score      # doctest: +SKIP
-    0.0
+    A reward that is missing, not a number or out of range is the answer's fault if the folder's solution gets a valid one, else the
+    task's fault.
     """
 
     examples = (Example({"folder": ""}, right=(), wrong=("", "done", '{"reward": 1}')),)
@@ -68,11 +65,11 @@ class FolderTests(Verifier):
         self._lock = Lock()
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """A text alone has changed no file."""
-        return Verdict(0.0, "there was no box, so nothing was done")
+        """Score 0: a text alone has changed no file."""
+        return Verdict(0.0, "there was no sandbox session, so nothing was done")
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Run the tests on what was left."""
+        """Run the tests on the collected files."""
         if why := transcript.evidence.get("trouble"):
             return Verdict(0.0, str(why), fault=Fault.ANSWER)
         left = transcript.evidence.get("left")
@@ -96,7 +93,7 @@ class FolderTests(Verifier):
         return Verdict(1.0 if full else score, f"the tests gave the reward {found.reward:g}", detail=detail)
 
     def tested(self, folder: Folder, left: bytes) -> Found:
-        """Run the tests in a fresh box, on the files that were left. ToolCrash if the sandbox fails."""
+        """Run the tests on the collected files, in a fresh sandbox. Raises ToolFailure if the sandbox fails."""
         image = prepared(folder)
         with self._open(folder, image) as box:
             begun(box, image, {})
@@ -119,7 +116,7 @@ class FolderTests(Verifier):
         return self.sandbox.open(place(image, folder, self.disk_mb))
 
     def _doubt(self, folder: Folder, found: Found) -> str:
-        """Why a reward may not be that of the tests; '' if all was just so for the solution, too."""
+        """Explain why a reward may be forged; '' if the folder's solution behaves the same way."""
         solved = self._solution(folder)
         if found.strays and not solved.strays:
             return "a process that had outlived its program was running while the reward was written"
@@ -136,7 +133,7 @@ class FolderTests(Verifier):
         return ""
 
     def _blame(self, folder: Folder, found: Found) -> Verdict:
-        """Whose fault it is that there is no reward: the task's, unless its own solution gets one."""
+        """Find the fault of a missing reward: the task's, unless its own solution gets one."""
         solved = self._solution(folder)
         what = "its solution" if folder.solver else "the unchanged files"
         if solved.reward is None or (folder.solver and solved.reward < 1):
@@ -145,7 +142,7 @@ class FolderTests(Verifier):
         return Verdict(0.0, f"the answer broke the tests: {found.trouble}; the solution of the task does not", fault=Fault.ANSWER)
 
     def _solution(self, folder: Folder) -> Found:
-        """What the tests say of the solution (or, where there is none, of the unchanged files); they are run once."""
+        """Run the tests once on the solution (or on the unchanged files if there is none), and cache the report."""
         with self._lock:
             if folder.name not in self._solutions:
                 image = prepared(folder)
@@ -159,7 +156,7 @@ class FolderTests(Verifier):
 
 
 def summed(text: str, exit_code: int | None) -> Found:
-    """The reward of a run of pytest: 1 if it ended with success, and its last summary counts passed tests and nothing else.
+    """Parse the reward of a pytest run: 1 if it succeeded, and its last summary counts only passed tests.
 
     >>> summed("=== 2 passed in 0.01s ===", 0).reward, summed("=== 1 failed, 1 passed in 0.01s ===", 1).reward
     (1.0, 0.0)
@@ -174,7 +171,7 @@ def summed(text: str, exit_code: int | None) -> Found:
 
 
 def rewarded(text: str, *, structured: bool) -> Found:
-    """The reward in the text of reward.json or reward.txt.
+    """Parse the reward from the text of reward.json or reward.txt.
 
     >>> rewarded("1", structured=False).reward, rewarded('{"reward": 0.5, "style": 1}', structured=True).reward
     (1.0, 0.5)
@@ -209,7 +206,7 @@ def _command(folder: Folder, image: Image) -> str:
 
 
 def _report(outcome: Outcome) -> dict[str, Any] | None:
-    """What `inside` reports; None if the tests were stopped before it could."""
+    """Parse the report of the test runner; None if the tests were stopped before it was written."""
     if outcome.stop not in (Stop.OK, Stop.RE):
         return None
     try:
@@ -220,7 +217,7 @@ def _report(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def _reward(box: Box) -> Found:
-    """The reward that the tests wrote. Two that differ are none: a program of the answer that the tests run can write the other one."""
+    """Read the reward that the tests wrote. Two different ones count as none: a program of the answer may have written one."""
     found = list[Found]()
     for name in ("reward.json", "reward.txt"):
         try:

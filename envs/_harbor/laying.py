@@ -1,7 +1,7 @@
-"""Lay what a conversation left into a fresh box: what is judged, and nothing of it in the place of what judges.
+"""Copy the collected files of a conversation into a fresh sandbox, without any that could replace parts of the verification.
 
-Commands and modules that the tests use are those of the image: a file of the answer that would be found in their place is removed, or
-replaced by the one of the image. A file that the task asks for by its name is an answer, and stays.
+The tests use the commands and modules of the image: a file of the answer that would be found instead is removed, or replaced by the
+image's original. A file that the task asks for by name is an answer, and stays.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rlvr.envs._harbor.images import Image
 from rlvr.errors import ToolCrash
 
 CLEANING = Path(__file__).with_name("cleaning.py").read_text("utf-8")
-"""Removes what an answer left in the place of what judges, in the box."""
+"""Source of the cleanup program, which runs in the sandbox."""
 REPLACING = ("pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sorted(sys.stdlib_module_names))
-"""Modules that judge, or that those import: a file of this name in the working folder would be imported in their place."""
+"""Modules of the verification and their imports: a file of this name in the working folder would be imported instead."""
 SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini")
-"""Files that pytest runs or obeys without being told to."""
+"""Files that pytest loads automatically."""
 NAMED = re.compile(rb"(?<![A-Za-z0-9_])([A-Za-z0-9_]+)(?:\.py(?![A-Za-z0-9_])|/__init__)")
-"""A module that is named as a file."""
+"""Matches a module that is mentioned as a file."""
 PLACE = re.compile(rb"/[A-Za-z0-9._/-]*[A-Za-z0-9_/-]")
-"""A place that is named: a link to it may be the answer."""
+"""Matches a mentioned path: a link to it may be the answer."""
 UNPACK = """(
 set -e
 export PATH={path}
@@ -47,7 +47,7 @@ mkdir -p /tmp/.home /tmp/tests /tmp/logs/verifier
 {guarded}
 )
 """
-"""The archive is the policy's word: of it, only what is judged is taken. Paths are plain (see `folders.PATH`), so they need no quotes."""
+"""The archive is untrusted: only the artifact paths are taken from it. Paths are plain (see `PATH_PATTERN`), so they need no quotes."""
 RESTORED = """here={here} seed={seed}
 mkdir /tmp/.asked
 for one in {asked}; do
@@ -62,7 +62,7 @@ for one in {asked}; do
 done
 rm -rf /tmp/.asked
 """
-"""A folder of commands is that of the image again, with the files that the task asks for."""
+"""Restores a folder of commands from the image, and keeps the files that the task asks for."""
 UNCOVERED = """here={here} seed={seed}
 for made in "$here"/*; do
   name=${{made##*/}}
@@ -72,7 +72,7 @@ for made in "$here"/*; do
   [ ! -e "$seed/$name" ] || cp -r --preserve=mode,timestamps "$seed/$name" "$made"
 done
 """
-"""A folder that is itself the answer, and searched for commands: nothing in it has the name of a command of the image."""
+"""For an answer folder on the search path: removes files that have the name of a command of the image."""
 ENVIRONMENTS = """here={here} seed={seed}
 find "$seed" -name pyvenv.cfg -printf '%P\\n' | while IFS= read -r made; do
   case $made in */*) parts=("${{made%/*}}");; *) parts=(bin lib lib64);; esac
@@ -84,11 +84,11 @@ find "$seed" -name pyvenv.cfg -printf '%P\\n' | while IFS= read -r made; do
   done
 done
 """
-"""The virtual environments of the image are those of the image again; where the working folder is one, its commands and modules."""
+"""Restores the image's virtual environments; if the working folder is one itself, its commands and modules."""
 
 
 def lay(box: Box, image: Image, folder: Folder, left: bytes) -> str:
-    """The files that were left first, and the tests after them, so that nothing of an answer is in the place of a test. Why not, or ''."""
+    """Copy the collected files, then the tests, so that no file of an answer replaces a test. Returns why that failed, or ''."""
     inner = f"/tmp{image.workdir}"
     cleared = f"find {inner} -mindepth 1 -delete" if folder.mode == "shared" else ":"
     script = UNPACK.format(
@@ -103,7 +103,7 @@ def lay(box: Box, image: Image, folder: Folder, left: bytes) -> str:
             raise ToolCrash(f"the sandbox failed: {outcome.reason}")
         if outcome.stop is not Stop.OK:
             said = outcome.stderr.decode("utf-8", "replace").strip()[-200:]
-            return f"the files that were left cannot be laid into a fresh box: {said or outcome.reason}"
+            return f"the files that were left cannot be copied into a fresh sandbox: {said or outcome.reason}"
         for name, data in folder.tests.items():
             box.put(f"tests/{name}", data)
     except OSError as error:
@@ -112,7 +112,7 @@ def lay(box: Box, image: Image, folder: Folder, left: bytes) -> str:
 
 
 def guards(image: Image, folder: Folder) -> Iterator[str]:
-    """Lines of shell, for each place that is searched for commands or libraries and that the answer could change."""
+    """Yield shell lines for each folder on a search path for commands or libraries that the answer could change."""
     if folder.mode == "shared":
         yield ENVIRONMENTS.format(**_quoted(image.workdir))
     roots = [f"/{path}" for path in judged(image, folder)]
@@ -126,7 +126,7 @@ def guards(image: Image, folder: Folder) -> Iterator[str]:
 
 
 def searched(image: Image, folder: Folder, variable: str) -> list[str]:
-    """The folders of a search path that hold files of the answer, as paths of the image.
+    """Find the folders of a search path that have files of the answer, as paths of the image.
 
     >>> image = Image("i", "/app", {"PATH": "/app/bin:.:/usr/bin"})
     >>> searched(image, Folder("hello", "Write hello.txt.", "harbor"), "PATH")
@@ -139,7 +139,7 @@ def searched(image: Image, folder: Folder, variable: str) -> list[str]:
 
 
 def _absolute(one: str, image: Image) -> str:
-    """An entry of a search path; one that is relative is looked for in the working folder."""
+    """Make an entry of a search path absolute; relative entries refer to the working folder."""
     return posixpath.normpath(posixpath.join(image.workdir, one)).removeprefix("/tmp")
 
 
@@ -148,7 +148,7 @@ def _quoted(place: str) -> dict[str, str]:
 
 
 def _named(place: str, image: Image, folder: Folder) -> Iterator[str]:
-    """The files of a folder that the task asks for: named with their folder in the question, the tests or the solution."""
+    """Yield the files of a folder that the question, the tests or the solution mention with their folder."""
     below = place.removeprefix(image.workdir).strip("/")
     ways = [re.escape(f"{place}/"), re.escape(f"./{below}/" if below else "./"), *([re.escape(f"{below}/")] if below else [])]
     form = re.compile(rf"(?<![\w./-])(?:{'|'.join(ways)})([A-Za-z0-9_][A-Za-z0-9._-]*)")
@@ -157,13 +157,13 @@ def _named(place: str, image: Image, folder: Folder) -> Iterator[str]:
 
 
 def _others(image: Image, folder: Folder) -> list[str]:
-    """The search path for commands, without the folders that hold files of the answer."""
+    """Return the search path for commands, without folders that have files of the answer."""
     places = searched(image, folder, "PATH")
     return [PATH, *(one for one in image.variables.get("PATH", "").split(":") if one and _absolute(one, image) not in places)]
 
 
 def _refused(image: Image, folder: Folder) -> dict[str, list[str]]:
-    """What `cleaning` is given: where the answer is, and which names it may not have."""
+    """Build the arguments of the cleanup program: the folders of the answer, and the names it may not have."""
     question = [folder.instruction.encode(), *folder.solution.values()]
     said = [*question, *folder.tests.values()]
     asked, mine = ({name.decode() for text in texts for name in NAMED.findall(text)} for texts in (said, question))

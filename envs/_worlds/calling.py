@@ -1,4 +1,4 @@
-"""Conversations in which calls are the answer: what is recorded of them, and how they are compared with the right ones."""
+"""Conversations in which calls are the answer: recording the calls, and comparing them with the expected ones."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import Call, CallStatus, Result, ToolSpec, Turn
 
 MISSING = ""
-"""What a list of allowed values has where the argument may be left out."""
+"""Entry in a list of allowed values that means the argument may be omitted."""
 LONGEST = 6_000
 PARALLEL = ("parallel", "parallel_multiple", "live_parallel", "live_parallel_multiple")
-"""Categories in which several calls are right, at once or over several turns."""
+"""Categories in which several calls are expected, at once or over several turns."""
 NOTED = "The call is noted."
-"""The result of one call of several: it says nothing about what is right."""
+"""Result of one call of several; it does not reveal whether the call is correct."""
 
 
 class Calls(Verifier):
-    """Judge the calls of a conversation; nothing of its text counts.
+    """Verify the calls of a conversation; its text does not count.
 
-    A single turn is right if its calls are the listed ones, in any order. Texts are compared without case and runs of spaces; numbers by
-    value; nothing is converted.
+    A single turn is correct if its calls are the expected ones, in any order. Texts are compared without case and runs of spaces; numbers
+    by value; types are not converted.
 
     >>> task = Task("t", ({"role": "user", "content": "Add."},), {"truth": [{"add": {"x": [1], "y": [2, ""]}}], "single": True})
     >>> Calls().judge(task, Transcript("", {"calls": [{"name": "add", "arguments": {"x": 1}}]})).score
@@ -37,11 +37,11 @@ class Calls(Verifier):
     examples = (Example({"truth": [{"add": {"x": [1]}}], "single": True}, right=(), wrong=("", "add(x=1)", '{"name": "add"}')),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """A text alone calls nothing."""
+        """Score 0: a text alone calls nothing."""
         return Verdict(0.0, "nothing was called")
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Judge the recorded calls, or the recorded state of each turn."""
+        """Verify the recorded calls, or the recorded state of each turn."""
         left = transcript.evidence
         if trouble := left.get("trouble"):
             fault = Fault(trouble["fault"])
@@ -59,41 +59,37 @@ class Calls(Verifier):
 
 
 class Listing(Tool):
-    """Says that the functions of a question are tools, which are known only when its conversation is open.
+    """Placeholder tool: the functions of a question are tools that are known only when its session is open.
 
     >>> Listing().specs()
     ()
     """
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """None of its own."""
+        """Return no tools."""
         return ()
 
 
 class CallTalk(Session):
-    """One conversation: the functions of the question are its tools. Without services the calls are judged, and nothing is run.
-
-    >>> CallTalk(task, specs, row, None, "simple_python").hear(Turn("", calls=(call,))).over           # doctest: +SKIP
-    True
-    """
+    """Session whose tools are the functions of the question. Without services, calls are recorded and not run."""
 
     def __init__(self, task: Task, specs: Sequence[ToolSpec], row: Mapping[str, Any], host: Host | None, category: str) -> None:
         self.task, self.specs, self.row, self.host, self.category = task, tuple(specs), row, host, category
         self.calls: list[dict[str, Any]] = []
         self.done: list[list[dict[str, Any]]] = [[]]
-        """The calls that were run, by request: to play the conversation again."""
+        """The calls that were run, by request, for replaying the conversation."""
         self.turns: list[dict[str, Any]] = []
         self.trouble: dict[str, str] = {}
         self.world: World | None = None
 
     def tools(self) -> Sequence[ToolSpec]:
-        """The functions of the question; the services are started."""
+        """Start the services, and return the functions of the question."""
         if self.host is not None and self.world is None:
             self.world = self._fresh(self.host)
         return self.specs
 
     def hear(self, turn: Turn) -> Heard | None:
-        """Record the calls of a single turn; run those of a conversation, or go to the next request if there are none."""
+        """Record the calls of a single turn; in a conversation run the calls, or go to the next request if there are none."""
         if self.host is None:
             return self._recorded(turn)
         try:
@@ -103,7 +99,7 @@ class CallTalk(Session):
             return Heard(over=True)
 
     def evidence(self) -> Mapping[str, Any]:
-        """The calls, or what became of each request."""
+        """Return the calls, or the result of each request."""
         left: dict[str, Any] = {"calls": self.calls} if self.host is None else {"turns": self.turns}
         return left | ({"trouble": self.trouble} if self.trouble else {})
 
@@ -123,7 +119,7 @@ class CallTalk(Session):
         return world
 
     def _fitted(self, call: Call) -> tuple[dict[str, Any] | None, str]:
-        """The arguments of a call that can be run; else None, and why."""
+        """Check a call; return its arguments and '', or None and the error."""
         spec = next((spec for spec in self.specs if spec.name == call.name), None)
         if call.status is not CallStatus.OK:
             return None, call.told
@@ -135,14 +131,14 @@ class CallTalk(Session):
             return None, Call(call.id, call.name, status=CallStatus.BAD_ARGUMENTS, why=str(wrong)).told
 
     def _recorded(self, turn: Turn) -> Heard | None:
-        """The calls of a single turn, which end it. Where none of them could be run, their faults are told, as everywhere.
+        """Record the calls of a single turn, which end the conversation. If no call is valid, reply with the errors instead.
 
-        Where several calls are asked for, a turn with one call is followed by another turn: some dialects end a turn at its first call.
+        If several calls are expected, a turn with one call is followed by another turn: some dialects end a turn at its first call.
         """
         fitted = [self._fitted(call) for call in turn.pending]
         if turn.pending and all(given is None for given, _ in fitted):
             return _told(turn, [Result(call.id, why, ok=False) for call, (_, why) in zip(turn.pending, fitted, strict=True)])
-        pairs = zip(turn.pending, fitted, strict=True)  # a call that cannot be run is a wrong one beside others
+        pairs = zip(turn.pending, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
         self.calls += [
             {"name": call.name, "arguments": given} if given is not None else {"name": "", "arguments": {}} for call, (given, _) in pairs
         ]
@@ -176,7 +172,7 @@ class CallTalk(Session):
         return Heard(({"role": "user", "content": "\n".join(asked) or "Go on."},))
 
     def _blame(self, error: ForeignError) -> dict[str, str]:
-        """A call that breaks the services again, where the calls before it do not, is to blame; all else is a failure of ours."""
+        """Find the fault of a failure: the answer's, if the last call fails again in a replay; else the infrastructure's."""
         why = f"the services failed: {error}"[:400]
         if self.done[-1] and self.host is not None:
             try:
@@ -202,7 +198,7 @@ def _told(turn: Turn, results: Sequence[Result]) -> Heard:
 
 
 def matched(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each call is one of the listed ones, and none is left.
+    """Return whether the calls match the expected ones one to one, in any order.
 
     >>> matched([{"f": {"x": [1]}}, {"f": {"x": [2]}}], [{"name": "f", "arguments": {"x": 2}}, {"name": "f", "arguments": {"x": 1}}])
     True
@@ -217,7 +213,7 @@ def matched(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Ma
     taken: dict[int, int] = {}
 
     def placed(row: int, tried: set[int]) -> bool:
-        """Whether a listed call gets a call of its own, after others have changed theirs."""
+        """Find a call for one expected call, reassigning others if needed (bipartite matching)."""
         for n in fitting[row]:
             if n not in tried:
                 tried.add(n)
@@ -230,7 +226,7 @@ def matched(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Ma
 
 
 def given_right(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the arguments have allowed values, and none is missing or unknown.
+    """Return whether all arguments have allowed values, and none is missing or unknown.
 
     >>> given_right({"x": "San  Francisco"}, {"x": ["san francisco"], "y": [2, ""]}), given_right({"x": "1"}, {"x": [1]})
     (True, False)
@@ -265,7 +261,7 @@ def _plain(text: str) -> str:
 def first_calls(
     truth: Sequence[Mapping[str, Mapping[str, Any]]], required: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each listed call with the first of its allowed values, and without the arguments that may be left out.
+    """Yield each expected call with the first allowed values, without arguments that may be omitted.
 
     >>> list(first_calls([{"f": {"x": [1, 2], "y": ["", 3], "z": ["", 4]}}], {"f": ["z"]}))
     [('f', {'x': 1, 'z': 4})]

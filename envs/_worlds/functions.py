@@ -1,7 +1,7 @@
-"""The far side of `bfcl`: the questions of the package, and the small stateful services of its longer conversations.
+"""Worker class of `bfcl`: the questions of the package, and the small stateful services of its multi-turn conversations.
 
-Nothing of a call is evaluated: a method is looked up by name among those that the question lists, and gets arguments that were JSON. The
-right calls are texts of the package's data, of which only literals are read.
+No call is evaluated as code: a method is looked up by name among those that the question lists, and gets JSON arguments. The correct
+calls are texts in the package's data, of which only literals are parsed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ CODE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 
 
 class Functions:
-    """One category of questions. A world plays at most one conversation at a time.
-
-    >>> world = Functions(category="multi_turn_base")                                        # doctest: +SKIP
-    >>> world.start(0); world.call("ls", {}); world.turn()                                   # doctest: +SKIP
-    {'right': False, 'why': 'the state of GorillaFileSystem differs'}
-    """
+    """One category of questions. An instance plays at most one conversation at a time."""
 
     def __init__(self, *, category: str) -> None:
         self.category = category
@@ -47,7 +42,7 @@ class Functions:
 
     @staticmethod
     def prepare() -> Any:
-        """Find the data, and say which version it is."""
+        """Find the data, and return the version and the categories."""
         folder = _folder()
         return {
             "version": version_of("bfcl-eval", None),
@@ -55,7 +50,7 @@ class Functions:
         }
 
     def entries(self, limit: int) -> list[dict[str, Any]]:
-        """The questions with their functions and right calls."""
+        """Return the questions with their functions and correct calls."""
         name = f"BFCL_v4_{self.category}.json"
         with open(self.folder / name, encoding="utf-8") as asked, open(self.folder / "possible_answer" / name, encoding="utf-8") as right:
             answers = {row["id"]: row["ground_truth"] for row in map(json.loads, right)}
@@ -64,13 +59,13 @@ class Functions:
         return [{**self._entry(row), "id": row["id"], "truth": answers[row["id"]], "question": row["question"]} for row in kept]
 
     def start(self, config: dict[str, Any], involved: list[str], truth: list[list[str]], allowed: list[str]) -> None:
-        """New services for the policy, and for the right calls."""
+        """Create new services for the policy, and for the correct calls."""
         self.allowed = frozenset(allowed)
         self.mine, self.theirs = self._services(config, involved), self._services(config, involved)
         self.truth, self.place, self.said = truth, 0, list[str]()
 
     def call(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """One call of the policy: its text, and whether it ran."""
+        """Run one call of the policy; return its text, and whether it succeeded."""
         if name not in self.allowed:
             return {"ok": False, "text": f"there is no function {name}"}
         ok, text = _called(self.mine, name, [], given)
@@ -78,7 +73,7 @@ class Functions:
         return {"ok": ok, "text": text}
 
     def turn(self) -> dict[str, Any]:
-        """The policy has done what the user wanted: the right calls are made, and the services and what they returned are compared."""
+        """End a request: run the correct calls, and compare the states of the services and the returned results."""
         wanted = [_called(self.theirs, *_parsed(text)) for text in self.truth[self.place]]
         self.place += 1
         if not wanted:
@@ -89,7 +84,7 @@ class Functions:
         left = list(self.said)
         for _, text in wanted:
             if text not in left:
-                return {"right": False, "why": "a result that was wanted was never read"}
+                return {"right": False, "why": "an expected result was never read"}
             left.remove(text)
         return {"right": True, "why": ""}
 
@@ -133,7 +128,7 @@ def _called(services: dict[str, Any], name: str, places: list[Any], given: dict[
 
 
 def _text(found: Any) -> str:
-    """What a service returned, as the package writes it; some return numbers that JSON does not have."""
+    """Format a returned value like the package does; some values are numbers that JSON cannot represent."""
     if isinstance(found, dict):
         with suppress(TypeError, ValueError):
             return json.dumps(found)
@@ -148,6 +143,6 @@ def _parsed(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two services are in the same state, as far as it is public: as in the package."""
+    """Return whether two services have equal public attributes, like the package does."""
     mine, theirs = ({name: value for name, value in vars(each).items() if not name.startswith("_")} for each in (one, other))
     return mine.keys() == theirs.keys() and all(bool(mine[name] == theirs[name]) for name in mine)

@@ -1,4 +1,4 @@
-"""Tasks that a foreign package lists: a number for each, a question that decides the split, and turns as the package's own actions."""
+"""Base class for task lists of foreign packages: tasks have numbers, the question decides the split, turns are actions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rlvr.errors import ConfigError
 from rlvr.task import Message, Task
 
 MOST = 2_000
-"""How many tasks of a list are read by default."""
+"""Default limit on the number of tasks that are read."""
 ROLES = ("system", "user", "assistant")
 
 
 class Listed(Games):
-    """The base of adapters of task lists. The world has `questions(limit)`, `prompt(number)`, `begin(seed)` and `act(move)`.
+    """Base class of task lists. The worker class has `questions(limit)`, `prompt(number)`, `begin(seed)` and `act(move)`.
 
-    `begin` gets the task's number as its seed and returns the last message of its prompt, which is the question. One question in five, by
-    its text, is for tests, so that equal questions are in one split.
+    `begin` gets the task's number as its seed and returns the last message of its prompt, which is the question. One question in five is
+    held out, by a hash of its text, so that equal questions are in one split.
     """
 
     limit = MOST
     _numbers: Mapping[str, list[int]] | None = None
 
     def numbers(self, split: str) -> list[int]:
-        """The numbers of the tasks of a split."""
+        """Return the numbers of the tasks of a split."""
         if self._numbers is None:
             questions = self.scouted("questions", limit=self.limit)
             if not isinstance(questions, list) or not all(isinstance(text, str) and text.strip() for text in questions):
@@ -41,7 +41,7 @@ class Listed(Games):
         return self._numbers[split]
 
     def size(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks in the split."""
         return len(self.numbers(split))
 
     def _made(self, split: str, index: int) -> Task:
@@ -56,11 +56,11 @@ class Listed(Games):
         return Task(f"{self.source}/{split}/{number}", tuple(cast("list[Message]", [*head, *prompt])), {**self.reference, "seed": number})
 
     def unread(self) -> str:
-        """What is said to a turn without a text."""
+        """Return the reply to a turn without text."""
         return "That is no answer. Write a text."
 
     def move(self, text: str) -> str | None:
-        """The whole turn, without its reasoning."""
+        """Return the whole turn, without its reasoning; None if it is empty."""
         return text if text.strip() else None
 
 

@@ -1,4 +1,4 @@
-"""The far side of `inspect_task`: one sample of an Inspect task. Its solver runs in a thread, and asks us wherever it would ask a model."""
+"""Worker class of `inspect_task`: one sample of an Inspect task. Its solver runs in a thread; its model calls become our turns."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ WORDS = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}
 
 
 class Samples(Loaded):
-    """The samples of a task, by number.
-
-    >>> samples = Samples(task="my_tasks.py:sums", settings={}, strict=True)                  # doctest: +SKIP
-    >>> samples.begin(0); samples.act("4")                                                   # doctest: +SKIP
-    {'text': '', 'rewards': [1.0], 'over': True}
-    """
+    """The samples of a task, by number."""
 
     def __init__(self, *, task: str, settings: dict[str, Any], strict: bool) -> None:
         self.inspect, self.strict = importlib.import_module("inspect_ai"), strict
@@ -43,28 +38,28 @@ class Samples(Loaded):
 
     @classmethod
     def prepare(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
-        """Import the package, load the task, and say which version the package is."""
+        """Import the package, load the task, and return the version of the package."""
         about = {"version": version_of("inspect-ai", importlib.import_module("inspect_ai"))}
         cls.keep(task=task, settings=settings)
         return about
 
     @staticmethod
     def load(*, task: str, settings: dict[str, Any]) -> Any:
-        """What the function of the task returns."""
+        """Call the task's function, and return its Task."""
         module, _, name = task.rpartition(":")
         return getattr(_module(module), name)(**settings)
 
     def questions(self, limit: int) -> list[str]:
-        """What each sample asks."""
+        """Return the question of each sample."""
         return [one.input if isinstance(one.input, str) else str(one.input[-1].text) for one in islice(iter(self.task.dataset), limit)]
 
     def prompt(self, number: int) -> list[dict[str, str]]:
-        """The messages that the solver has when it first asks."""
+        """Return the messages of the solver's first request."""
         self.begin(number)
         return self.messages
 
     def begin(self, seed: int) -> str:
-        """Start the solver of a sample, up to its first question."""
+        """Start the solver of a sample, up to its first request; return its last message."""
         sample = next(islice(iter(self.task.dataset), seed, None))
         if sample.sandbox or sample.files or sample.setup:
             raise ValueError(f"sample {sample.id or seed} has files or a sandbox of its own")
@@ -80,7 +75,7 @@ class Samples(Loaded):
         return str(found[-1]["content"])
 
     def act(self, move: str) -> dict[str, Any]:
-        """One answer; what the solver asks after it, or the score."""
+        """Pass an answer to the solver; return its next request, or the score."""
         before = self.messages
         self.told.put(move)
         found = self._next()
@@ -93,17 +88,17 @@ class Samples(Loaded):
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
     def gold(self, number: int) -> str | None:
-        """An answer that the task pays for in full: the target, by itself or declared."""
+        """Return an answer that gets the full score: the target, plain or declared; None if there is none."""
         for form in ("{}", "ANSWER: {}"):
             self.begin(number)
             said = form.format(self.target[0]) if self.target else ""
-            with suppress(Exception):  # a task whose scorers fail has no answer that is known to be right
+            with suppress(Exception):  # if the scorers fail, no answer is known to be correct
                 if said and self.act(said)["rewards"] == [1.0]:
                     return said
         return None
 
     def _leave(self) -> None:
-        """End a solver that is under way: its threads would stay as long as the process."""
+        """Stop a running solver, whose threads would live as long as the process."""
         if self.solves is not None and self.solves.is_alive():
             self.told.put(None)
             self.solves.join(LEAVING_S)
@@ -130,7 +125,7 @@ class Samples(Loaded):
             asked.put([{"role": one.role, "content": _text(one)} for one in state.messages])
             said = await asyncio.to_thread(told.get)
             if said is None:
-                told.put(None)  # a solver may ask again
+                told.put(None)  # the solver may make another request
                 raise RuntimeError("the conversation was left")
             state.output = ModelOutput.from_content("policy", said)
             state.messages.append(state.output.message)
@@ -155,7 +150,7 @@ class Samples(Loaded):
 
 
 def valued(score: Any) -> float:
-    """The value of a score as a number from 0 to 1; ValueError for anything else."""
+    """Parse the value of a score as a number from 0 to 1; ValueError for anything else."""
     value = getattr(score, "value", None)
     found = WORDS.get(value) if isinstance(value, str) else value
     if isinstance(found, bool):
@@ -166,7 +161,7 @@ def valued(score: Any) -> float:
 
 
 def plainly(text: str) -> str:
-    r"""The last line of a text, without what declares it.
+    r"""Normalize the last line of a text, without a leading `ANSWER:`.
 
     >>> plainly("I think so.\nANSWER: Paris.")
     'paris'

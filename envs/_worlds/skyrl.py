@@ -1,4 +1,4 @@
-"""The far side of `skyrl_gym`: one row of a data set in one environment of the package."""
+"""Worker class of `skyrl_gym`: one row of a data set in one environment of the package."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from rlvr.envs._hosted import version_of
 
 
 class Rows:
-    """Rows of a data set, by number, each played in a new environment of the package.
-
-    >>> rows = Rows(id="gsm8k", path="train.jsonl", config={}, imports="")                   # doctest: +SKIP
-    >>> rows.begin(0); rows.act("#### 4")                                                    # doctest: +SKIP
-    {'text': '', 'rewards': [1.0], 'over': True}
-    """
+    """Rows of a data set, by number, each played in a new environment of the package."""
 
     def __init__(self, *, id: str, path: str, config: dict[str, Any], imports: str) -> None:
         self.gym = importlib.import_module("skyrl_gym")
@@ -29,31 +24,31 @@ class Rows:
 
     @staticmethod
     def prepare() -> Any:
-        """Import the package, and say which version it is."""
+        """Import the package and return its version."""
         return {"version": version_of("skyrl-gym", importlib.import_module("skyrl_gym"))}
 
     def questions(self, limit: int) -> list[str]:
-        """The last message of each prompt."""
+        """Return the last message of each prompt."""
         return [str(json.loads(line)["prompt"][-1]["content"]) for line in islice(self._lines(), limit)]
 
     def prompt(self, number: int) -> list[dict[str, str]]:
-        """What the environment makes of the row's prompt."""
+        """Return the prompt that the environment makes from the row."""
         self._start(number)
         return [{"role": one["role"], "content": one["content"]} for one in self.messages]
 
     def truth(self, number: int) -> str | None:
-        """The right answer, if the row has one where the package looks for it."""
+        """Return the gold answer if the row has one where the package expects it; else None."""
         row = self._row(number)
         found = {**(row.get("reward_model") or {}), **(row.get("reward_spec") or {})}.get("ground_truth")
         return found if isinstance(found, str) else None
 
     def begin(self, seed: int) -> str:
-        """A new environment for the row of this number; its question."""
+        """Create an environment for the row of this number; return its question."""
         self._start(seed)
         return str(self.messages[-1]["content"])
 
     def act(self, move: str) -> dict[str, Any]:
-        """One turn. The reward of each turn is handed over, and what is read is the text of the new messages."""
+        """Take one step; return the text of the new messages and the reward of the turn."""
         found = self.env.step(move)
         over, reward = found["done"], found["reward"]
         if not isinstance(over, bool):
@@ -71,13 +66,13 @@ class Rows:
         return row
 
     def _lines(self) -> Iterator[str]:
-        """The lines of the file that are not empty, without reading what comes after the last one that is asked for."""
+        """Yield the non-empty lines of the file lazily."""
         with open(self.path, encoding="utf-8") as file:
             yield from (line for line in file if line.strip())
 
 
 def _plain(reward: Any) -> Any:
-    """A number stays one, also one of numpy; anything else becomes what it looks like, and is refused."""
+    """Convert a number, including a NumPy one, to a plain number; anything else to its repr, which is rejected later."""
     if hasattr(reward, "item"):
         reward = reward.item()
     return reward if isinstance(reward, int | float) else json.loads(json.dumps(repr(reward)))

@@ -1,6 +1,6 @@
-"""Environments behind a WebSocket, as OpenEnv serves them: one connection for each conversation, and none that is opened again in silence.
+"""Environments behind a WebSocket, as served by OpenEnv: one connection for each conversation, without silent reconnects.
 
-A connection that failed is closed and stays closed: what it answered after that would be another session's.
+A failed connection is closed and stays closed: a reply after a reconnect would belong to another session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlvr.envs._host import ForeignError, ForeignLate, ForeignRaised, Host, Worl
 from rlvr.errors import ConfigError, MissingExtra
 
 LARGEST = 8 << 20
-"""The longest message that is read, in bytes."""
+"""Longest message that is read, in bytes."""
 START_S = 60.0
 DYING_S = 1.0
 GUARD = """
@@ -35,18 +35,14 @@ server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()
 os._exit(server.wait())
 """
-"""Starts a server and ends it, with all that it started, when the pipe from this process closes: however this process ends."""
+"""Program that starts a server, and kills its process group when the pipe from this process closes, however this process ends."""
 HIDDEN = ("done", "reward", "metadata")
-"""Fields of an observation that the policy never reads: metadata is where authors leave their answers."""
+"""Fields of an observation that the policy never reads: metadata may contain the answer."""
 INVALID = ("VALIDATION_ERROR", "INVALID_ACTION")
 
 
 class Connection(World):
-    """One session of a server. Any failure but an action that it refuses ends it.
-
-    >>> with server.open() as world: world.ask("begin", seed=3)                                # doctest: +SKIP
-    'Guess a number.'
-    """
+    """One session of a server. Any failure except a refused action ends the session."""
 
     def __init__(self, url: str, fields: Sequence[str], reset: Mapping[str, Any], *, call_s: float) -> None:
         from websockets.exceptions import WebSocketException
@@ -62,7 +58,7 @@ class Connection(World):
             raise ForeignLate(f"no connection to {url}: {_short(error)}") from error
 
     def ask(self, what: str, *, within: float | None = None, **given: Any) -> Any:
-        """`begin` or `act`, with a deadline. What fails closes the connection."""
+        """Call `begin` or `act` with a timeout. A failure closes the connection."""
         if self._closed:
             raise ForeignLate(f"{what}: the connection is closed")
         seconds = self._call_s if within is None else within
@@ -100,7 +96,7 @@ class Connection(World):
             self._socket.send(json.dumps(request))
             reply = json.loads(self._socket.recv(timeout=seconds))
         except TimeoutError:
-            raise ForeignLate(f"{request['type']} gave nothing within {seconds:g} s") from None
+            raise ForeignLate(f"{request['type']} returned nothing within {seconds:g} s") from None
         except self._failures as error:
             raise ForeignLate(f"{request['type']}: the connection ended ({_short(error)})") from error
         except (ValueError, RecursionError) as error:
@@ -114,7 +110,7 @@ class Connection(World):
         return data
 
     def _unasked(self, kind: str) -> None:
-        """ForeignLate if the server wrote a message that nobody waited for: the next answer would be taken for that of another action."""
+        """Raise ForeignProcessLost if there is an unexpected message, which would be mistaken for the reply to the next action."""
         with suppress(TimeoutError):
             found = self._socket.recv(timeout=0)
             raise ForeignLate(f"{kind}: the server wrote {found!r:.80} before it was asked")
@@ -139,14 +135,11 @@ class Connection(World):
 
 
 class Refused(ForeignRaised):
-    """The server refuses the form of an action; nothing happened."""
+    """Raised if the server refuses the form of an action; nothing happened."""
 
 
 class Server(Host):
-    """A server of environments: one that runs somewhere, or one that is started here and ended with us.
-
-    >>> Server("http://127.0.0.1:8000", (), fields=(), reset={}, call_s=20.0).open()           # doctest: +SKIP
-    """
+    """A server of environments: a running one, or one that this process starts and ends."""
 
     def __init__(self, url: str, command: Sequence[str], *, fields: Sequence[str], reset: Mapping[str, Any], call_s: float) -> None:
         super().__init__("openenv", extra="openenv", call_s=call_s)
@@ -154,8 +147,8 @@ class Server(Host):
         self._open: list[Connection] = []
 
     def start(self) -> Any:
-        """Start the server if it is ours and does not run, and read its schemas."""
-        if importlib.util.find_spec("websockets") is None:  # said before a server is started
+        """Start the server if it is ours and not running, and read its schemas."""
+        if importlib.util.find_spec("websockets") is None:  # reported before a server is started
             raise MissingExtra("websockets", "openenv")
         with self._lock:
             self._disowned()
@@ -169,7 +162,7 @@ class Server(Host):
         return self.about
 
     def open(self, *, within: float | None = None, **settings: Any) -> World:
-        """A new session."""
+        """Open a new session."""
         self.start()
         address = urlsplit(self.url)
         secure = "wss" if address.scheme in ("https", "wss") else "ws"
@@ -179,7 +172,7 @@ class Server(Host):
         return made
 
     def kill(self, pid: int) -> None:
-        """Sessions are ended by their connection."""
+        """Do nothing: sessions are ended by their connection."""
 
     def close(self) -> None:
         """End every session, and the server if it is ours."""
@@ -190,7 +183,7 @@ class Server(Host):
             one.close()
 
     def _look(self) -> None:
-        """If the server does not answer, give its process a moment to end: it is started again then."""
+        """If the server is not healthy, wait a moment for its process to exit, so that it is restarted."""
         if self._process is not None:
             try:
                 self._get("/health")
@@ -223,7 +216,7 @@ class Server(Host):
                 return
             time.sleep(0.1)
         self._stop()
-        raise ConfigError(f"the server {' '.join(command)!r:.200} did not answer on port {port} within {START_S:g} s")
+        raise ConfigError(f"the server {' '.join(command)!r:.200} did not reply on port {port} within {START_S:g} s")
 
     def _get(self, path: str) -> Any:
         address = urlsplit(self.url)
@@ -232,7 +225,7 @@ class Server(Host):
             with build_opener(ProxyHandler({})).open(f"{plain}://{address.netloc}{address.path}{path}", timeout=self.call_s) as reply:
                 return json.loads(reply.read(LARGEST))
         except (URLError, OSError, ValueError) as error:
-            raise ForeignLate(f"{self.url}{path} gives no answer: {_short(error)}") from error
+            raise ForeignLate(f"{self.url}{path} gives no reply: {_short(error)}") from error
 
     def _stop(self) -> None:
         if self._disowned():

@@ -1,4 +1,4 @@
-"""The far side of `verifiers_env`: a taskset of verifiers by its interface v1, or an environment by the older one, v0."""
+"""Worker classes of `verifiers_env`: a taskset of verifiers (interface v1), or an environment of the older interface v0."""
 
 from __future__ import annotations
 
@@ -17,18 +17,13 @@ from typing import Any
 from rlvr.envs._hosted import Loaded, version_of
 
 PACKAGE = "verifiers"
-"""Their package, which has the name of a folder of ours."""
+"""The foreign package, which has the same name as one of our folders."""
 STEP_S = 120.0
 LEAVING_S = 5.0
 
 
 class Taskset(Loaded):
-    """A taskset of v1. An answer is scored as the package scores a trace, and each reward must be there.
-
-    >>> tasks = Taskset(id="my_tasks", settings={})                                          # doctest: +SKIP
-    >>> tasks.begin(0); tasks.act("4")                                                       # doctest: +SKIP
-    {'text': '', 'rewards': [1.0], 'over': True}
-    """
+    """A taskset of v1. An answer is scored like a trace of the package, and every reward must have a value."""
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
         self.v1 = importlib.import_module(f"{PACKAGE}.v1")
@@ -36,19 +31,19 @@ class Taskset(Loaded):
 
     @classmethod
     def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
-        """Import the package, load the taskset, and say which version the package is."""
+        """Import the package, load the taskset, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.v1")
         cls.keep(id=id, settings=settings)
         return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
     def load(*, id: str, settings: dict[str, Any]) -> Any:
-        """The taskset."""
+        """Load the taskset."""
         v1 = importlib.import_module(f"{PACKAGE}.v1")
         return v1.load_taskset(v1.taskset_config_type(id)(**{**settings, "id": id}))
 
     def questions(self, limit: int) -> list[str]:
-        """The last message of each prompt; a task that cannot be played here is an error that names it."""
+        """Return the last message of each prompt; raise ValueError for an unsupported task."""
         found = []
         for task in islice(iter(self.tasks), limit):
             self._playable(task)
@@ -56,16 +51,16 @@ class Taskset(Loaded):
         return found
 
     def prompt(self, number: int) -> list[dict[str, str]]:
-        """The messages of a task."""
+        """Return the messages of a task."""
         return self._messages(self._task(number))
 
     def begin(self, seed: int) -> str:
-        """The task of this number; its question."""
+        """Select the task of this number; return its question."""
         self.task = self._task(seed)
         return self._messages(self.task)[-1]["content"]
 
     def act(self, move: str) -> dict[str, Any]:
-        """Score an answer. The reward is the weighted sum, divided by what can be had at most."""
+        """Score an answer. The reward is the weighted sum, divided by its maximum."""
         v1, task = self.v1, self.task
         told = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = v1.Trace(task=told, agent=v1.AgentInfo(config=v1.AgentConfig()))
@@ -90,10 +85,10 @@ class Taskset(Loaded):
             raise ValueError(f"task {task.key} needs a container of its own")
         needing = [one.__name__ for one in task.hooks("reward") if _needs_runtime(one)]
         needing += [name for name in ("setup", "finalize") if getattr(type(task), name) is not getattr(self.v1.Task, name)]
-        if needing:  # the package leaves such a reward out, and would pay for the others alone
+        if needing:  # the package would skip such a reward, and score the others alone
             raise ValueError(f"task {task.key} needs a runtime for {', '.join(needing)}")
         if task.plugged_judges():
-            raise ValueError(f"task {task.key} asks a model as a judge")
+            raise ValueError(f"task {task.key} uses a model as a judge")
         if type(task).toolsets(task.config) or type(self.tasks).toolsets(self.tasks.config):
             raise ValueError(f"task {task.key} has toolsets, which are servers of their own")
 
@@ -109,13 +104,9 @@ class Taskset(Loaded):
 
 
 class Legacy(Loaded):
-    """An environment of v0, which `load_environment` makes. Its own rollout runs in a thread, and asks us for each turn of the policy.
+    """An environment of v0, made by `load_environment`. Its own rollout runs in a thread; its model calls become our turns.
 
-    The package counts a reward that raises as 0; here it is remembered, and the rollout has no score.
-
-    >>> legacy = Legacy(id="my_env", settings={})                                            # doctest: +SKIP
-    >>> legacy.begin(0); legacy.act("4")                                                     # doctest: +SKIP
-    {'text': '', 'rewards': [1.0], 'over': True}
+    The package counts a reward that raises as 0; here the error is recorded, and the rollout has no score.
     """
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
@@ -133,39 +124,39 @@ class Legacy(Loaded):
 
     @classmethod
     def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
-        """Import the package, load the environment, and say which version the package is."""
+        """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.keep(id=id, settings=settings)
         return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
     def load(*, id: str, settings: dict[str, Any]) -> Any:
-        """The environment and its rows."""
+        """Load the environment and its rows."""
         env = importlib.import_module(f"{PACKAGE}.legacy").load_environment(id, **settings)
         return env, env.get_eval_dataset() if getattr(env, "dataset", None) is None else env.get_dataset()
 
     def questions(self, limit: int) -> list[str]:
-        """The last message of each prompt."""
+        """Return the last message of each prompt."""
         return [self.prompt(number)[-1]["content"] for number in range(min(limit, len(self.rows)))]
 
     def prompt(self, number: int) -> list[dict[str, str]]:
-        """The messages of a row."""
+        """Return the messages of a row."""
         found = self.rows[number]["prompt"]
         return [_message(one) for one in ([{"role": "text", "content": found}] if isinstance(found, str) else found)]
 
     def truth(self, number: int) -> str | None:
-        """What the row says is the answer, if the rewards pay it in full."""
+        """Return the answer in the row, if it gets the full reward; else None."""
         found = self.rows[number].get("answer")
         if not isinstance(found, str) or not found:
             return None
-        with suppress(Exception):  # rewards that fail have no answer that is known to be right
+        with suppress(Exception):  # if the rewards fail, no answer is known to be correct
             self.begin(number)
             if self.act(found)["rewards"] == [1.0]:
                 return found
         return None
 
     def begin(self, seed: int) -> str:
-        """Start the rollout of a row; its question."""
+        """Start the rollout of a row; return its question."""
         self._leave()
         self.asked: queue.Queue[Any] = queue.Queue()
         self.told: queue.Queue[str | None] = queue.Queue()
@@ -178,7 +169,7 @@ class Legacy(Loaded):
         return str(self.seen[-1]["content"])
 
     def act(self, move: str) -> dict[str, Any]:
-        """One turn of the policy; what the environment answers, or the reward."""
+        """Take one turn of the policy; return the environment's reply, or the reward."""
         self.told.put(move)
         found, before = self._next(), self.seen
         if isinstance(found, list):
@@ -196,18 +187,18 @@ class Legacy(Loaded):
         return {"text": "", "rewards": [weighed(self.found)], "over": True}
 
     def _leave(self) -> None:
-        """End a rollout that is under way: its threads would stay as long as the process."""
+        """Stop a running rollout, whose threads would live as long as the process."""
         if self.rolling is not None and self.rolling.is_alive():
             self.told.put(None)
             self.rolling.join(LEAVING_S)
 
     def _watch(self, rubric: Any, id: str) -> None:
-        """Remember what each reward function of a rubric gives; those without a weight are only shown there, and left alone."""
+        """Wrap the reward functions of a rubric to record their values; those without a weight are only logged, and stay unchanged."""
         if type(rubric).__name__ == "JudgeRubric":
-            raise ValueError(f"{id} asks a model as a judge")
+            raise ValueError(f"{id} uses a model as a judge")
         for place, (reward, weight) in enumerate(zip(list(rubric.funcs), rubric.weights, strict=True)):
             if weight and rubric._is_group_func(reward):
-                raise ValueError(f"{id} has the reward {reward.__name__} of a whole group, and here each answer is judged alone")
+                raise ValueError(f"{id} has the reward {reward.__name__} of a whole group, and here each answer is verified alone")
             if weight:
                 rubric.funcs[place] = self._watched(reward, float(weight))
 
@@ -229,14 +220,14 @@ class Legacy(Loaded):
         return watched
 
     async def _answered(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
-        """In place of the package's call of a model."""
+        """Replace the package's model call: wait for the policy's turn."""
         if state.get("tool_defs"):
             raise RuntimeError("it gives the model tools, which are not translated")
         told = self.told
         self.asked.put([_message(one) for one in prompt])
         said = await asyncio.to_thread(told.get)
         if said is None:
-            told.put(None)  # the package may ask again
+            told.put(None)  # the package may make another request
             raise RuntimeError("the conversation was left")
         message = self.types.ResponseMessage(role="assistant", content=said, finish_reason="stop", is_truncated=False)
         return self.types.Response(id="0", created=0, model="policy", message=message)
@@ -251,7 +242,7 @@ class Legacy(Loaded):
         async def rolled() -> Any:
             base = importlib.import_module(f"{PACKAGE}.legacy.clients").Client
             policy = type("Policy", (base,), {"__init__": lambda self: None})
-            policy.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # it is never asked: see _answered
+            policy.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # it is never called: `get_model_response` is replaced
             return await self.env.run_rollout(row, policy(), "policy", {})
 
         try:
@@ -262,7 +253,7 @@ class Legacy(Loaded):
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
-    """A rubric, or all those of a group."""
+    """Yield a rubric, or all rubrics of a group."""
     inner = getattr(rubric, "rubrics", None)
     if inner is None:
         yield rubric
@@ -274,7 +265,7 @@ def _message(one: Any) -> dict[str, str]:
     role, content = _field(one, "role"), _field(one, "content")
     if not isinstance(content, str) or _field(one, "tool_calls"):
         raise ValueError(f"a message of the {role} holds more than text")
-    return {"role": "user" if role == "text" else str(role), "content": content}  # the package's word for a prompt that is one text
+    return {"role": "user" if role == "text" else str(role), "content": content}  # "text": the role of a prompt that is one text
 
 
 def _needs_runtime(reward: Any) -> bool:
@@ -283,7 +274,7 @@ def _needs_runtime(reward: Any) -> bool:
 
 
 def weighed(rewards: dict[str, tuple[float, float]]) -> float:
-    """The weighted sum of rewards, divided by the most that it can be. Each reward must be from 0 to 1. A sum below 0 counts as 0.
+    """Compute the weighted sum of rewards, divided by its maximum. Each reward must be from 0 to 1. A sum below 0 counts as 0.
 
     >>> weighed({"right": (1.0, 1.0), "form": (0.5, 0.2)})
     0.9166666666666667

@@ -1,1 +1,1 @@
-"""The algorithms, one file each: an advantage and a loss, made of the functions in `parts`."""
+"""The algorithms, one file each: an advantage and a loss, composed of the functions in `functions`."""

@@ -16,12 +16,12 @@ from rlvr.episode import Episode
 
 
 def choose(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
-    """The first answer with the highest score, if that is above `at_least`."""
+    """Select the first answer with the highest score, if that is above `at_least`."""
     return best(rewards, at_least=at_least)
 
 
 def learnable(groups: Groups, *, at_least: float = 0.0) -> list[list[Episode]]:
-    """The best answers."""
+    """Select the best answer of each group."""
     return best_ones(groups, at_least)
 
 

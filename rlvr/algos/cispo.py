@@ -17,7 +17,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 @part("ratio")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> Surrogate:
-    """The log-probability, weighted by the capped ratio."""
+    """Weight the log-probability by the capped ratio."""
     return weighted(log_ratio(x.new, x.old, x.rows, x.count, "token").exp(), x.advantages, x.new, ratio_max)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def chosen(
     columns: Mapping[str, Tensor], total: Total, *, clip_cov_ratio: float, clip_cov_lb: float, clip_cov_ub: float, **_: Any
 ) -> Tensor:
-    """1 at the tokens that get no gradient."""
+    """Return 1 at the tokens that get no gradient, 0 elsewhere."""
     cov = covariance(columns, total)
     held = cov.where((cov > clip_cov_lb) & (cov < clip_cov_ub), cov.new_tensor(clip_cov_lb))
     return ((held >= largest_from(held, clip_cov_ratio, total)) & (held > clip_cov_lb)).to(cov.dtype)

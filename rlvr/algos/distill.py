@@ -1,4 +1,4 @@
-"""Distillation: the policy samples, and a teacher says at every token how likely it finds what the policy wrote.
+"""Distillation: the policy samples, and a teacher scores every token of the completion.
 
     sampled:  A_t = A + teacher_weight (l_teacher - l_old),  L = (1/N) sum -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)
     else:     L = (1/N) sum -min(r A, clip(r) A) + teacher_weight D_t,  D_t over the whole vocabulary, with p the policy and q the teacher
@@ -23,7 +23,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 
 def advantage(answers: Answers) -> Advantages:
-    """Nothing of the verifier: the teacher alone says what is good."""
+    """Return 0: only the teacher provides a signal, not the verifier."""
     return [[0.0 for _ in group] for group in answers.groups]
 
 
@@ -31,7 +31,7 @@ def advantage(answers: Answers) -> Advantages:
 def loss(
     x: LossInputs, *, teacher_weight: float = 1.0, divergence: str = "sampled", epsilon: float = 0.2, epsilon_high: float | None = None
 ) -> Surrogate:
-    """PPO's clip of what verifier and teacher say of each token; or of the verifier's alone, and the divergence from the teacher."""
+    """PPO's clipped loss on the verifier's plus the teacher's signal; or on the verifier's, plus the divergence from the teacher."""
     if x.divergence is None:
         assert x.reference is not None
         x = replace(x, advantages=x.advantages + teacher_weight * (x.reference - x.old))

@@ -29,12 +29,12 @@ def prefer(
     label_smoothing: float = 0.0,
     pairs_per_group: int = 1,
 ) -> Pulls:
-    """The loss on the pairs of each group, and how hard it pulls; `shifts` has beta (l - l_ref) of each answer."""
+    """Compute the loss on the pairs of each group, and its advantages; `shifts` has beta (l - l_ref) of each answer."""
     return of_pairs(rewards, shifts, beta, how=preference_loss, smoothing=label_smoothing, most=pairs_per_group, total=total)
 
 
 def learnable(groups: Groups, *, pairs_per_group: int = 1) -> list[list[Episode]]:
-    """The members of the pairs."""
+    """Select the members of the pairs."""
     return paired(groups, pairs_per_group)
 
 

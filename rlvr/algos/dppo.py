@@ -17,7 +17,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 
 def loss(x: LossInputs, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Surrogate:
-    """The ratio to the sampler times the advantage, without the tokens that moved too far."""
+    """Compute the ratio to the sampler times the advantage, without the tokens that moved too far."""
     moved = (x.new.exp() - x.sampler.exp()).detach()
     high, low = (x.advantages > 0) & (moved > dppo_mask_high), (x.advantages < 0) & (moved < -dppo_mask_low)
     kept = (~(high | low)).to(x.new.dtype)

@@ -1,6 +1,6 @@
 """GDPO: each named reward normalised within its group, then summed and whitened over the batch's answers.
 
-    A = whiten(sum_k w_k (R^k - mean_g) / (std_g + advantage_epsilon)),  k over the parts of the verdict that reward_weights names
+    A = whiten(sum_k w_k (R^k - mean_g) / (std_g + advantage_epsilon)),  k over the components of the verdict that reward_weights names
     L as in GRPO
 
 paper                    2601.05242
@@ -21,7 +21,7 @@ from rlvr.algos.parts.rewards import named
 
 @part("company")
 def advantage(answers: Answers, *, reward_weights: Mapping[str, float] = {}, advantage_epsilon: float = 1e-4) -> Advantages:
-    """The weighted sum of the parts of the verdict, each normalised within its group."""
+    """Compute the weighted sum of the verdict's components, each normalised within its group."""
     parts = named(answers, reward_weights) if reward_weights else {"score": answers.rewards}
     return normalised_sum(parts, reward_weights or {"score": 1.0}, advantage_epsilon)
 

@@ -29,7 +29,7 @@ def advantage(
     scale_rewards: str = "group",
     advantage_epsilon: float = 1e-4,
 ) -> Advantages:
-    """The advantage of the whole answer, plus that of each of its turns."""
+    """Compute the advantage of the whole answer plus that of each of its turns."""
     rewards = answers.rewards
     whole = scaled(rewards, compared(rewards, baseline), scale_rewards, advantage_epsilon, answers.total)
     turns = by_turn(answers, how=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)

@@ -21,7 +21,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 @part("company", "silent")
 def advantage(answers: Answers, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
-    """The reward minus the mean of the group, divided by a standard deviation."""
+    """Compute the reward minus the mean of the group, divided by a standard deviation."""
     rewards = answers.rewards
     return scaled(rewards, [centred(group) for group in rewards], scale_rewards, advantage_epsilon, answers.total)
 

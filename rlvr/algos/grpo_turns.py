@@ -27,7 +27,7 @@ def advantage(
     scale_rewards: str = "group",
     advantage_epsilon: float = 1e-4,
 ) -> Advantages:
-    """The return of each turn, compared with the group's turns of the same index, state or observation."""
+    """Compute the return of each turn, compared with the group's turns of the same index, state or observation."""
     return by_turn(answers, how=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)
 
 

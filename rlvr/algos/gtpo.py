@@ -27,7 +27,7 @@ from rlvr.algos.parts.entropy import in_order, of_tokens, put_back
 
 @part("company", "silent", "per_token", "entropy")
 def advantage(answers: Answers, *, entropy_weight: float = 0.1, right_from: float = 0.5) -> Advantages:
-    """Each token's shaped reward, normalised within the group."""
+    """Compute each token's shaped reward, normalised within the group."""
     rows = zip(answers.rewards, of_tokens(answers), strict=True)
     return [[np.zeros(len(h)) for h in hs] if degenerate(r) else _of_group(r, hs, entropy_weight, right_from) for r, hs in rows]
 

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-5
-"""How far two passes at the same weights may be apart."""
+"""Smaller changes of a log-probability are treated as rounding errors."""
 
 
 def chosen(columns: Mapping[str, Tensor], total: Total, *, kl_cov_ratio: float, **_: Any) -> Tensor:
-    """1 at the tokens with the largest covariance."""
+    """Return 1 at the tokens with the largest covariance, 0 elsewhere."""
     cov = covariance(columns, total)
     return (cov >= largest_from(cov, kl_cov_ratio, total)).to(cov.dtype)
 
 
 @part("old", prepare=chosen)
 def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0) -> Tensor:
-    """The ratio times the advantage without a clip, and the penalty at the chosen tokens."""
+    """Compute the unclipped ratio times the advantage, plus the penalty at the selected tokens."""
     assert x.prepared is not None
     delta = log_ratio(x.new, x.old, x.rows, x.count, "token")
     held = x.prepared * (delta.detach().abs() > ROUNDING)

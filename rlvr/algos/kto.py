@@ -29,7 +29,7 @@ def prefer(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Pulls:
-    """The loss on each answer, and how hard it pulls; `shifts` has beta (l - l_ref) of each answer."""
+    """Compute the loss on each answer, and its advantages; `shifts` has beta (l - l_ref) of each answer."""
     rows = zip(groups, shifts, strict=True)
     elsewhere = [s for group, row in rows for e, s in zip(group, row, strict=True) if e.meta.get("mismatched")]
     weights = desirable_weight, undesirable_weight
@@ -37,7 +37,7 @@ def prefer(
 
 
 def learnable(groups: Groups, *, desirable_from: float = 0.5) -> list[list[Episode]]:
-    """All answers, if there are some of both kinds."""
+    """Select all answers; raise ConfigError unless some are desirable and some are not."""
     return of_both_kinds(groups, desirable_from)
 
 

@@ -22,7 +22,7 @@ from rlvr.algos.parts.credit import centred, present
 
 @part("company", "silent")
 def advantage(answers: Answers) -> Advantages:
-    """The reward relative to the mean of the group."""
+    """Compute the reward relative to the mean of the group."""
     found = []
     for group in answers.rewards:
         scored = present(group)

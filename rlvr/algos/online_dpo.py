@@ -3,7 +3,7 @@
     d = beta ((l+ - l+_ref) - (l- - l-_ref)),  L = -mean log sigmoid(d)
 
 paper                    2402.04792
-differs from the paper   the verifier judges the answers, not a language model
+differs from the paper   the verifier scores the answers, not a language model
 """
 
 from __future__ import annotations

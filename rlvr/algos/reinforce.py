@@ -17,7 +17,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 
 def advantage(answers: Answers) -> Advantages:
-    """The reward itself."""
+    """Return the reward itself."""
     return [less(group, 0.0) for group in answers.rewards]
 
 

@@ -15,7 +15,7 @@ from rlvr.algos.reinforce import loss
 
 
 def advantage(answers: Answers) -> Advantages:
-    """The reward minus the mean reward of earlier steps."""
+    """Compute the reward minus the mean reward of earlier steps."""
     return [less(group, answers.running) for group in answers.rewards]
 
 

@@ -18,7 +18,7 @@ from rlvr.algos.parts.returns import discounted
 
 @part("per_token")
 def advantage(answers: Answers, *, gamma: float = 1.0) -> Advantages:
-    """The reward to go at each token."""
+    """Compute the reward to go at each token."""
     return discounted(answers, gamma)
 
 

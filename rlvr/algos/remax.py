@@ -1,6 +1,6 @@
 """ReMax: the baseline is the reward of the greedy answer.
 
-    A_it = sum_{k>=t} gamma^(k-t) r_ik - R_greedy,  the reward to go: R_i if all of it is paid at the end
+    A_it = sum_{k>=t} gamma^(k-t) r_ik - R_greedy,  the reward to go: R_i if the whole reward is at the end
     L = -(1/B) sum_i sum_t A_it l_it
 
 paper                    2310.10505
@@ -21,7 +21,7 @@ from rlvr.algos.reinforce import loss
 
 @part("greedy", "per_token")
 def advantage(answers: Answers, *, gamma: float = 1.0) -> Advantages:
-    """The reward to go minus the reward of the group's greedy answer; 0 if that has no score."""
+    """Compute the reward to go minus the reward of the group's greedy answer; 0 if that has no score."""
     return [
         [np.zeros(len(row)) if base is None or reward is None else row - base for row, reward in zip(rows, rewards, strict=True)]
         for rows, rewards, base in zip(discounted(answers, gamma), answers.rewards, greedy(answers), strict=True)

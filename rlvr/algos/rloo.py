@@ -18,7 +18,7 @@ from rlvr.algos.parts.credit import leave_one_out
 
 @part("company", "silent")
 def advantage(answers: Answers) -> Advantages:
-    """The reward minus the mean of the other answers, which keeps the gradient unbiased."""
+    """Compute the reward minus the mean of the other answers, which keeps the gradient unbiased."""
     return [leave_one_out(group) for group in answers.rewards]
 
 

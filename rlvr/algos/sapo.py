@@ -18,7 +18,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 @part("ratio")
 def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> Surrogate:
-    """The gate, which has slope 1 at ratio 1 for every temperature."""
+    """Apply the soft gate, which has slope 1 at ratio 1 for every temperature."""
     ratio = log_ratio(x.new, x.old, x.rows, x.count, "token").exp()
     return gated(ratio, x.advantages, sapo_temperature_pos, sapo_temperature_neg)
 

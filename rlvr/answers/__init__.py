@@ -1,10 +1,10 @@
 r"""Find the declared answer in the text of a policy.
 
-A channel is a place where an answer is declared on purpose; prose is never searched for numbers. Text in a thought section is never an
-answer, and an unclosed thought section hides everything after it. If two different answers are declared there is no answer, unless the
-words between them mark the later one as the result. Every scanner is one pass over the text.
+An extractor looks in one place where an answer is declared on purpose; prose is never searched for numbers. Text in a thinking section is
+never an answer, and an unclosed thinking section hides everything after it. If two different answers are declared there is no answer,
+unless the words between them mark the later one as the result. Every scanner is one pass over the text.
 
-    channel       the answer is
+    extractor     the answer is
     boxed         the content of \boxed{...} or \fbox{...}
     tag           the content of <answer>...</answer>
     hash          the rest of a line that starts with ####
@@ -32,15 +32,15 @@ from rlvr.errors import ConfigError, suggest
 __all__ = ["CHANNELS", "Found", "find", "visible"]
 
 WHOLE_LIMIT = 2000
-"""The longest single line that `auto` takes for a bare answer."""
+"""Maximum length in characters of a single line that `auto` takes for a bare answer."""
 SEVERAL = ("refuse", "last")
 NO_TAG = Found(None, "there is no <answer> tag")
 
 
 def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
-    """The answer declared in `text`; several channels are tried in order until one of them finds a declaration.
+    """Extract the answer declared in `text`. Several extractors are tried in order until one of them finds a declaration.
 
-    With `several="last"`, the last of several different answers is taken; by default they are all refused.
+    With `several="last"`, the last of several different answers is taken; by default different answers give no answer.
 
     >>> find("The answer is 7. Or 8.", "final_line").text is None
     True
@@ -129,7 +129,7 @@ _BLOCK = re.compile(r"```\w{0,20}\n([^\n`]+)\n```")
 
 
 def _signed_off(text: str) -> Found:
-    """The number of a last #### line that only a kind word without numbers follows."""
+    """Extract the number of a last #### line that is followed by at most a short closing remark without numbers."""
     head, mark, tail = text.rpartition("####")
     line, _, after = tail.partition("\n")
     if not numeral(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
@@ -177,4 +177,4 @@ CHANNELS: dict[str, Callable[[str], Found]] = {
     "whole": _whole,
     "auto": _auto,
 }
-"""Every channel by name."""
+"""Every extractor by name."""

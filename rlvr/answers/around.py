@@ -1,4 +1,4 @@
-r"""Classify the words around a declaration: denials, offers of a second answer, and words that lead to a later result.
+r"""Classify the words around a declaration: denials, alternatives (a second answer), and words that lead to a later result.
 
 Each row of a table is a pattern with one example that a test runs. Patterns look at a short window of the text, so the cost is linear
 in the number of boxes.
@@ -122,7 +122,7 @@ _HINTS = (
         "非",
     ),
 )
-"""Each text that `_BEFORE` matches contains one of these. Searching for them is cheaper."""
+"""Prefilter: every text that `_BEFORE` matches contains one of these substrings."""
 
 
 def denied(before: str, after: str) -> bool:
@@ -219,7 +219,7 @@ def _words(text: str) -> int:
 
 
 def _head(gap: str) -> str:
-    """The rest of the first box's sentence, or the next sentence if nothing is left of it."""
+    """Return the rest of the first box's sentence, or the next sentence if nothing is left of it."""
     for stop in _STOP.finditer(gap):
         if _words(gap[: stop.start()]):
             return gap[: stop.start()][:200]
@@ -227,7 +227,7 @@ def _head(gap: str) -> str:
 
 
 def _tail(gap: str) -> str:
-    """The sentence before the second box: the text after the last full stop that is followed by a word."""
+    """Return the sentence before the second box: the text after the last full stop that is followed by a word."""
     tail = gap[-200:]
     for stop in reversed(list(_STOP.finditer(tail))):
         if _words(tail[stop.end() :]):

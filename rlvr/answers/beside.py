@@ -1,6 +1,6 @@
-r"""What is said beside a declaration and after it: a second value, a retraction, a later result.
+r"""Detect alternatives beside a declaration, and retractions or later results after it.
 
-Each table has a row for each way of saying it, with one example in which 42 is declared and does not count.
+Each table has a row for each wording, with one example in which 42 is declared and does not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRACTIONS = (
     (r"on\s+second\s+thought\b", "On second thought, it is 43."),
     (r"I\s+(?:forgot|misread|made\s+an?\s+(?:\w+\s+)?(?:mistake|error))\b", "I misread the question. It must be 43."),
 )
-"""What starts a sentence that takes the answer back: (pattern, example after an answer of 42)."""
+"""Beginnings of a sentence that retracts the answer: (pattern, example after an answer of 42)."""
 
 TURNS = (
     (r"however\b", "However, since order matters, we get 84."),
@@ -45,7 +45,7 @@ TURNS = (
     (r"actually\b", "Actually, it is 43."),
     (r"in\s+fact\b", "In fact, the total is 43."),
 )
-"""What takes the answer back where its sentence claims another number: (pattern, example after an answer of 42)."""
+"""Contrast words that retract the answer if their sentence claims another number: (pattern, example after an answer of 42)."""
 
 DENIALS_LATER = (
     (r"(?:can't|cannot|can\s+not|couldn't)\s+be\b", "Wait, that cannot be."),
@@ -54,7 +54,7 @@ DENIALS_LATER = (
     (r"\bno\s+(?:such|solution|answer)\b", "Wait. There is no solution."),
     (r"\bdouble[-\s]counts?\b", "Hmm, this double counts."),
 )
-"""What denies the answer in a sentence that takes it back: (pattern, example after an answer of 42)."""
+"""Denials in a sentence that retracts the answer: (pattern, example after an answer of 42)."""
 
 RESULTS = (
     (r"\bthe\s+(?:(?:correct|actual|real|true|right|final)\s+)?(?:result|output)\s+(?:is|should\s+be|equals)", "The result is 41."),
@@ -64,7 +64,7 @@ RESULTS = (
     ),
     (r"\b(?:I|we)\s+should\s+(?:get|have\s+(?:got|gotten|found))", "We should get 41."),
 )
-"""What declares another result after the answer: (pattern before the number, example after an answer of 42)."""
+"""Declarations of another result after the answer: (pattern before the number, example after an answer of 42)."""
 
 _NUMBER_HERE = r"\s{0,4}:?\s{0,4}(?:really|actually|only|in\s+fact)?\s{0,4}" + f"(?P<value>{_NUMERAL})"
 _TAKES_BACK = re.compile(
@@ -85,7 +85,7 @@ _EMPTY = " \t\r\n$.)*\\]}"
 
 
 def number(text: str) -> Fraction | None:
-    """The number that a plain numeral is; None for anything else.
+    """Parse a plain numeral; None for anything else.
 
     >>> number("$1,000$"), number("50%"), number("x")
     (Fraction(1000, 1), Fraction(1, 2), None)
@@ -103,7 +103,7 @@ def _fraction(digits: str, percent: bool = False) -> Fraction | None:
 
 
 def same(mine: str, theirs: str) -> bool:
-    """Whether a second declaration says the same as the first, as far as running text shows it.
+    """Whether two declarations in running text have the same value.
 
     >>> same("42", "42 apples"), same("$x+1$", "x + 1"), same("42", "43"), same("1/2", "0.5")
     (True, True, False, True)
@@ -121,7 +121,7 @@ def same(mine: str, theirs: str) -> bool:
 
 
 def silent(after: str) -> bool:
-    r"""Whether nothing is said: only the marks that close a sentence or a formula.
+    r"""Whether a text has only the punctuation that closes a sentence or a formula.
 
     >>> silent("$.\n"), silent(" or 8")
     (True, False)
@@ -130,7 +130,7 @@ def silent(after: str) -> bool:
 
 
 def offered(found: Found, before: str, after: str) -> Found:
-    r"""The same, unless the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
+    r"""Return the extraction, or no answer if the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
 
     >>> offered(Found("7", "in the box"), "It is ", " or 8.").several
     ('7', '8')
@@ -148,7 +148,7 @@ def offered(found: Found, before: str, after: str) -> Found:
 
 
 def taken_back(found: Found, after: str) -> Found:
-    """The same, unless the text after the declaration takes it back.
+    """Return the extraction, or no answer if the text after the declaration retracts it.
 
     >>> taken_back(Found("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
     True
@@ -169,14 +169,14 @@ def taken_back(found: Found, after: str) -> Found:
 
 
 def _turned(rest: str, mine: Fraction | None) -> str:
-    """The other number that the rest of a sentence claims; empty when it claims none."""
+    """Find another number that the rest of a sentence claims; "" if there is none."""
     sentence = _SENTENCES.split(rest, maxsplit=1)[0]
     claim = _CLAIM.search(sentence) if mine is not None and not _CONDITION.search(sentence) else None
     return claim["value"] if claim is not None and number(claim["value"]) not in (mine, None) else ""
 
 
 def _retracted(rest: str, mine: Fraction | None) -> str:
-    """What the rest of a text says in the place of the answer; empty when it comes back to it."""
+    """Find what the rest of a text gives in place of the answer; "" if it returns to the answer."""
     last = _SENTENCES.split(rest.strip())[-1]
     numbers = _DIGITS.findall(last) or _DIGITS.findall(rest)
     if _DENIES.search(last) or (not _DIGITS.search(last) and _DENIES.search(rest)):

@@ -2,7 +2,7 @@ r"""Find the boxes of a text, \boxed{...} and \fbox{...}, and decide which of se
 
 Empty boxes are ignored. Adjacent boxes (`\boxed{7} or \boxed{8}`) are read together: as a list if commas, `and` or `or` join them, and as
 no answer otherwise. If words separate boxes (a new part, a correction, an intermediate result), only the boxes after the last such place
-count. `around` has the tables of words.
+count. The tables of words are in the module with the context words.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ DENIED = "the words around it deny it"
 
 
 def boxed(text: str) -> Found:
-    """The answer declared by the boxes."""
+    """Extract the answer declared by the boxes of a text."""
     return declared(text)[0]
 
 
 def declared(text: str) -> tuple[Found, str]:
-    """What the boxes declare, and the text after the last of those that count."""
+    """Extract the answer declared by the boxes, and return it with the text after the last box that counts."""
     boxes = _boxes(text)
     if boxes is None:
         return Found(None, "the last box is not closed"), ""
@@ -78,7 +78,7 @@ def declared(text: str) -> tuple[Found, str]:
 
 
 def _boxes(text: str) -> list[Box] | None:
-    """Every outermost box in order; None if the last one is not closed."""
+    """Find every outermost box, in order; None if the last one is not closed."""
     boxes: list[Box] = []
     opened: list[tuple[bool, int, int]] = []  # (is a box, where it starts, where its content starts)
     depth = 0
@@ -112,7 +112,7 @@ def void(content: str) -> bool:
 
 
 def _last_run(text: str, boxes: list[Box]) -> list[Box]:
-    """The boxes after the last place where words separate two of them."""
+    """Select the boxes after the last place where words separate two of them."""
     for at in range(len(boxes) - 1, 0, -1):
         if apart(text[boxes[at - 1][1] : boxes[at][0]]):
             return boxes[at:]
@@ -120,7 +120,7 @@ def _last_run(text: str, boxes: list[Box]) -> list[Box]:
 
 
 def _together(text: str, boxes: list[Box]) -> Found:
-    """The answer declared by adjacent boxes."""
+    """Combine adjacent boxes into one answer."""
     between = [text[a[1] : b[0]] for a, b in itertools.pairwise(boxes)]
     if between and len(boxes) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
         return _joined(text, boxes)
@@ -130,7 +130,7 @@ def _together(text: str, boxes: list[Box]) -> Found:
 
 
 def _joined(text: str, boxes: list[Box]) -> Found:
-    """A list of boxes joined by commas and words: x = 1 and y = 2, but not x twice."""
+    """Join boxes separated by commas and words into a list: x = 1 and y = 2, but not x twice."""
     parts = distinct([unbox(box[2]) for box in boxes])
     names = [match and match[1] for match in (_NAMED.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
     if len(set(names)) == len(parts) == len(boxes):
@@ -160,7 +160,7 @@ def _unbalanced(text: str) -> bool:
 
 
 def inside(content: str) -> str:
-    """The answer in a tag or a line: the box in it if there is one, else all of it."""
+    """Return the answer in a tag or a line: the box in it if there is one, else all of it."""
     if ("\\boxed" in content or "\\fbox" in content) and (answer := boxed(content).text) is not None:
         return answer
     return trimmed(content)

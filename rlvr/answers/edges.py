@@ -1,4 +1,4 @@
-r"""Remove from the ends of an answer what is not part of it: special tokens, invisible characters, approving emoji."""
+r"""Strip special tokens, invisible characters and approving emoji from the ends of an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HANGING = INVISIBLE + HAPPY
 
 
 def ended(text: str) -> str:
-    """The text without special tokens and whitespace at its end.
+    """Strip special tokens and whitespace from the end of a text.
 
     >>> ended("Answer: 16<|eot_id|> </s>")
     'Answer: 16'
@@ -33,7 +33,7 @@ def ended(text: str) -> str:
 
 
 def _without_tokens(text: str) -> str:
-    """The same for a text in which there may be special tokens: each begins with < or [."""
+    """Strip trailing special tokens from a text that contains < or [, with which every such token begins."""
     kept = end = len(text)
     while True:
         while end and (text[end - 1].isspace() or text[end - 1] in INVISIBLE):
@@ -45,7 +45,7 @@ def _without_tokens(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    """A declared answer without whitespace, invisible characters and approving emoji at its ends.
+    """Strip whitespace, invisible characters and approving emoji from the ends of a declared answer.
 
     >>> trimmed("42\u200b "), trimmed("12 ✅")
     ('42', '12')

@@ -1,7 +1,7 @@
-r"""Formulas of which a box is only a part: `2\cdot\boxed{42}`, `x < \boxed{42}`, `\boxed{42}^2`. Such a box is no answer.
+r"""Detect a box that is only a part of a formula: `2\cdot\boxed{42}`, `x < \boxed{42}`, `\boxed{42}^2`. Such a box is no answer.
 
-What follows `=` is a whole value, and so is a box in an equation that goes on (`3 + \boxed{4} = 7`). A bound that is reached
-(`\le`, `\ge`) is how the largest and the smallest value are often given, and counts.
+A box after `=` is a whole value, and so is a box in an equation that continues (`3 + \boxed{4} = 7`). An inclusive bound
+(`\le`, `\ge`) counts, because the largest and the smallest value are often given that way.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ PART_BEFORE = (
     (r"\\(?:sqrt(?:\[\w{1,3}\])?|d?frac)\s?\{\s*|[\^_]\{?\s*", "a root, a fraction, an index", r"$\sqrt{\boxed{7}}$"),
     (r"\\(?:sin|cos|tan|ln|log|exp)\s?[({]?\s*", "a function", r"$\ln(\boxed{7})$"),
 )
-"""What stands before a box that is a part of a formula: (pattern, what it is, example)."""
+"""Text before a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
 PART_AFTER = (
     (r"\s?\}?\s?\^(?!\s*\{?\s*\\?(?:circ|prime))", "a power; not a degree", r"$\boxed{7}^2$"),
     (r"\s?\\(?:pi|sqrt|cdot|times|div|d?frac|ln|log|sin|cos)(?![a-zA-Z])", "a factor", r"$\boxed{7}\pi$"),
     (r"[\s$]{0,3}(?:hundred|thousand|million|billion|trillion|dozen)\b|[\s$]{0,3}[万亿億]", "a factor in words", r"\boxed{7} million"),
 )
-"""What follows a box that is a part of a formula: (pattern, what it is, example)."""
+"""Text after a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
 _BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in PART_BEFORE)})$")
 _AFTER = re.compile("|".join(pattern for pattern, _, _ in PART_AFTER))
 _SIGNS = tuple("<>≠-×·÷*{^_(")
-"""What `_BEFORE` matches ends with one of these or contains a backslash. Looking for them is cheaper."""
+"""Prefilter: every match of `_BEFORE` ends with one of these or contains a backslash."""
 _GOES_ON = re.compile(r"[^$\n=.]{0,40}=")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MANY = 1000
-"""The largest number of declarations that are read; of more, only the last ones count."""
+"""Maximum number of declarations that are read; of more, only the last ones count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Found:
 
 
 def distinct(texts: Sequence[str]) -> list[str]:
-    """The different texts, ignoring whitespace, in the order of their last occurrence.
+    """Return the different texts, ignoring whitespace, in the order of their last occurrence.
 
     >>> distinct(["1 2", "3", "12"])
     ['3', '12']
@@ -38,7 +38,7 @@ def distinct(texts: Sequence[str]) -> list[str]:
 
 
 def one(texts: Sequence[str], where: str) -> Found:
-    """The answer that all declarations agree on; no answer if they differ.
+    """Return the answer that all declarations agree on; no answer if they differ.
 
     >>> one(["7", " 7"], "the tag").text, one(["7", "8"], "the tag").several
     ('7', ('7', '8'))

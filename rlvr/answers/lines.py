@@ -19,7 +19,7 @@ _MORE = re.compile(
     r"\d|\\boxed|\$|\b(?:or|maybe|zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|actually|kidding|wait|instead)\b",
     re.IGNORECASE,
 )
-"""Marks of a second answer in a sentence after the answer."""
+"""Signs of a second answer in a sentence after the answer."""
 _AFTERTHOUGHT = re.compile(
     r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
     r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
@@ -30,7 +30,7 @@ _ABOUT = re.compile(
     r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
     re.IGNORECASE,
 )
-"""Before "answer": the clause is about something else, such as a bound for the answer or a wrong answer."""
+"""Words before "answer" which show that the clause is about something else, such as a bound for the answer or a wrong answer."""
 _OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _CORRECTS = re.compile(
     r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
@@ -38,7 +38,7 @@ _CORRECTS = re.compile(
 
 
 def hash_line(text: str) -> Found:
-    """The answer declared by the #### lines."""
+    """Extract the answer declared by the #### lines."""
     lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
@@ -48,7 +48,7 @@ def hash_line(text: str) -> Found:
 
 
 def final_line(text: str) -> Found:
-    """The answer declared by lines such as "the answer is 7"."""
+    """Extract the answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _statements(text)
     if not said:
         return Found(None, "no line declares an answer")
@@ -74,12 +74,12 @@ def final_line(text: str) -> Found:
 _VALUED = re.compile(
     r"(?:[a-zA-Z]\s?=\s?)?[$\\(*]{0,4}-?(?!\d{1,2}[.)]\s)\d|\$|\\|\(?(?-i:[A-J])\)?(?!\w)|(?:yes|no|true|false|none)\b", re.IGNORECASE
 )
-"""What starts with a value, and not with words about it."""
+"""Text that starts with a value, and not with words about it."""
 _IF = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
 
 
 def settled(found: Found, after: str) -> Found:
-    r"""What a box or a tag declares, unless the text after it takes that back or declares another answer.
+    r"""Return the extraction of a box or a tag, or no answer if the text after it retracts it or declares another answer.
 
     >>> settled(Found("42", "in the box"), " So the answer is 43.").several
     ('42', '43')
@@ -128,13 +128,13 @@ def _checks(mine: str, more: str) -> bool:
 
 
 def value(line: str) -> str:
-    """The value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
+    """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
     >>> value("**18**, as wanted."), value("18입니다.")
     ('18', '18')
     """
     line = trimmed(line)
-    if line.endswith("!") and numeral(line[:-1].strip("* ")):  # delight, and no factorial
+    if line.endswith("!") and numeral(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
         line = line[:-1]
     match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _VETO.search(match["head"]):
@@ -143,7 +143,7 @@ def value(line: str) -> str:
 
 
 def _unended(line: str) -> str:
-    """A line without words that may follow a value, such as "as wanted"."""
+    """Strip words that may follow a value, such as "as wanted"."""
     for _ in range(2):
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
@@ -157,7 +157,7 @@ def _explains(answer: str) -> bool:
 
 
 def _statements(text: str) -> tuple[list[str], bool, str]:
-    """The declared answers, line by line; whether the last one corrects the others; the text after the last one."""
+    """Find the declared answers, line by line; also whether the last one corrects the others, and the text after the last one."""
     pattern, bare = phrases(text)
     marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
     marks = [mark for mark in marks if not denied(text[max(0, mark.start() - BEFORE) : mark.end()], "")]
@@ -181,7 +181,7 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
 
 
 def _said(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
-    """The text after one phrase, whether it is on a separate line, and where it ends."""
+    """Return the text after one phrase, whether it is on a separate line, and where it ends."""
     end = text.find("\n", mark.end())
     end = min(end if end >= 0 else len(text), after.start() if after else len(text))
     line = _bare(text[mark.end() : end])
@@ -222,7 +222,7 @@ def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
 
 
 def _bare(line: str) -> str:
-    """A line without Markdown emphasis; empty if only an article is left."""
+    """Strip Markdown emphasis from a line; "" if only an article is left."""
     line = line.strip().strip("*_ ")
     return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
 
@@ -266,7 +266,7 @@ _BOLD_ROW = re.compile(
 
 
 def conclusion(text: str) -> Found:
-    r"""The answer in a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and marks up its value.
+    r"""Extract the answer from a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and its value.
 
     >>> conclusion("Two of six. Thus, the probability is $1/3$.").text
     '$1/3$'
@@ -291,7 +291,7 @@ def conclusion(text: str) -> Found:
 
 
 def _number_marked(sentence: str) -> str:
-    """A sentence that is all in bold, with only its number in bold; the same sentence if it has another form."""
+    """Rewrite a sentence that is all in bold so that only its number is; any other sentence is returned unchanged."""
     bare = sentence.rstrip(".").strip("*").rstrip(".")
     numbers = re.findall(r"(?<![\w$.,/-])[$]?-?\d[\d.,/]*\$?(?![\w$/])", bare)
     marked = bare.replace(numbers[0], f"**{numbers[0].rstrip(',.')}**") if len(numbers) == 1 and bare.count(numbers[0]) == 1 else ""
@@ -299,7 +299,7 @@ def _number_marked(sentence: str) -> str:
 
 
 def _bold_row(text: str) -> str:
-    """The value of a last row in bold that stands alone, where no other row does and the text before it denies nothing."""
+    """Find the value of a last row in bold that stands alone; "" if another row is in bold or the text before it denies the value."""
     before, _, last = text.strip().rpartition("\n")
     match = _BOLD_ROW.fullmatch(last.strip()) if 4 < len(last) < 100 and before.rstrip(" ").endswith("\n") else None
     if match is None or any(_BOLD_ROW.fullmatch(row.strip()) for row in before.splitlines() if 4 < len(row) < 100 and "**" in row):

@@ -21,7 +21,7 @@ class Language:
 
     name: str
     hints: tuple[str, ...]
-    """Every phrase contains one of these (lower case); looking for them first is cheaper."""
+    """Prefilter: every phrase contains one of these substrings (lower case)."""
     noun: str
     """A pattern for a heading of the answer: alone on its line, or before a colon."""
     verb: str
@@ -211,7 +211,7 @@ def _patterns(languages: tuple[int, ...]) -> tuple[re.Pattern[str], re.Pattern[s
 
 
 def phrases(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Two patterns for the languages that a text may be in: for a declaration of an answer, and for a noun without a verb.
+    """Return two patterns for the languages that a text may be in: for a declaration of an answer, and for a noun without a verb.
 
     >>> phrases("Respuesta: 18")[0].search("Respuesta: 18")[0]
     'Respuesta:'

@@ -1,7 +1,7 @@
-r"""Remove thought sections: text before the answer, which never counts as an answer.
+r"""Remove thinking sections: text before the answer, which never counts as an answer.
 
-Each row of `THOUGHTS` is one way to mark them. Only the closing mark of the same row closes a thought; a closing mark without an opening
-one means that the prompt opened it. One pass over the text.
+Each row of the table is one pair of markers. Only the closing marker of the same row closes a section; a closing marker without an opening
+one means that the prompt opened the section. One pass over the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """One way to mark thoughts: two patterns, the models that use it, and an example whose visible part declares 8.
+    """A pair of markers of thinking sections: two patterns, the models that use them, and an example whose visible part declares 8.
 
     >>> THOUGHTS[0].example
     '<think>Is it 7?</think>The answer is 8.'
@@ -59,15 +59,15 @@ THOUGHTS = (
         "Here is my thought process: Is it 7?\n\nHere is my response: The answer is 8.",
     ),
 )
-"""The marks of thoughts; one row for each family of models."""
+"""The markers of thinking sections; one row for each family of models."""
 
 _MARKS = re.compile("|".join(f"(?P<o{at}>{row.opens})|(?P<c{at}>{row.closes})" for at, row in enumerate(THOUGHTS)), re.IGNORECASE)
 _HINTS = ("think", "thought", "reason", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
-"""One of these stands in every mark; looking for them is cheaper."""
+"""Prefilter: every marker contains one of these substrings."""
 
 
 def visible(text: str) -> str | None:
-    """The text outside every thought section; None if one is not closed.
+    """Return the text outside every thinking section; None if a section is not closed.
 
     >>> visible("<think>is it 7?</think> It is 8.")
     ' It is 8.'
@@ -77,15 +77,15 @@ def visible(text: str) -> str | None:
 
 
 def _outside(text: str) -> str | None:
-    """The same for a text that may have marks in it."""
+    """Strip thinking sections from a text that may contain markers; None if a section is not closed."""
     kept: list[str] = []
     start, thinking = 0, ""
     for mark in _MARKS.finditer(text):
         name = mark.lastgroup or ""
         if name[0] == "c":
             if thinking and thinking != name[1:]:
-                continue  # the mark of another row, inside this thought
-            kept = kept if thinking else []  # without an opening mark, all text before the closing one was thought (the prompt opened it)
+                continue  # the marker of another row, inside this section
+            kept = kept if thinking else []  # no opening marker: the prompt opened the section, so all text before this was thinking
             start, thinking = mark.end(), ""
         elif not thinking:
             kept.append(text[start : mark.start()])

@@ -1,4 +1,4 @@
-"""`rlvr doctor --model DIR --sampler NAME`: whether a model can be trained, and whether the sampler's probabilities are the trainer's."""
+"""`rlvr doctor --model DIR --sampler NAME`: check a model for training, and compare the sampler's probabilities with the trainer's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlvr.commands import screen
 
 
 def examine_sampler(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:
-    """Measure and print the differences and a verdict; returns 1 if training on them would be unsound."""
+    """Measure and print the differences and a conclusion; returns 1 if they are too large for training."""
     from rlvr.learn.agreement import examined, measured, verdict
 
     checks, refused = examined(model, sampler, device=device)

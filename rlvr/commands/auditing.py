@@ -55,7 +55,7 @@ def audit_verifier(
 
 
 def _examples(target: str) -> Sequence[Any]:
-    """The examples of a verifier of rlvr's kind; a foreign function has none."""
+    """Load the examples of a verifier; a foreign reward function has none."""
     if ":" in target and not target.rpartition(":")[0].endswith(".py"):
         return ()
     try:
@@ -72,7 +72,7 @@ def _interval(failed: int, scored: int) -> tuple[float, float]:
 
 
 def _above(report: Report, limits: dict[str, float | None]) -> list[str]:
-    """The rates above their limits, in words."""
+    """List the rates that are above their limits, as sentences."""
     found = []
     for source, rates in report.rates().items():
         for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
@@ -81,17 +81,17 @@ def _above(report: Report, limits: dict[str, float | None]) -> list[str]:
                 found.append(f"{source} pairs: the {name.replace('_', ' ')} rate {rate:.4f} is above {limit:g}")
     for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
         if limits[option] is not None and all(rates[name] is None for rates in report.rates().values()):
-            found.append(f"no answer got a score, so that nothing is known of the {name.replace('_', ' ')} rate")
+            found.append(f"no answer got a score, so the {name.replace('_', ' ')} rate is unknown")
     if limits["--max-fpr"] is not None and report.keys:
         key = report.keys[0]
-        found.append(f"the answer {key.text!r:.80} is paid on {len(key.paid)} of {key.tasks} tasks with different references")
+        found.append(f"the answer {key.text!r:.80} is accepted on {len(key.paid)} of {key.tasks} tasks with different references")
     return found
 
 
 def _progress() -> Any:
     def told(count: int) -> None:
         if count % 200 == 0 and sys.stderr.isatty():
-            print(f"{count} pairs asked", file=sys.stderr)
+            print(f"{count} pairs verified", file=sys.stderr)
 
     return told
 
@@ -106,26 +106,24 @@ def _show(report: Report, above: Sequence[str], out: Path | None) -> None:
         low, high = _interval(family.failed, scored) if scored else (0.0, 1.0)
         example = family.examples[0] if family.examples else {"answer": "", "reference": ""}
         shown = f"{example['answer'][:40]!r} for {str(example['reference'])[:30]!r}"
-        kind = "refuses" if family.right else "pays"
+        kind = "rejects" if family.right else "accepts"
         rate = "" if family.rate is None else f"{family.rate:.1%} ({low:.1%} to {high:.1%})"
         rows.append((family.name, f"{kind} {family.failed}/{scored}", rate, f"{family.unscored}", f"{family.crashed}", shown))
     if rows:
         console.print(screen.table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))
     facts = [
-        (f"{source}, {name.replace('_', ' ')}s", "none asked" if rate is None else f"{rate:.2%}")
+        (f"{source}, {name.replace('_', ' ')}s", "none verified" if rate is None else f"{rate:.2%}")
         for source, rates in report.rates().items()
         for name, rate in rates.items()
     ]
     latency = report.latency()
     facts += [
-        ("asked", str(sum(f.asked for f in report.families))),
-        ("different verdicts when asked twice", str(len(report.disagreements))),
+        ("verified pairs", str(sum(f.asked for f in report.families))),
+        ("different verdicts when verified twice", str(len(report.disagreements))),
     ]
     facts += [("reads answers as", ", ".join(report.forms) or "no form of the gold"), ("skipped labels", str(report.skipped))]
     facts += [("milliseconds for a verdict", ", ".join(f"{name} {1000 * value:.3g}" for name, value in latency.items()))]
-    facts += [
-        ("paid without knowing the question", str(len(report.keys)) + (f", such as {report.keys[0].text[:60]!r}" if report.keys else ""))
-    ]
+    facts += [("accepted on any question", str(len(report.keys)) + (f", such as {report.keys[0].text[:60]!r}" if report.keys else ""))]
     console.print(screen.facts(facts))
     if out is not None:
         console.print(Text(f"{out / 'audit.html'} and audit.json have every family"))

@@ -1,4 +1,4 @@
-"""`rlvr check`: run the conformance kit of a plugin, or of all that an environment offers of another package, and print what it finds."""
+"""`rlvr check`: run the conformance kit on a plugin, or on every environment of a catalog, and print the checks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> i
 
 
 def check_offered(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
-    """Run the kit on each that an environment offers, and print a line for each; returns 1 if one fails."""
+    """Run the kit on each environment of a catalog, and print a line for each; returns 1 if one fails."""
     loaded: Any = load("env", name) if kind_of(kind).name == "env" else None
     choice = getattr(loaded, "choice", "")
     if not choice:
-        raise ConfigError(f"--offered runs the kit on each name of a collection, and {kind} {name!r} is none; leave it out, and use --set")
+        raise ConfigError(f"--offered needs a catalog of environments, and {kind} {name!r} is not one; leave it out, and use --set")
     settings = settings_from(pairs)
     if choice in settings:
         raise ConfigError(f"--offered sets {choice} itself; leave out --set {choice}={settings[choice]}, or --offered")
@@ -65,7 +65,7 @@ def check_offered(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> 
 
 
 def _checked(kind: str, name: str, settings: dict[str, Any]) -> list[Check]:
-    """The checks of one; what cannot be built or started has failed, and the others are still checked."""
+    """Run the checks of one environment; an error in building it is a failed check, so the other environments are still checked."""
     found: list[Check] = []
     try:
         found.extend(stream(kind, name, settings))

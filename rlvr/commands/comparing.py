@@ -13,7 +13,7 @@ from rlvr.evaluation.compare import Comparison, EnvComparison, compare
 from rlvr.evaluation.export import export
 
 SHOWN = 3
-"""How many won and lost tasks are named."""
+"""The maximum of won and lost tasks that are named."""
 
 
 def compare_runs(first: Path, second: Path, *, force: bool, seed: int, json: bool) -> None:
@@ -44,7 +44,7 @@ def show(console: Console, found: Comparison) -> None:
 
 
 def caption(found: Comparison) -> str:
-    """How the figures were computed."""
+    """Describe how the metrics were computed."""
     tests = " and ".join(sorted({env.paired.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
     return (
         f"Paired by task; tasks with the same question count as one pair. Intervals by resampling tasks, p by {tests}. "

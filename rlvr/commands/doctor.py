@@ -1,4 +1,4 @@
-"""`rlvr doctor`: check which hardware, packages and services rlvr can use here, and how to get the missing ones."""
+"""`rlvr doctor`: check the hardware, packages and services of this machine, and say how to install the missing ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENGINE_API = "1.40"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `missing` is optional, `broken` is a fault.
+    """The result of one check. `missing`: an optional component is absent; `broken`: something must be repaired.
 
     >>> Finding("docker engine", "missing", "no answer", "start dockerd").state
     'missing'
@@ -63,7 +63,7 @@ def examine(*, json: bool) -> int:
 
 
 def examine_cluster(text: str, *, json: bool) -> int:
-    """Place what a cluster's settings ask for, and print what was found; returns 1 if something has no place or differs."""
+    """Start the processes of a cluster configuration and print the findings; returns 1 if one cannot be placed, or if versions differ."""
     from rlvr.scale.checks.doctor import examined
 
     data = overridden({}, cluster_overrides(text)).get("cluster")
@@ -159,12 +159,12 @@ def _engine_version() -> tuple[str, str]:
 
         client = docker.from_env(
             timeout=ENGINE_SECONDS, version=ENGINE_API
-        )  # a fixed version, so no request is sent before there is a client to close
+        )  # with a fixed API version, the constructor sends no request that could fail before the client can be closed
         try:
             return str(client.api.version(api_version=False)["Version"]), ""
         finally:
             client.close()
-    except Exception as error:  # the SDK raises what the socket, the proxy and requests raise
+    except Exception as error:  # the SDK passes on errors of the socket, the proxy and requests
         return "", type(error).__name__
 
 

@@ -34,12 +34,12 @@ from rlvr.rollout.draws import Draw
 
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3
-"""How many reasons for missing scores are printed."""
+"""The maximum of printed reasons for missing scores."""
 CUT = {
     "tokens": "ran into the length cap",
     "turns": "used up their turns",
     "turn": "ended with a turn that was cut (--max-turn-tokens)",
-    "window": "filled the window (--max-length)",
+    "window": "filled the context window (--max-length)",
     "time": "ran out of time (--episode-s)",
 }
 
@@ -47,10 +47,10 @@ CUT = {
 def rescore_run(
     run: Path, *, pairs: Sequence[str], sampling: Mapping[str, object], out: Path | None, select: str, allow_unscored: bool, json: bool
 ) -> int:
-    """Judge the samples of a run again; returns 1 if a headline is refused. None of the `sampling` options may be given."""
+    """Verify the samples of a run again; returns 1 if a headline is withheld. None of the `sampling` options may be given."""
     given = [f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}" for name, value in sampling.items() if value is not None]
     if given:
-        raise ConfigError(f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} has no effect then; leave it out")
+        raise ConfigError(f"--rescore verifies the samples of {run} and samples nothing, so {', '.join(given)} has no effect; leave it out")
     report = rescore(run, out=out, settings=settings_from(pairs), select=select, console=screen.err())
     return _told(report, allow_unscored=allow_unscored, json=json)
 
@@ -67,7 +67,7 @@ def eval_suite(
     json: bool,
     cluster: str = "",
 ) -> int:
-    """Measure a policy on a suite; returns 1 if a headline is refused."""
+    """Measure a policy on a suite; returns 1 if a headline is withheld."""
     console, asked = screen.err(), _price(price)
     elsewhere = OnCluster.of(cluster, out, console) if cluster else None
     report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=console, price=asked, elsewhere=elsewhere, **how)
@@ -75,31 +75,28 @@ def eval_suite(
 
 
 class OnCluster:
-    """Lets the collectors of a cluster sample an evaluation. Ray is imported when there is something to sample.
-
-    >>> evaluate("quick", "hf:DIR", elsewhere=OnCluster.of("auto", None, console))          # doctest: +SKIP
-    """
+    """Samples an evaluation with the collectors of a cluster. Ray is imported only when there is something to sample."""
 
     def __init__(self, settings: ClusterConfig, out: Path | None, console: Console) -> None:
         self.settings, self.out, self.console = settings, out, console
 
     @classmethod
     def of(cls, text: str, out: Path | None, console: Console) -> OnCluster | None:
-        """The collectors that `--cluster` asks for; None if they are 0: this process samples. ConfigError for what they cannot do."""
+        """Parse `--cluster`. None if it asks for 0 collectors, so that this process samples; ConfigError for unsupported settings."""
         settings = checked(ClusterConfig, overridden({}, cluster_overrides(text)).get("cluster", {}), "--cluster")
         for name in ("judges", "resumes"):
             if value := getattr(settings, name):
                 raise ConfigError(
-                    f"cluster.{name} is {value}, and collectors of an evaluation judge what they sample, and do not resume by themselves; "
-                    f"remove it (the same command with --out continues a broken evaluation)"
+                    f"cluster.{name} is {value}, but collectors of an evaluation verify their own samples and do not resume by themselves; "
+                    f"remove it (the same command with --out continues an interrupted evaluation)"
                 )
-        if "group_s" not in settings.model_fields_set:  # a call is a whole round here, and one process has no limit for it either
+        if "group_s" not in settings.model_fields_set:  # a call samples a whole round, which has no time limit in one process either
             settings = settings.model_copy(update={"group_s": math.inf})
         return cls(settings, out, console) if settings.collectors else None
 
     @contextmanager
     def __call__(self, spec: Spec, sampler: Sampler, items: Sequence[Item]) -> Iterator[Answers]:
-        """Start the collectors; those of one policy are kept for all environments."""
+        """Start the collectors of a policy and keep them for all environments."""
         from rlvr.scale.actors import Actors
         from rlvr.scale.collector import Exam, check_place
         from rlvr.scale.driver import Driver
@@ -122,23 +119,20 @@ class OnCluster:
 
 
 class Collected:
-    """What collectors sample, call by call. All calls are asked for at once, so that none waits for another environment.
-
-    >>> Collected(driver, sampler).stream([Asked(item, mdp, Sampling(), [draws])])          # doctest: +SKIP
-    """
+    """Streams the episodes that collectors sample. All batches are submitted at once, so that no environment waits for another."""
 
     def __init__(self, driver: Any, sampler: Sampler) -> None:
         self.driver, self.sampler = driver, sampler
 
     def stream(self, asked: Iterable[Asked]) -> Iterator[list[tuple[Draw, Episode]]]:
-        """Each draw with its episode, call by call, when all of it is sampled and judged."""
+        """Yield each batch of requests with their episodes as soon as the whole batch is sampled and verified."""
         begun = {self.driver.begin(call, one.sampling, whole=True): call for one in asked for call in self.calls(one)}
         while begun:
             batch = self.driver.wait(*begun)
             yield list(zip(begun.pop(batch), batch.result(), strict=True))
 
     def calls(self, asked: Asked) -> Iterator[Sequence[Draw]]:
-        """What is sampled together: the rounds, or parts of them where the company of an answer does not change it."""
+        """Split the rounds into batches. A round stays whole if the sampler's answers depend on the other requests of a batch."""
         from rlvr.scale.units import SINGLE
 
         for draws in asked.rounds:
@@ -151,7 +145,7 @@ class Collected:
 
 def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | None = None) -> int:
     if json:
-        for name in report.refused if not allow_unscored else ():  # JSON has the counts; why a figure is null goes to stderr
+        for name in report.refused if not allow_unscored else ():  # JSON has the counts; stderr says why a metric is null
             screen.err().print(Text("\n".join(cautions(report.envs[name], allow_unscored))), soft_wrap=True)
         screen.say_json(report.record(allow_unscored=allow_unscored, price=price))
     else:
@@ -160,7 +154,7 @@ def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | No
 
 
 def show(console: Console, report: Report, *, allow_unscored: bool = False, price: Price | None = None) -> None:
-    """Print the headline of each environment with its counts, the figures at k, and the warnings."""
+    """Print the headline of each environment with its counts, the metrics at k, and the warnings."""
     plan, envs = report.plan, list(report.envs.values())
     console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.ways}, seed {plan.seed}"))
     console.print()
@@ -178,7 +172,7 @@ def show(console: Console, report: Report, *, allow_unscored: bool = False, pric
 
 
 def headlines(envs: Sequence[EnvSummary], allow_unscored: bool, mean: Estimate | None = None) -> Table:
-    """A table with one line for each environment, and one for their mean."""
+    """Build the table with one line for each environment, and one for their mean."""
     rows: list[list[str | Text]] = []
     talk = [name for name in ("turns", "calls", "errors") if any(env.talks and getattr(env, name) is not None for env in envs)]
     for env in envs:
@@ -205,7 +199,7 @@ def headlines(envs: Sequence[EnvSummary], allow_unscored: bool, mean: Estimate |
 
 
 def figures(envs: Sequence[EnvSummary], width: int) -> Table:
-    """The figures at k; as many values of k as fit the width of the screen, the largest ones if not all fit."""
+    """Build the table of metrics at k, with as many of the largest values of k as fit the width of the screen."""
     ks = sorted({k for env in envs for k in budgets(env.n) if k > 1})
     name = max([len(env.name) for env in envs] + [11])
     ks = ks[-max((width - name - 8) // 19, 1) :]
@@ -214,16 +208,16 @@ def figures(envs: Sequence[EnvSummary], width: int) -> Table:
         for place, (key, label) in enumerate((key, label) for key, label in FIGURES.items() if key in env.at):
             cells = [_cell(env.at[key].get(k)) for k in ks]
             rows.append([env.name if place == 0 else "", label, *cells])
-    return screen.figures(screen.table(("environment", "figure", *(f"k = {k}" for k in ks)), rows), first=2)
+    return screen.figures(screen.table(("environment", "metric", *(f"k = {k}" for k in ks)), rows), first=2)
 
 
 def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
-    """The warnings about an environment's figures, one line each."""
+    """List the warnings about an environment's metrics, one line each."""
     lines = []
     if env.refused and not allow_unscored:
         lines.append(
             f"{env.name}: no headline, {share(env.unscored, env.samples)} have no score; "
-            f"--retry samples them again, --allow-unscored shows the figure of the rest"
+            f"--retry samples them again, --allow-unscored shows the score of the rest"
         )
     shown = list(env.reasons.items())[:REASONS]
     lines += [f"{env.name}: {count} unscored: {_one_line(reason):.120}" for reason, count in shown]
@@ -242,31 +236,31 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
             more = advice if what == "tokens" else ""
             lines.append(f"{env.name}: {share(count, env.samples)} {CUT[what]}; {completed(env)}{more}")
     if env.empty:
-        lines.append(f"{env.name}: in {share(env.empty, env.samples)} the answer is empty; they are judged like any other answer")
+        lines.append(f"{env.name}: in {share(env.empty, env.samples)} the answer is empty; it is verified like any other answer")
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
     if short:
-        lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
+        lines.append(f"{env.name}: the metrics at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
     if env.scored and not any(env.at.get("best_at", {1: True}).values()):
         lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or with greedy sampling)")
     return lines
 
 
 def _one_line(text: str) -> str:
-    """External text as one line, without control characters that a terminal would act on."""
+    """Replace line breaks and control characters, which a terminal would interpret, by spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def completed(env: EnvSummary) -> str:
-    """The mean score of the answers that were not truncated."""
+    """Format the mean score of the answers that were not truncated."""
     if env.completed is not None:
         return f"{env.completed:.1%} is the mean of those that were not truncated"
     return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
 
 
 def closing(report: Report, price: Price | None) -> str:
-    """The closing line: samples, tokens, time, cost, and the path of the run."""
+    """Format the closing line: samples, tokens, time, cost, and the path of the run."""
     envs = report.envs.values()
     samples, written = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens"))
     line = f"{samples:,} samples"
@@ -283,7 +277,7 @@ def closing(report: Report, price: Price | None) -> str:
 
 
 def money(amount: float) -> str:
-    """A cost with at least two significant figures.
+    """Format a cost with at least two significant digits.
 
     >>> money(12.345), money(0.00123), money(0.0)
     ('12.35', '0.0012', '0.00')
@@ -292,22 +286,22 @@ def money(amount: float) -> str:
 
 
 def share(count: int, total: int) -> str:
-    """A count with its percentage of all samples."""
+    """Format a count with its percentage of all samples."""
     return f"{count} of {total} samples ({count / max(total, 1):.1%})"
 
 
 def percent(found: Estimate | None) -> str:
-    """A figure as a percentage."""
+    """Format the value of an estimate as a percentage."""
     return "none" if found is None else f"{found.value:.1%}"
 
 
 def interval(found: Estimate | None) -> str:
-    """A 95 % interval, in per cent."""
+    """Format the 95 % interval of an estimate, in per cent."""
     return "" if found is None else f"{100 * found.low:.1f}–{100 * found.high:.1f}"
 
 
 def _mean(value: float | None) -> str:
-    """A mean per sample; empty if there is none, as for calls where there are no tools."""
+    """Format a mean per sample; empty for None, such as the calls of an environment without tools."""
     return "" if value is None else f"{value:.3g}"
 
 
@@ -316,13 +310,13 @@ def _cell(found: Estimate | None) -> Text:
 
 
 def _price(text: str) -> Price | None:
-    """`READ,WRITTEN`: what a million tokens cost."""
+    """Parse `READ,WRITTEN`, the prices of a million input and output tokens."""
     if not text:
         return None
     try:
         read, written = (float(part) for part in text.split(","))
         if not (0 <= read < math.inf and 0 <= written < math.inf):
-            raise ValueError("no price")
+            raise ValueError("a price is negative or infinite")
     except ValueError as error:
         raise ConfigError(f"--price {text!r} is not READ,WRITTEN, the prices of a million tokens; for example --price 0.25,1.25") from error
     return Price(read, written)

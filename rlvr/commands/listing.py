@@ -19,13 +19,13 @@ from rlvr.task import plain
 YAMLS = {"recipes": "recipe", "suites": "suite"}
 """Kinds that are YAML files instead of plugins: plural and singular."""
 CONFIG = "config"
-"""What `rlvr show` calls the settings of a run."""
+"""The kind that `rlvr show` uses for the settings of a run."""
 FOLDERS = {"recipes": PACKAGE / "config" / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
 """The folders of those files."""
 
 
 def list_plugins(word: str | None, *, json: bool) -> None:
-    """Print everything registered of one kind, or of every kind."""
+    """Print the registered plugins of one kind, or of every kind."""
     kinds = [_plural(word)] if word else [*(kind.plural for kind in KINDS.values()), *YAMLS]
     found = {plural: rows_of(plural) for plural in kinds}
     if json:
@@ -38,13 +38,13 @@ def list_plugins(word: str | None, *, json: bool) -> None:
 
 
 def list_offered(word: str | None, name: str, *, json: bool) -> None:
-    """Print what an environment offers of another package, and what it refuses and why."""
+    """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
     if word is None or _plural(word) != "envs":
-        raise ConfigError(f"--of {name} lists what an environment offers; write `rlvr list envs --of {name}`")
+        raise ConfigError(f"--of {name} lists the catalog of an environment; write `rlvr list envs --of {name}`")
     offered = getattr(load("env", name), "offered", tuple)
     rows = [dict(row) for row in offered()]
     if not rows:
-        raise ConfigError(f"env {name!r} is one environment, not a collection; `rlvr show env {name}` explains it")
+        raise ConfigError(f"env {name!r} is one environment, not a catalog; `rlvr show env {name}` explains it")
     if json:
         screen.say_json(rows)
         return
@@ -53,7 +53,7 @@ def list_offered(word: str | None, name: str, *, json: bool) -> None:
 
 
 def rows_of(plural: str) -> list[dict[str, str]]:
-    """The rows of the listing, one for each plugin of a kind, each recipe or each suite."""
+    """List the rows of a kind: one for each plugin, recipe or suite."""
     if plural in YAMLS:
         paths = sorted(FOLDERS[plural].glob("*.yaml"))
         return [{"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in paths]
@@ -109,7 +109,7 @@ def _show_config(section: str, *, json: bool) -> None:
 
 
 def described(word: str, name: str) -> dict[str, Any]:
-    """What there is to know about one plugin: its docstring, its needs, and its settings with their defaults."""
+    """Describe one plugin: its docstring, its needs, and its settings with their defaults."""
     kind = kind_of(word)
     factory = load(kind.name, name)
     document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _notes(function: Any) -> dict[str, str]:
-    """The descriptions of the arguments in the `Args:` section of a docstring."""
+    """Parse the `Args:` section of a docstring into a description for each argument."""
     found: dict[str, str] = {}
     document = inspect.getdoc(function) or ""
     if "Args:\n" not in document:

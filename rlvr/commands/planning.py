@@ -1,4 +1,4 @@
-"""`rlvr doctor --plan RECIPE`: whether a training run fits into the memory of a device, what dominates, and what to change."""
+"""`rlvr doctor --plan RECIPE`: estimate whether a training run fits into the memory of a device, and what to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.errors import ConfigError, MissingExtra
 
 
 def examine_plan(recipe: str, *, memory: float | None, gpus: int, json: bool) -> int:
-    """Print the memory of one device; returns 1 if it does not fit. `memory`: of a GPU that may not be here, in GB."""
+    """Print the estimated memory on one device; returns 1 if the run does not fit. `memory`: size of a GPU in GB; default: this device."""
     from rlvr.config.config import load
     from rlvr.plugins.registry import from_config
 
@@ -29,7 +29,7 @@ def examine_plan(recipe: str, *, memory: float | None, gpus: int, json: bool) ->
     room = memory * 1e9 if memory is not None else here(device.type)
     parts = planned(config, device, processes=gpus, sharded=gpus > 1, reference=from_config("algorithm", config.algorithm).needs_reference)
     total = sum(part.bytes for part in parts)
-    fits = total <= 0.9 * room  # the rest is fragmentation, the libraries, and what an estimate misses
+    fits = total <= 0.9 * room  # 10 % for fragmentation, the libraries and errors of the estimate
     words = f"{total / 1e9:.2f} GB of {room / 1e9:.0f} GB: " + ("it fits" if fits else f"it does not fit; {advice(parts, config)}")
     if json:
         screen.say_json({"ok": fits, "bytes": total, "memory": room, "advice": words, "parts": [part.record() for part in parts]})
@@ -42,7 +42,7 @@ def examine_plan(recipe: str, *, memory: float | None, gpus: int, json: bool) ->
 
 
 def here(kind: str) -> float:
-    """The memory of this machine's device."""
+    """Return the memory of this machine's device in bytes."""
     if kind == "cpu":
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     import torch

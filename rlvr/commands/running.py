@@ -1,4 +1,4 @@
-"""`rlvr train` and `rlvr replay`: run them and print the result."""
+"""`rlvr train` and `rlvr replay`: run the command and print the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def train_run(
     test: str = "",
     judge: str = "",
 ) -> None:
-    """Read the recipe, or make one for a data file; train, and print the report, with `json` as one line of JSON at the end."""
+    """Load the recipe, or make one for a data file; train; print the report, with `json` as one line of JSON at the end."""
     from rlvr.commands import starting
     from rlvr.config.config import load
     from rlvr.model.threads import sleep_while_waiting
@@ -39,7 +39,7 @@ def train_run(
     else:
         config = load(recipe, [*starting.model_override(model), *overrides])
     try:
-        import torch  # noqa: F401 -- first: without it transformers only warns, and fails later
+        import torch  # noqa: F401 -- imported first: without torch, transformers only warns and fails later
 
         from rlvr.learn.reward_model import train_reward_model
         from rlvr.learn.train import train
@@ -50,7 +50,7 @@ def train_run(
         from rlvr.scale.training import train as method
     console = screen.err() if json else screen.out()
     report = method(config, out=out, resume=resume, verify=verify, console=console)
-    if os.environ.get("RANK", "0") != "0":  # of several processes only rank 0 prints
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if on_data:
         starting.finished(Path(report.run), console)
@@ -59,7 +59,7 @@ def train_run(
 
 
 def replay_run(run: Path, *, json: bool) -> int:
-    """Step the recorded episodes again; returns 1 if any differs."""
+    """Step the recorded episodes through the environment again; returns 1 if any differs."""
     from rlvr.rollout.replay import replay
 
     report = replay(run)
@@ -70,7 +70,7 @@ def replay_run(run: Path, *, json: bool) -> int:
         ok = not report.mismatches
         console.print(Text.assemble(screen.mark(ok), f" {report.episodes} episodes stepped again, {report.mismatches} differ"))
         if report.recorded:
-            console.print(Text(f"  {report.recorded} had sessions of their own; what those answered was taken from the record"))
+            console.print(Text(f"  {report.recorded} had tool or multi-turn sessions, whose replies were taken from the record"))
         if report.failed:
             console.print(Text(f"  {report.failed} were recorded as failed and are not compared"))
         for line in report.details:
@@ -92,7 +92,7 @@ def audit_run(run: Path, *, groups: int, json: bool) -> int:
     words = f" {report.answers} answers of {report.groups} groups sampled again, {report.differing} differ"
     console.print(Text.assemble(screen.mark(not report.differing), words))
     if report.left_out:
-        console.print(Text(f"  {report.left_out} recorded groups lack answers, failed or were cut by time, and cannot be sampled again"))
+        console.print(Text(f"  {report.left_out} recorded groups lack answers, failed or hit a time limit, and cannot be sampled again"))
     for line in report.details:
         console.print(Text(f"  {line}"))
     return 1 if report.differing else 0

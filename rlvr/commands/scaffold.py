@@ -1,4 +1,4 @@
-"""Files for users to go on from: a plugin package (`rlvr new`), an environment for another trainer (`rlvr export-env`)."""
+"""Write the template of a plugin package (`rlvr new`), or an environment for another trainer (`rlvr export-env`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pip install -e .
 rlvr check $kind $name
 $use
 ```
-`rlvr show $kind $name` prints what it is for and its settings; `pytest` runs the check as a test.
+`rlvr show $kind $name` prints its description and settings; `pytest` runs the check as a test.
 All code is in `$package/__init__.py`. `rlvr` finds it through the entry point in `pyproject.toml`.
 """
 
@@ -86,7 +86,7 @@ class $cls(Environment):
         """Keyword arguments are the settings.
 
         Args:
-            verifier: judges the answer.
+            verifier: verifies the answer.
             largest: the largest number to double.
             seed: another seed gives other tasks.
         """
@@ -95,14 +95,14 @@ class $cls(Environment):
         self.verifier, self.largest, self.seed = verifier, largest, seed
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`: always the same one for the same settings, split and index, in every process."""
+        """Generate the task at `index`: always the same task for the same settings, split and index, in every process."""
         draw = random.Random(f"$name/{self.seed}/{split}/{index}")
         number = draw.randrange(self.largest // 5) * 5  # multiples of five: one in five of them is held out
         number += 0 if split == "test" else draw.randint(1, 4)  # so no held-out question is ever trained on
         return Task(f"$name/{split}/{self.seed}.{index}", user(f"2*{number}="), reference=str(2 * number))
 
     def gold(self, task: Task) -> str:
-        """A text that deserves the full score."""
+        """Return an answer with full score."""
         return str(task.reference)
 '''
 
@@ -116,7 +116,7 @@ from rlvr.answers import find
 
 
 class $cls(Verifier):
-    """The declared answer equals the reference, ignoring case.
+    """The final answer equals the reference, ignoring case.
 
     >>> import rlvr
     >>> verifier = rlvr.make("verifier", "$name")
@@ -131,13 +131,13 @@ class $cls(Verifier):
         """Keyword arguments are the settings.
 
         Args:
-            channel: where the answer is declared: whole, boxed, tag, hash, final_line or auto.
+            channel: how the answer is marked: whole, boxed, tag, hash, final_line or auto.
         """
-        find("", channel)  # raises now for an unknown channel, not at the first answer
+        find("", channel)  # an unknown name is an error here, not at the first answer
         self.channel = channel
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Find the declared answer, then compare all of it; never look for the reference inside a text."""
+        """Extract the final answer, then compare all of it; never search for the reference inside a longer text."""
         if not isinstance(task.reference, str) or not task.reference.strip():
             return Verdict(None, f"the reference {task.reference!r} is not a text", fault=Fault.TASK)
         found = find(answer, self.channel)
@@ -203,7 +203,7 @@ ALGORITHM = '''\
     A_i = R_i - median of the group's rewards
     L = GRPO's
 
-paper    none; say here what it implements, and how it differs
+paper    none; name the paper that it implements, and the differences
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ from rlvr.algos.grpo import loss
 from rlvr.algos.parts.answers import Advantages, Answers
 
 
-@part("company", "silent")  # it compares the answers of a group; a group of equals teaches nothing
+@part("company", "silent")  # it compares the answers of a group; a group of equal rewards has no advantage
 def advantage(answers: Answers, *, scale: float = 1.0) -> Advantages:
     """The reward minus the median of the group. The keyword arguments are settings."""
     found = []
@@ -239,7 +239,7 @@ USE = {
 
 
 def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
-    """Write the package and print the next steps."""
+    """Write a plugin package and print the next steps."""
     wanted = kind_of(kind).name
     if wanted not in USE:
         raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USE)}")

@@ -15,12 +15,12 @@ from rich.text import Text
 
 
 def out() -> Console:
-    """The console on standard output, as wide as the terminal, or as COLUMNS says; a pipe gets up to 200 columns, and no wrapped lines."""
+    """Make the console for standard output, as wide as the terminal or COLUMNS; a pipe gets up to 200 columns and no wrapped lines."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """The console on standard error, for progress, warnings and errors, of the same width."""
+    """Make the console for standard error (progress, warnings, errors), as wide as the terminal or COLUMNS."""
     return _console(stderr=True)
 
 
@@ -35,7 +35,7 @@ def say_json(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
-    """A table with a rule under the head only; cells are never read as markup."""
+    """Make a table with a rule under the head only; cells are never parsed as markup."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -45,7 +45,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title
 
 
 def figures(made: Table, first: int = 1) -> Table:
-    """Align the columns from `first` on to the right, without wrapping: they are numbers."""
+    """Right-align the columns of numbers, from `first` on, without wrapping."""
     made.collapse_padding = True
     for column in made.columns[first:]:
         column.justify = "right"
@@ -54,7 +54,7 @@ def figures(made: Table, first: int = 1) -> Table:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """A table of names and values."""
+    """Make a table of names and values."""
     made = Table.grid(padding=(0, 3))
     for name, value in rows:
         made.add_row(Text(name, style="dim"), Text(value))
@@ -62,5 +62,5 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def mark(ok: bool) -> Text:
-    """A tick or a cross."""
+    """Make a tick or a cross."""
     return Text("✓", style="green") if ok else Text("✗", style="bold red")

@@ -1,4 +1,4 @@
-"""`--set key=value`, `--cluster`: read settings from the command line."""
+"""Parse `--set key=value` and `--cluster` of the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = {"--set": "--set tolerance=0.01", "--sampler": "--sampler retries=3"}
 
 
 def settings_from(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
-    """The settings that `--set`, or another option, names; each value is read as YAML.
+    """Parse the key=value pairs of `--set`, or of another option; each value is YAML.
 
     >>> settings_from(["tolerance=1e-3", "levels=[2+2]"])
     {'tolerance': 0.001, 'levels': ['2+2']}
@@ -41,7 +41,7 @@ def settings_from(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]
 
 
 def cluster_overrides(text: str) -> list[str]:
-    """`--cluster`: an address, or a file with a section `cluster` or its settings, as overrides of a recipe.
+    """Convert `--cluster` (an address, or a YAML file with cluster settings) into overrides of a recipe.
 
     >>> cluster_overrides("auto"), cluster_overrides("")
     (['cluster.address=auto'], [])

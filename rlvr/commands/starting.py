@@ -1,4 +1,4 @@
-"""Training on a data file without a recipe: make the recipe, check the data, keep the recipe in the run folder. And `rlvr init`."""
+"""`rlvr train` on a data file: make a recipe, check the data, keep the recipe in the run folder. And `rlvr init`, which writes a recipe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlvr.task import Fault
 
 RECIPE = "recipe.yaml"
 LOOK_S = 10.0
-"""How long golds are read before a run; a long data set is read in part."""
+"""Time limit for checking the golds before a run; a long data set is checked in part."""
 LISTED = 5
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
@@ -44,9 +44,9 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "log": {"save_every": 50},
     },
 }
-"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, so the cap must leave room to
-reason. Of SmolLM2-135M-Instruct's answers to GSM8K at temperature 1, 29 % ended within 256 tokens and 48 % within 512 (of 48),
-and none of those between was right: on a CPU, where twice the tokens are twice the time, the larger cap would buy no reward."""
+"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, so the token limit must leave
+room to reason. Of 48 answers of SmolLM2-135M-Instruct to GSM8K at temperature 1, 29 % ended within 256 tokens and 48 % within 512, and no
+answer of 257 to 512 tokens was right: on a CPU the larger limit would double the time and add no reward."""
 WHY = {
     "cpu": "No accelerator was found: the sizes below are small, so that a model of some 100 million parameters takes minutes.",
     "gpu": "For one GPU. With vLLM installed, `sampler: vllm` samples several times faster.",
@@ -59,14 +59,14 @@ COMMENTS = {
 
 
 def recipe_of(env: Mapping[str, Any], model: str, kind: str) -> dict[str, Any]:
-    """A first recipe as plain data; `kind` is cpu or gpu."""
+    """Make a first recipe as plain data; `kind` is cpu or gpu."""
     sizes = SIZES[kind]
     head = {"seed": 0, "env": dict(env), "model": {"path": model} if model else {}}
     return head | {"rollout": sizes["rollout"], "algorithm": {"name": "grpo"}, **{key: sizes[key] for key in ("train", "eval", "log")}}
 
 
 def rendered(recipe: Mapping[str, Any], file: Path, kind: str, title: str) -> str:
-    """A recipe as a YAML file with comments, one line for each section but the environment."""
+    """Render a recipe as YAML with comments, one line for each section except the environment."""
     lines = [f"# {title}", "#", f"#     rlvr train {file}", "#", f"# {WHY[kind]}"]
     lines += [f"# `rlvr show env {recipe['env']['name']}` explains the settings of the environment, `rlvr show config` the others."]
     for key, value in recipe.items():
@@ -80,7 +80,7 @@ def rendered(recipe: Mapping[str, Any], file: Path, kind: str, title: str) -> st
 
 
 def started(target: str, overrides: Sequence[str], *, model: str, test: str, verifier: str, out: Path | None) -> tuple[RunConfig, Path]:
-    """The configuration of a run on a data file, and its folder, which has the recipe. The data is read and checked first."""
+    """Prepare a run on a data file: check the data, write the recipe into the run folder; return the configuration and the folder."""
     own = overridden({}, overrides)
     asked = own.get("env") if isinstance(own.get("env"), dict) else {}
     env = {
@@ -107,15 +107,15 @@ def started(target: str, overrides: Sequence[str], *, model: str, test: str, ver
     recipe = overridden(recipe_of(env, model, machine()), overrides)
     config = check(recipe, target)
     if config.model.path is not None:
-        _ = config.model.folder  # a model that is not here is an error before anything is written
-    if os.environ.get("RANK", "0") == "0" and not kept.exists():  # of several processes only rank 0 writes
+        _ = config.model.folder  # raises for a missing model before anything is written
+    if os.environ.get("RANK", "0") == "0" and not kept.exists():  # only rank 0 writes
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(rendered(recipe, kept, machine(), f"Train on {target}."), "utf-8")
     return config, folder
 
 
 def write_first(target: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
-    """`rlvr init`: write a recipe. What was not given as an option is asked, if there is a terminal."""
+    """Write a first recipe (`rlvr init`); prompt for missing options if there is a terminal."""
     place = Path(target)
     if place.exists() and not force:
         raise ConfigError(f"{place} exists and is not overwritten; choose another file, or give --force")
@@ -127,7 +127,7 @@ def write_first(target: str, *, data: str, model: str, verifier: str, force: boo
         raise ConfigError(f"{data!r} is neither data (a .jsonl, .csv or .parquet file, a folder, hf:ORG/NAME) nor an environment")
     if env["name"] == "dataset":
         if not verifier and sys.stdin.isatty():
-            verifier = _asked("Verifier: what judges an answer (`rlvr list verifiers`)", "symbolic", "--verifier")
+            verifier = _asked("Verifier of the answers (`rlvr list verifiers`)", "symbolic", "--verifier")
         env["verifier"] = read_verifier(verifier or "symbolic")
     elif verifier:
         env["verifier"] = read_verifier(verifier)
@@ -143,7 +143,7 @@ def write_first(target: str, *, data: str, model: str, verifier: str, force: boo
 
 
 def unreadable(environment: Environment) -> list[str]:
-    """The tasks whose reference the verifier cannot read, as lines for the user. An empty answer shows whose fault it is."""
+    """List the tasks whose reference the verifier cannot read, found by verifying an empty answer: its verdict then has fault `task`."""
     found, read, until = [], 0, time.monotonic() + LOOK_S
     if not hasattr(environment.verifier, "lint"):
         return []
@@ -161,7 +161,7 @@ def unreadable(environment: Environment) -> list[str]:
 
 
 def finished(folder: Path, console: Console) -> None:
-    """After a run on a data file: write its page, and say what can be done next."""
+    """Write the page of a finished run on a data file, and print the next commands."""
     from rlvr.viewer.view import view
 
     page, last = view(folder), folder / "checkpoints" / "last"
@@ -175,12 +175,12 @@ def finished(folder: Path, console: Console) -> None:
 
 
 def read_verifier(text: str) -> Any:
-    """A verifier from the command line: a name, or YAML such as {symbolic: 0.9, format: 0.1}."""
+    """Parse a verifier of the command line: a name, or YAML such as {symbolic: 0.9, format: 0.1}."""
     return overridden({}, [f"v={text}"])["v"]
 
 
 def machine() -> str:
-    """Which sizes suit this machine: cpu, or gpu if torch finds an accelerator."""
+    """Return gpu if torch finds an accelerator, else cpu."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -189,7 +189,7 @@ def machine() -> str:
 
 
 def model_override(model: str) -> list[str]:
-    """The overrides that `--model` stands for: the model, with its own tokenizer and without a warm start.
+    """Make the overrides for `--model`: the model with its own tokenizer and without a warm start.
 
     >>> model_override("")
     []
@@ -203,7 +203,7 @@ def data_given(target: str) -> bool:
 
 
 def _stem(target: str) -> str:
-    """A name for the run folder.
+    """Make the name of a run folder from a data path.
 
     >>> _stem("hf:openai/gsm8k:main"), _stem("data/train.jsonl.gz")
     ('gsm8k-main', 'train')

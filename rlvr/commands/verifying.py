@@ -1,4 +1,4 @@
-"""`rlvr verify`: judge one answer, or a file of answers in parallel, with results in the order of the file."""
+"""`rlvr verify`: verify one answer, or a file of answers in parallel, with results in the order of the file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict, user
 
 AHEAD = 8
-"""How many answers may wait for each worker: enough to keep it busy, few enough to stream a file of any size."""
+"""The maximum of queued answers per worker: enough to keep workers busy, few enough to stream a file of any size."""
 
 DEADLINE_S = 600.0
 """The timeout of one verdict, as in a rollout."""
 
 
 def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
-    """Judge the answer given on the command line; returns 1 if it has no score."""
+    """Verify the answer given on the command line; returns 1 if it has no score."""
     row = {"id": 1, "reference": _value(reference), "answer": answer, "meta": _meta_from(meta)}
     with build("verifier", name, **settings_from(pairs)) as verifier:
         ((_, verdict),) = in_order([row], _judge(verifier), workers=1)
@@ -47,12 +47,12 @@ def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequ
 
 
 def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
-    """Judge every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
+    """Verify every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
     if workers < 1:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
     settings = settings_from(pairs)
     stdin = str(file) == "-"
-    total = None if stdin else sum(1 for _ in _rows(file))  # finds a malformed line before any answer is judged
+    total = None if stdin else sum(1 for _ in _rows(file))  # finds a malformed line before any answer is verified
     counts: Counter[str] = Counter()
     points, began = 0.0, time.perf_counter()
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, js
 def in_order(
     rows: Iterable[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict], *, workers: int
 ) -> Iterator[tuple[dict[str, Any], Verdict]]:
-    """Yield every row with its verdict, in the order of the rows; the pool reads only a bounded number of rows ahead."""
+    """Yield every row with its verdict, in the order of the rows; only a bounded number of rows is read ahead."""
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
     judges = Judges(workers)
     try:
@@ -91,7 +91,7 @@ def in_order(
 
 
 def _in_time(verdict: Future[Verdict]) -> Verdict:
-    """The verdict, or after the timeout one with fault `infra`."""
+    """Wait for a verdict; after the timeout return a verdict with fault `infra`."""
     if not wait([verdict], DEADLINE_S).done:
         verdict.cancel()
         return late(DEADLINE_S)
@@ -147,7 +147,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A reference from the command line: JSON if it starts like JSON and parses, otherwise the text unchanged."""
+    """Parse a reference of the command line: as JSON if it starts like JSON and is valid, otherwise as plain text."""
     if not text.lstrip().startswith(("{", "[", '"')):
         return text
     try:

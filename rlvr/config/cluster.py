@@ -1,4 +1,4 @@
-"""The section `cluster` of a configuration: who samples, where one machine is not enough."""
+"""The section `cluster` of a configuration: distributed sampling with Ray."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ PARTS = 10_000
 
 
 class ClusterConfig(Section):
-    """Collectors: processes on the machines of a Ray cluster that sample and judge whole groups. The run itself stays the driver.
+    """Rollout workers: processes on a Ray cluster that sample and verify whole groups. The training process is the driver.
 
-    What is sampled is the same for every number of collectors, whichever of them are lost. 0 collectors: this process samples in the
-    same units, without Ray, so that a cluster can be compared with it.
+    The samples do not depend on the number of rollout workers, or on failures. With 0 rollout workers, this process samples the same
+    tasks without Ray, for comparison.
 
     >>> ClusterConfig(collectors=4).address
     'local'
     """
 
     address: str = "local"
-    """`local` starts a cluster on this machine for the time of the run, `auto` joins that of this machine; else HOST:PORT."""
-    collectors: int = Field(default=1, ge=0, le=10_000)  # how many processes sample
-    cpus: float = Field(default=1.0, ge=0)  # that each collector reserves
-    gpus: float = Field(default=0.0, ge=0)  # that each collector reserves
+    """`local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
+    collectors: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
+    cpus: float = Field(default=1.0, ge=0)  # CPUs per rollout worker
+    gpus: float = Field(default=0.0, ge=0)  # GPUs per rollout worker
     judges: int = Field(default=0, ge=0, le=10_000)
-    """How many processes judge, on machines of their own choice; 0: each collector judges what it sampled."""
-    judge_cpus: float = Field(default=1.0, ge=0)  # that each judge host reserves; it judges rollout.verify_workers answers at once
+    """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
+    judge_cpus: float = Field(default=1.0, ge=0)  # CPUs per verifier worker, which runs rollout.verify_workers verifications at once
     groups_per_call: int = Field(default=1, ge=1)
-    """How many groups are sampled together. More are faster, and more is sampled again where a collector is lost."""
+    """The number of groups per task. Larger tasks are faster, but more is lost if a rollout worker fails."""
     backups: float = Field(default=0.0, ge=0, le=1)
-    """When this share of a step's calls is left, collectors without work sample second copies of them; the first that ends counts."""
+    """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
     restarts: int = Field(default=5, ge=0)
-    """How often each collector is started again in a run; after that the run continues with fewer."""
+    """The maximum number of restarts of each rollout worker; after that the run continues with fewer workers."""
     resumes: int = Field(default=0, ge=0)
-    """How often a run that has lost all its collectors resumes by itself, from its newest checkpoint, after a pause that doubles each time.
+    """How often a run whose rollout workers all failed resumes from its newest checkpoint, after a pause that doubles each time.
 
-    0, as in Ray Train (`FailureConfig.max_failures`): what ends every collector often ends the next ones too, and costs machine time.
+    The default is 0, as in Ray Train (`FailureConfig.max_failures`), because the cause often persists and costs machine time.
     """
     losses: int = Field(default=4, ge=2)
-    """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
+    """After this many worker failures, a task is abandoned and its completions have no score: they may cause the failures."""
     audit: float = Field(default=0.0, ge=0, le=1)
-    """The share of calls that are sampled twice and compared, if two collectors have them: finds a machine that computes wrongly."""
+    """The fraction of tasks that two rollout workers sample and compare, to detect a machine that computes wrongly."""
     weights: Literal["whole", "delta"] = "whole"
-    """How new weights are sent: whole, or what changed since the version before, which is a few percent of bfloat16 weights."""
+    """How new weights are sent: completely, or as the difference to the previous version (a few percent for bfloat16)."""
     place_s: float = Field(default=120.0, gt=0)
-    """How long Ray may take to find a machine with room for a collector, and to start a process there."""
+    """The timeout for Ray to place a rollout worker and to start its process."""
     start_s: float = Field(default=300.0, gt=0)
-    """How long a collector may take to start, or to load weights."""
+    """The timeout for a rollout worker to start, or to load weights."""
     pulse_s: float = Field(default=15.0, gt=0)
-    """How long a collector or a judge host may give no sign of life; then it is ended. One long call in C that lets nothing else run, such
-    as a regular expression that tries everything, is silence too."""
+    """The heartbeat timeout of a worker, after which it is killed. A long C call that holds the GIL (for example a backtracking regular
+    expression) also blocks the heartbeat."""
     group_s: float = Field(default=3600.0, gt=0)
-    """How long a collector may take for one call; then its process is ended, and another one samples the groups."""
+    """The timeout of one task; after it the rollout worker is killed, and another one samples the groups."""
 
     @field_validator("address")
     @classmethod
@@ -78,5 +78,5 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _audit_compares(self) -> Self:
         if self.audit and self.collectors < 2:
-            raise ValueError(f"audit is {self.audit:g}, which compares collectors, and collectors is {self.collectors}; have 2 or more")
+            raise ValueError(f"audit is {self.audit:g}, but rollout_workers is {self.collectors}; set it to 2 or more to compare them")
         return self

@@ -2,8 +2,8 @@
 
     rlvr train quickstart seed=1 train.steps=50 algorithm='{name: grpo, epsilon: 0.1}'
 
-A recipe is given by name (a file in `rlvr/config/recipes/`) or by path. An unknown key is an error that names the nearest
-known key. The values of `a.b=value` overrides are read as YAML.
+A recipe is given by name (a file in `rlvr/config/recipes/`) or by path. An unknown key is an error that suggests the nearest
+known key. The values of `a.b=value` overrides are parsed as YAML.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 class LoraConfig(Section):
-    """A low-rank adapter (peft), trained instead of the model's own weights. It has no dropout: no model here has any.
+    """A LoRA adapter (peft), trained instead of the model's own weights, without dropout.
 
     >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).scale
     16
@@ -37,9 +37,9 @@ class LoraConfig(Section):
 
     rank: int = Field(ge=1)  # the width of the adapter
     alpha: int | None = Field(default=None, ge=1)
-    """The adapter is scaled by alpha / rank. Unset: 2 * rank."""
+    """The adapter is scaled by alpha / rank. Unset: alpha is 2 * rank."""
     target_modules: list[str] | None = Field(default=None, min_length=1)
-    """Which linear layers, by the last part of their names. Unset: all but the output head."""
+    """The linear layers to adapt, by the last part of their names. Unset: all but the output head."""
 
     @property
     def scale(self) -> int:
@@ -58,15 +58,15 @@ class ModelConfig(Section):
     revision: str | None = None
     """A commit, tag or branch of a model of the Hub."""
     trust_remote_code: bool = False
-    """Run the Python files that some models of the Hub bring, in this process, with your rights."""
-    config: dict[str, Any] | None = None  # a small model to create for the run, in the words of transformers
+    """Allow code from the model repository to run in this process, with your permissions."""
+    config: dict[str, Any] | None = None  # a small model to create for the run: the keys of a transformers configuration
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the stored weights
     fp32_head: bool = False
-    """Compute the output head in float32 where the rest is computed in a lower precision."""
+    """Compute the output head in float32 if the rest is computed in a lower precision."""
     compile: Literal["layers"] | None = None
-    """layers: train with decoder layers compiled by torch.compile; where they do not fit the run says why, and they are not compiled."""
+    """layers: compile the decoder layers with torch.compile for training; if that fails, the run reports why and continues uncompiled."""
     lora: LoraConfig | None = None
-    """Unset: all weights are trained. The adapter is added after a warm start; the reference is the model without it."""
+    """Unset: all weights are trained. The adapter is added after the SFT warmup; the reference is the model without it."""
 
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
@@ -78,7 +78,7 @@ class ModelConfig(Section):
 
     @property
     def named(self) -> str:
-        """The model as it is asked for, revision included."""
+        """The name of the model, including its revision."""
         return f"{self.path}@{self.revision}" if self.revision else str(self.path)
 
     @property
@@ -90,17 +90,17 @@ class ModelConfig(Section):
 
 
 class WarmstartConfig(Section):
-    """Supervised steps on the environment's gold solutions before training on rewards.
+    """SFT warmup: supervised steps on the environment's gold solutions, before training on rewards.
 
     >>> WarmstartConfig(steps=60).batch_size
     64
     """
 
-    steps: int = Field(ge=1)  # the most optimizer steps
-    batch_size: int = Field(default=64, ge=1)  # gold solutions in each step
-    learning_rate: float = Field(default=1e-3, gt=0)  # of the warm start alone
+    steps: int = Field(ge=1)  # the maximum number of optimizer steps
+    batch_size: int = Field(default=64, ge=1)  # gold solutions per step
+    learning_rate: float = Field(default=1e-3, gt=0)  # for the warmup only
     until: float = Field(default=1.0, gt=0, le=1)
-    """Stop before `steps` once this accuracy on training tasks is reached, and leave the rest to training on rewards."""
+    """Stop the warmup early once this accuracy on training tasks is reached."""
 
 
 class DataConfig(Section):
@@ -113,7 +113,7 @@ class DataConfig(Section):
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    """For a reward model: the share of the tasks whose pairs are held out to measure it."""
+    """For a reward model: the fraction of tasks whose pairs are held out for evaluation."""
 
 
 class RewardModelConfig(Section):
@@ -128,35 +128,35 @@ class RewardModelConfig(Section):
     margin: float = Field(default=0.0, ge=0)
     """The required difference of the scores of a pair, as a multiple of the difference of the verifier's scores."""
     center_rewards_coefficient: float = Field(default=0.01, ge=0)
-    """How strongly scores are pulled toward 0, so that scores of several models can be compared."""
+    """The weight of a penalty that keeps scores near 0, so that scores of several models are comparable."""
 
 
 class EvalConfig(Section):
-    """Accuracy on held-out tasks, before and after training, and every `every` steps.
+    """Evaluation on held-out tasks, before and after training, and every `every` steps.
 
     >>> EvalConfig(tasks=500).split
     'test'
     """
 
     tasks: int = Field(default=200, ge=0)
-    """How many held-out tasks are measured; 0: none, and training begins at once."""
-    split: str = "test"  # the environment's split that is held out
-    every: int = Field(default=0, ge=0)  # measure after every so many steps too; 0: only before and after training
+    """The number of held-out tasks; 0: no evaluation."""
+    split: str = "test"  # the held-out split of the environment
+    every: int = Field(default=0, ge=0)  # also evaluate every this many steps; 0: only before and after training
     temperature: float = Field(default=0.0, ge=0)  # 0: greedy
 
 
 class LogConfig(Section):
-    """What is logged, how often checkpoints are saved, and to which trackers the run is reported (default: none).
+    """Logging, checkpoints and experiment trackers.
 
     >>> LogConfig().report_to
     []
     """
 
     report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio, prometheus
-    save_every: int = Field(default=50, ge=1)  # a checkpoint after every so many steps
+    save_every: int = Field(default=50, ge=1)  # steps between checkpoints
     keep: int | None = Field(default=2, ge=2)
-    """How many checkpoints are kept, the newest ones; null: all."""
-    episodes: bool = True  # write every answer to episodes.jsonl
+    """The number of newest checkpoints to keep; null: all."""
+    episodes: bool = True  # write every episode to episodes.jsonl
 
 
 class RunConfig(Section):
@@ -166,14 +166,14 @@ class RunConfig(Section):
     1
     """
 
-    seed: int = Field(default=0, ge=0)  # of all randomness
+    seed: int = Field(default=0, ge=0)  # the seed of all randomness
     env: dict[str, Any]  # a name, or {name: ..., setting: value}; `rlvr list envs`
     tokenizer: str | None = None  # chars, chars:ALPHABET, bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
     reference: ReferenceConfig | None = None
     """Unset: the policy as it was before training on rewards."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    cluster: ClusterConfig | None = None  # sample on other machines, by Ray
+    cluster: ClusterConfig | None = None  # sample on other machines, with Ray
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})  # `rlvr list algorithms`
@@ -216,16 +216,16 @@ class RunConfig(Section):
 
     @property
     def tokenizer_name(self) -> str:
-        """The tokenizer's name; by default the model's own."""
+        """The tokenizer's name; the model's own by default."""
         return self.tokenizer or self.model.named
 
     def dump(self) -> str:
-        """The resolved configuration as YAML."""
+        """Return the resolved configuration as YAML."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that can be given by name."""
+    """Return the recipes that can be given by name."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
@@ -236,7 +236,7 @@ def load(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
-    """With `data.run`: take env, tokenizer, model and the limits on an answer from that run, if they are not given."""
+    """With `data.run`: fill in env, tokenizer, model and length limits from that run, if they are not given."""
     section = data.get("data")
     folder = section.get("run") if isinstance(section, Mapping) else None
     if not isinstance(folder, str):
@@ -258,11 +258,11 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     room = {
         key: value for key in ("max_completion_length", "max_turn_length", "max_length") if (value := theirs["rollout"][key]) is not None
     }
-    return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else `check` reports it
+    return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else an error follows
 
 
 def read(target: str) -> dict[str, Any]:
-    """The contents of a recipe, as a mapping."""
+    """Read a recipe as a mapping."""
     path = recipes().get(target, Path(target).expanduser())
     if not path.is_file():
         raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {suggest(target, recipes())}")
@@ -272,5 +272,5 @@ def read(target: str) -> dict[str, Any]:
 
 
 def check(data: Mapping[str, Any], source: str) -> RunConfig:
-    """A RunConfig, or one error that names every wrong key."""
+    """Validate a configuration; raise one ConfigError that names every wrong key."""
     return checked(RunConfig, data, source)

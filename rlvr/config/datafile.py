@@ -1,20 +1,20 @@
-"""Names of data: which arguments of the command line are data files, folders of them or data sets of the Hugging Face Hub."""
+"""Recognize command line arguments that name data: files, folders, or data sets of the Hugging Face Hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz")
-"""The endings of the files that the environment `dataset` reads."""
+"""The file extensions that the environment `dataset` reads."""
 HUB = "hf:"
-"""The prefix of a data set on the Hub: hf:ORG/NAME, hf:ORG/NAME:CONFIG."""
+"""The prefix of a Hub data set: hf:ORG/NAME, hf:ORG/NAME:CONFIG."""
 
 OTHER = ("config.yaml", "eval.yaml", "config.json")
 """A folder with one of these is a run, an evaluation or a model, whose files are not data."""
 
 
 def format_of(name: str) -> str:
-    """The format that a file's name declares: jsonl, json, csv, tsv or parquet; "" for other files.
+    """Return the format of a file by its name: jsonl, json, csv, tsv or parquet; "" for other files.
 
     >>> format_of("train.jsonl.gz"), format_of("notes.txt")
     ('jsonl', '')
@@ -24,7 +24,7 @@ def format_of(name: str) -> str:
 
 
 def is_data(target: str) -> bool:
-    """Whether an argument names data instead of a recipe or a suite: a data file, a folder with some, or hf:ORG/NAME.
+    """Return whether an argument names data instead of a recipe or a suite: a data file, a folder with some, or hf:ORG/NAME.
 
     >>> is_data("train.jsonl"), is_data("hf:openai/gsm8k"), is_data("quickstart")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""Every key of a configuration with its default, its limits and what it is for: for `rlvr show config` and the pages of the site."""
+"""Every configuration key with its default, limits and description, for `rlvr show config` and the website."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Key:
 
     name: str
     default: str
-    """As Python writes it; `required`, or `a section`."""
+    """The repr of the default; or `required`, or `a section`."""
     about: str
     limits: str
 
 
 def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
-    """A section of the configuration and those inside it, with the key of each."""
+    """Yield a section of the configuration and its subsections, with the key of each."""
     yield path, section
     for name, field in section.model_fields.items():
         inside = re.findall(r"\w+Config", str(field.annotation))
@@ -42,7 +42,7 @@ def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type
 
 
 def keys_of(kind: type[Section]) -> list[Key]:
-    """The keys of a section, in the order of its source."""
+    """Return the keys of a section, in definition order."""
     notes, inside = _notes(kind), {path: part for path, part in sections(kind) if path}
     found = []
     for name, field in kind.model_fields.items():
@@ -58,7 +58,7 @@ def keys_of(kind: type[Section]) -> list[Key]:
 
 
 def _choices(hint: Any) -> Iterator[tuple[Any, ...]]:
-    """The values of each Literal in a type."""
+    """Yield the values of each Literal in a type."""
     if get_origin(hint) is Literal:
         yield get_args(hint)
     else:
@@ -67,7 +67,7 @@ def _choices(hint: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _notes(kind: type) -> dict[str, str]:
-    """The docstring or the comment behind each attribute of a class, from its source."""
+    """Read the docstring or the comment of each attribute of a class from its source."""
     source = textwrap.dedent(inspect.getsource(kind))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)

@@ -1,4 +1,4 @@
-"""Models as people name them: a folder, or an id of the Hugging Face Hub such as Qwen/Qwen2.5-0.5B, found as a folder on this machine."""
+"""Resolve model names, a folder or a Hugging Face Hub id such as Qwen/Qwen2.5-0.5B, to a local folder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rlvr.errors import ConfigError, MissingExtra, NotFound
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 """ORG/NAME, with @REVISION for a commit, a tag or a branch."""
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
-"""What a tokenizer and a configuration need."""
+"""The files of a tokenizer and a configuration."""
 ELSEWHERE = ("original/*", "onnx/*", "gguf/*", "coreml/*", "flax_model*", "tf_model*")
-"""Copies of the weights in other formats."""
+"""Weights in other formats, which are not downloaded."""
 
 
 @lru_cache(maxsize=64)
 def folder_of(name: str, revision: str | None = None, *, code: bool = False, weights: bool = True) -> Path:
-    """The folder of a model: `name` itself, or where the Hub's files are on this machine; they are downloaded if they are not yet.
+    """Return the folder of a model: `name` itself, or the local copy of the Hub's files, which are downloaded if necessary.
 
     Args:
         name: a folder, or ORG/NAME, or ORG/NAME@REVISION.
-        revision: a commit, a tag or a branch of the Hub; None: what the name says, or main.
+        revision: a commit, a tag or a branch of the Hub; None: that of the name, or main.
         code: also fetch Python files; only for models whose own code may run (`model.trust_remote_code`).
         weights: also fetch the weights.
     """
@@ -61,7 +61,7 @@ def folder_of(name: str, revision: str | None = None, *, code: bool = False, wei
 
 
 def refuse_own_code(folder: Path, name: str, *, trusted: bool) -> None:
-    """Refuse a model that brings Python files to be run, unless the user trusts them."""
+    """Raise ConfigError if a model brings its own Python code, unless the user trusts it."""
     brings = _own_code(folder)
     if brings and not trusted:
         raise ConfigError(
@@ -71,7 +71,7 @@ def refuse_own_code(folder: Path, name: str, *, trusted: bool) -> None:
 
 
 def _own_code(folder: Path) -> str:
-    """The class that a folder's configuration takes from a Python file in it, rather than from transformers; "" if none."""
+    """Return the class that a folder's configuration loads from its own Python files; "" if there is none."""
     try:
         settings = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
 
 def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The mapping with all overrides applied.
+    """Apply all overrides to a mapping.
 
     >>> overridden({"train": {"steps": 1}}, ["train.steps=50", "algorithm.name=grpo"])
     {'train': {'steps': 50}, 'algorithm': {'name': 'grpo'}}
@@ -32,7 +32,7 @@ def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 
 def yielding(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A built-in recipe without its example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
+    """Drop a recipe's example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
 
     >>> yielding({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
     {'train': {'steps': 1}, 'rollout': {}}

@@ -1,4 +1,4 @@
-"""The section `reference` of a configuration: another model to compare the policy with."""
+"""The section `reference` of a configuration: a separate reference model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlvr.config.section import Section
 
 
 class ReferenceConfig(Section):
-    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
+    """A separate reference model: the teacher of a distillation, or the anchor of a KL penalty.
 
     >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
     True
     """
 
     path: str = Field(min_length=1)
-    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
+    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded again when a run is resumed."""
     revision: str | None = None  # a commit, tag or branch of a model of the Hub
 
     @property
     def folder(self) -> Path:
-        """The folder on this machine; a model of the Hub is downloaded first."""
+        """The local folder; a model of the Hub is downloaded first."""
         return folder_of(self.path, self.revision)

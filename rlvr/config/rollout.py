@@ -10,62 +10,62 @@ from rlvr.config.section import Section, named
 
 
 class CurriculumConfig(Section):
-    """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
+    """Prefer tasks that are sometimes solved, by their running solve rate; `{}` uses the defaults.
 
     >>> CurriculumConfig(by="level").candidates
     4
     """
 
     decay: float = Field(default=0.7, ge=0, lt=1)
-    """The weight of the old rate when a group updates it."""
+    """The weight of the old solve rate when a group updates it (exponential moving average)."""
     floor: float = Field(default=0.05, gt=0, le=1)
-    """The smallest weight of a task; a task that is solved half of the time has weight 1."""
+    """The minimum weight of a task; a task that is solved half of the time has weight 1."""
     candidates: int = Field(default=4, ge=1)
-    """How many candidate tasks are considered for each task that is sampled."""
+    """The number of candidate tasks per sampled task."""
     by: str | None = None
     """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
 
 
 class RolloutConfig(Section):
-    """How episodes are sampled.
+    """Settings of sampling and verification.
 
     >>> RolloutConfig(prompts_per_step=32, num_generations=16).num_generations
     16
     """
 
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})  # `rlvr list samplers`
-    prompts_per_step: int = Field(default=32, ge=1)  # how many tasks are asked in each step
-    num_generations: int = Field(default=8, ge=1)  # answers to each of them: a group
+    prompts_per_step: int = Field(default=32, ge=1)  # the number of tasks per step
+    num_generations: int = Field(default=8, ge=1)  # completions per task: a group
     max_completion_length: int | None = Field(default=None, ge=1)
-    """The most tokens of an answer, all turns together. Unset: what the environment says."""
+    """The maximum number of tokens of a completion, over all turns. Unset: the environment's limit."""
     max_turn_length: int | None = Field(default=None, ge=1)
-    """The most tokens of a turn; a longer one is cut, and the conversation continues. Unset: max_completion_length alone."""
+    """The maximum number of tokens of a turn; a longer turn is truncated, and the conversation continues. Unset: no such limit."""
     max_length: int | None = Field(default=None, ge=2)
-    """The most tokens of a prompt and all that follows."""
+    """The maximum number of tokens of a whole conversation, including the prompt."""
     episode_s: float | None = Field(default=None, gt=0)
-    """After so many seconds of sampling and replies a conversation ends with its present turn. Such a run is not repeatable to the bit."""
+    """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
     overlong: Literal["wait", "cut"] = "wait"
-    """`cut` ends the last conversation of a group where it has as many turns as the longest of the others, once those are over; it is
-    judged as it is. An answer of one turn is not cut. Such a run is not repeatable to the bit."""
-    temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
-    top_p: float = Field(default=1.0, gt=0, le=1)  # sample from the likeliest tokens of this total probability
-    top_k: int = Field(default=0, ge=0)  # sample from so many of the likeliest tokens; 0: from all
+    """`cut` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is verified
+    as it is. Single-turn completions are not affected. The run is then not bitwise repeatable."""
+    temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
+    top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
+    top_k: int = Field(default=0, ge=0)  # sample from the k likeliest tokens; 0: from all
     curriculum: CurriculumConfig | None = None
     honeypots: float = Field(default=0.0, ge=0, le=0.5)
-    """How many answers to tasks that cannot be solved are sampled for each other answer, such as 0.01. One that is paid proves a hole."""
+    """The number of answers to unsolvable canary tasks per regular answer, such as 0.01. A rewarded canary proves a verifier loophole."""
     honeypot_limit: int = Field(default=3, ge=0)
-    """How many of them may be paid before the run stops."""
+    """The number of rewarded canaries after which the run stops."""
     max_staleness: int = Field(default=0, ge=0)
-    """How many steps ahead batches are sampled, by weights that are that many steps old; 0: sampling and training alternate."""
+    """The number of steps that sampling runs ahead of training, with weights that much older; 0: sampling and training alternate."""
     max_tokens_per_version: int | None = Field(default=None, ge=1)
-    """An answer that is longer is cut after so many tokens in each step and continues in the next one, by that step's weights. Its group
-    is trained on in the step in which its last answer ends. For environments of one turn. Unset: every answer ends in its step."""
+    """Partial rollouts: a longer completion is interrupted after this many tokens and continues in the next step, with new weights. A group
+    is trained on when its last completion has ended. For single-turn environments. Unset: no partial rollouts."""
     lockstep: bool | None = None
-    """Whether all conversations wait for the slowest before each turn. Faster without, where tools or sessions are slow; with it, a
-    repeated run has the same bits. Unset: in a deterministic run, and where it costs nothing (no tools, no sessions of its own)."""
-    verify_workers: int = Field(default=32, ge=1)  # how many answers are judged at once, and replies given at once
+    """Whether all conversations wait for the slowest one before each turn. False is faster with slow tools or sessions; True makes a run
+    bitwise repeatable. Unset: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
+    verify_workers: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
     verify_deadline_s: float = Field(default=600.0, gt=0)
-    """How long one verification, or one reply of the environment or its tools, may take; then the answer has no score."""
+    """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""
 
     @field_validator("sampler", mode="before")
     @classmethod
@@ -74,16 +74,16 @@ class RolloutConfig(Section):
 
     @property
     def stale(self) -> bool:
-        """Whether tokens may come from weights older than those that are trained."""
+        """Whether tokens may come from older weights than those being trained."""
         return bool(self.max_staleness or self.max_tokens_per_version)
 
     @property
     def collecting(self) -> dict[str, Any]:
-        """How answers are collected, under the names that a rollout has for it."""
+        """The keyword arguments of `Rollout`."""
         asked = {"workers": self.verify_workers, "deadline_s": self.verify_deadline_s, "episode_s": self.episode_s}
         return asked | {"overlong": self.overlong, "most": self.max_tokens_per_version}
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The limits on an answer, under the names that the rules of the MDP have for them."""
+        """The length limits, as keyword arguments of `TokenMDP`."""
         return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}

@@ -1,4 +1,4 @@
-"""Sections of a configuration: strict models, and one message that names every wrong key."""
+"""Configuration sections: strict pydantic models, and one error message that names every wrong key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(model: type[S], data: Any, source: str) -> S:
-    """A section of the given type from plain data, or one error that names every wrong key."""
+    """Validate plain data as a section; raise one ConfigError that names every wrong key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -47,7 +47,7 @@ def _told(model: type[Section], problem: Any) -> str:
 
 
 def _below(model: Any, name: str) -> list[str]:
-    """The keys of that name in the sections of a configuration."""
+    """Find keys of this name in the subsections of a configuration."""
     sections = {key: _section(model, key) for key in model.model_fields}
     return [f"{key}.{name}" for key, section in sections.items() if section is not model and name in section.model_fields]
 
@@ -60,7 +60,7 @@ def _section(model: Any, name: str) -> Any:
 
 
 def named(value: Any) -> Any:
-    """A plugin in a configuration; a bare name means the plugin with its default settings.
+    """Normalize a plugin in a configuration to a mapping; a bare name means default settings.
 
     >>> named("grpo")
     {'name': 'grpo'}

@@ -10,7 +10,7 @@ from rlvr.config.section import Section
 from rlvr.errors import suggest
 
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
-"""The schedules of transformers that need only the warmup and the number of steps."""
+"""The learning rate schedules of transformers that need only the warmup and the number of steps."""
 
 
 class CriticConfig(Section):
@@ -21,36 +21,36 @@ class CriticConfig(Section):
     """
 
     learning_rate: float = Field(ge=0)
-    """Under the schedule of the policy's learning rate."""
+    """The learning rate, which follows the policy's schedule."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the critic's gradient is clipped to this norm
 
 
 class TrainConfig(Section):
-    """The optimizer and the number of steps; names as in TRL, batch sizes with their unit.
+    """The optimizer and the number of steps, with TRL's names.
 
     >>> TrainConfig(steps=100, learning_rate=1e-3).minibatches_per_step
     1
     """
 
-    steps: int = Field(default=100, ge=1)  # in each, prompts_per_step * num_generations answers are sampled and trained on
+    steps: int = Field(default=100, ge=1)  # training steps, each on prompts_per_step * num_generations completions
     learning_rate: float = Field(default=1e-5, ge=0)  # of AdamW
     weight_decay: float = Field(default=0.0, ge=0)  # of AdamW, for all weights that are trained
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
     critic: CriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
     lr_scheduler: str = "constant"  # or constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial, inverse_sqrt
-    warmup_steps: int = Field(default=0, ge=0)  # of rising learning rate, under every schedule; the first step is at 1 / warmup_steps
-    minibatches_per_step: int = Field(default=1, ge=1)  # into how many optimizer steps the answers of a step are divided
+    warmup_steps: int = Field(default=0, ge=0)  # linear warmup, under every schedule; the first step has 1 / warmup_steps of the rate
+    minibatches_per_step: int = Field(default=1, ge=1)  # optimizer steps per training step
     max_tokens_per_microbatch: int | Literal["auto"] = "auto"
-    """How many tokens one forward pass takes. Affects only speed and memory; auto: 4096 on a CPU, 16384 on an accelerator."""
+    """The number of tokens per forward pass. Affects only speed and memory; auto: 4096 on a CPU, 16384 on an accelerator."""
     gradient_checkpointing: bool = False  # less memory for activations, and about a third more time
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """auto: bf16 on an accelerator that computes in it, for float32 weights; otherwise no."""
+    """auto: bf16 for float32 weights on an accelerator that supports it; otherwise no."""
     deterministic: bool | None = None
-    """Only kernels that give the same bits each time, and rollout.lockstep unless that is set. Unset: on a CPU, where the kernels
-    cost nothing, and not on an accelerator."""
+    """Use deterministic kernels, and rollout.sync_turns unless that is set. Unset: True on a CPU, where this costs nothing, and False on an
+    accelerator."""
     process_timeout_s: float = Field(default=1800.0, gt=0)
-    """With several processes: how long one waits for another before the run is aborted."""
+    """The timeout of collective operations between processes; after it the run is aborted."""
 
     @field_validator("lr_scheduler")
     @classmethod

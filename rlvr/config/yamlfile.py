@@ -1,4 +1,4 @@
-"""Read a YAML file as plain data, or raise one error that says what is wrong with it."""
+"""Read YAML files as plain data, with clear errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from rlvr.errors import ConfigError
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents of a file of recipes, suites or settings.
-
-    >>> read_yaml(Path("suite.yaml"))                                            # doctest: +SKIP
-    [{'env': 'gsm8k', 'tasks': 200}]
-    """
+    """Read a YAML file; raise ConfigError if it is invalid or unreadable."""
     try:
         return yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The conformance kit of algorithms: signs, masks, denominators, a bandit with its exact expectation, and what a resume restores."""
+"""The conformance kit of algorithms: signs, masks, denominators, a bandit with its exact expectation, and resuming from a state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlvr.task import Fault, Verdict
 
 Groups = Sequence[Sequence[Episode]]
 LONGEST = 6
-"""The longest answer of the kit's episodes."""
+"""Maximum length in tokens of the answers in the kit's episodes."""
 
 
 def algorithm_checks(name: str, settings: Mapping[str, Any]) -> Steps:
-    """The checks of one algorithm, in the order in which they are made."""
+    """Yield the checks of one algorithm, in the order in which they run."""
     made: Any = build("algorithm", name, **settings)
     kit = _Kit(made, partial(build, "algorithm", name, **settings))
     yield "it can be built", lambda: "" if isinstance(made, Algorithm) else f"it is a {type(made).__name__}, not an rlvr.Algorithm"
@@ -39,7 +39,7 @@ def algorithm_checks(name: str, settings: Mapping[str, Any]) -> Steps:
 
 
 def answer(tokens: Sequence[int], reward: float | None, group: str = "g", **meta: Any) -> Episode:
-    """An answer of one turn after a prompt of one token, paid at its end; without a reward it has no verdict.
+    """Make an episode of one turn after a prompt of one token, rewarded at its end; a reward of None means no score.
 
     >>> answer([1, 2], 0.5).acted
     [False, True, True]
@@ -51,7 +51,7 @@ def answer(tokens: Sequence[int], reward: float | None, group: str = "g", **meta
 
 
 def mixed() -> list[list[Episode]]:
-    """Two groups of answers of several lengths; in the second one answer has two turns and one has no score."""
+    """Make two groups of answers of several lengths; in the second group one answer has two turns and one has no score."""
     first_ = [answer([1, 2, 3], 1.0), answer([1, 2], 0.0), answer([3] * LONGEST, 0.5), answer([2], 0.0)]
     acted = [False, True, True, False, True]
     turns = Episode("h", "h", [9, 1, 2, 8, 3], acted, [0.0] * 5, [0.0] * 4 + [1.0], End.TERMINATED, verdict=Verdict(1.0, ""), turns=2)
@@ -78,7 +78,7 @@ class _Kit:
     # ---- credit ------------------------------------------------------------------------------------------------------
 
     def credited(self, groups: Groups, logs: Any = None) -> Any:
-        """The advantages of groups, with neutral scores of what the algorithm asks for."""
+        """Compute the advantages of groups, with neutral values of the inputs that the algorithm needs."""
         algorithm = self.algorithm
         algorithm.configure(max_completion_length=LONGEST)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
@@ -107,9 +107,9 @@ class _Kit:
     # ---- the gradient ------------------------------------------------------------------------------------------------
 
     def slopes(self, groups: Groups, *, gap: float = 0.0, split: bool = False) -> Any:
-        """Minus the gradient of the loss with respect to each token's log-probability, one tensor per answer that trains.
+        """Compute the negative gradient of the loss with respect to each token's log-probability, one tensor per trained answer.
 
-        `gap`: how far the new log-probabilities are above the old ones; `split`: each row is a micro-batch of its own.
+        `gap`: how far the new log-probabilities are above the old ones; `split`: each row is a separate micro-batch.
         """
         torch: Any = importlib.import_module("torch")
         algorithm, credit = self.algorithm, self.credited(groups)
@@ -144,11 +144,11 @@ class _Kit:
         return LossInputs(new=new, rows=rows, count=int(rows.max()) + 1, **known, **more)
 
     def _led_by_scores(self) -> None:
-        """CannotCheck if something else than the score says what is good."""
+        """Skip the check if the algorithm does not follow the scores alone."""
         if self.algorithm.critic_alone:
             raise CannotCheck("its first steps train the critic alone")
         if self.algorithm.needs_teacher:
-            raise CannotCheck("its teacher says what is good, not only the score")
+            raise CannotCheck("it follows a teacher, not only the score")
 
     def sign(self) -> str:
         self._led_by_scores()
@@ -161,7 +161,7 @@ class _Kit:
         return "" if up > down else f"the loss raises the log-probability of right answers by {up:g} and of wrong ones by {down:g}"
 
     def bandit(self) -> str:
-        """All groups of three pulls of a bandit with three arms, each weighed by its probability: the mean step must raise the reward."""
+        """Check that the exact expected step on a bandit with three arms raises the reward (all groups of three pulls, weighted)."""
         torch: Any = importlib.import_module("torch")
         self._led_by_scores()
         chances, pays, arms = (0.5, 0.3, 0.2), (0.0, 1.0, 0.25), range(3)

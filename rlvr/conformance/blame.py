@@ -1,4 +1,4 @@
-"""Find the plugin code that raised an exception, so that a message names the author's file, line and method."""
+"""Find the plugin code that raised an exception, so that an error message names the author's file, line and method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlvr.plugins.registry import FILE_MODULE, KINDS
 
 
 def place_of(error: BaseException) -> str:
-    """The place in a third-party plugin that raised this exception; empty if no third-party plugin is in the traceback.
+    """Find the place in a third-party plugin that raised this exception; "" if no third-party plugin is in the traceback.
 
     >>> place_of(KeyError("answer"))
     ''

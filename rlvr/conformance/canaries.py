@@ -1,6 +1,6 @@
-"""Answers that must never score: the conformance kits give them to a verifier to see whether it can be fooled.
+"""Adversarial answers that must never score; the conformance kits use them to test whether a verifier can be hacked.
 
-Each is known from a hacked reward: an empty answer that is "contained" in every reference, two answers together,
+Each is a known reward hack: an empty answer that is "contained" in every reference, two answers together,
 a denial that contains the right answer, an answer that addresses the verifier instead of the question.
 """
 
@@ -55,7 +55,7 @@ DECLARED = ("\\boxed", "\\fbox", "<", "```", "~~~", "####")
 
 
 def bare(text: str) -> bool:
-    r"""Whether a text is an answer by itself, with no mark that declares one.
+    r"""Whether a text is a bare answer, without a mark that declares one.
 
     >>> bare("42"), bare(r"so it is \boxed{42}")
     (True, False)
@@ -64,7 +64,7 @@ def bare(text: str) -> bool:
 
 
 def spoiled(code: str) -> str | None:
-    r"""The same code without its return values: a second, wrong answer to the same question. None if it returns nothing.
+    r"""Remove the return values from code, as a wrong answer to the same question; None if the code returns nothing.
 
     >>> spoiled("def f(x):\n    return x")
     'def f(x):\n    return None  # x'
@@ -74,7 +74,7 @@ def spoiled(code: str) -> str | None:
 
 
 def hedged(right: str, other: str) -> Iterator[str]:
-    """Two answers in one, one of them right.
+    """Yield hedged answers: two answers in one, one of them right.
 
     >>> next(hedged("41", "42"))
     '41 or 42'
@@ -89,7 +89,7 @@ def hedged(right: str, other: str) -> Iterator[str]:
 
 
 def contained(right: str) -> Iterator[str]:
-    """A text that contains the right answer and denies it.
+    """Yield texts that contain the right answer and deny it.
 
     >>> next(contained("42"))
     'It is not 42.'
@@ -101,7 +101,7 @@ def contained(right: str) -> Iterator[str]:
 
 
 def short(text: str, limit: int = 60) -> str:
-    """A canary as it is shown in a message.
+    """Shorten an answer for a message.
 
     >>> short("9" * 100, 5)
     "'99999' ... (100 characters)"

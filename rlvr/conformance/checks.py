@@ -37,12 +37,12 @@ def check_tool(name: str, **settings: Any) -> list[Check]:
 
 
 def check_algorithm(name: str, **settings: Any) -> list[Check]:
-    """Check an algorithm against its contract: signs, masks, denominators, a bandit, and what a resume restores."""
+    """Check an algorithm against its contract: signs, masks, denominators, a bandit, and resuming from a state."""
     return check_plugin("algorithm", name, **settings)
 
 
 def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
-    """Yield each check as soon as it is done, so that progress can be shown."""
+    """Yield the result of each check as soon as it is done, so that progress can be shown."""
     wanted = kind_of(kind).name
     if wanted == "env":
         from rlvr.conformance.envkit import env_checks  # Gymnasium comes with it

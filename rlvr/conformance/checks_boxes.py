@@ -1,7 +1,7 @@
 # ruff: noqa: E501  (each program is on one line)
-"""Test what the boxes of a sandbox really do: state lasts, a hang ends alone, and no box sees, disturbs or outlives another.
+"""Test the sessions of a sandbox: state persists, a hanging call is killed alone, and no session sees, disturbs or outlives another.
 
-For authors of sandboxes; part of `rlvr check sandbox NAME`. Every check opens its own boxes and closes them.
+For authors of sandboxes; part of `rlvr check sandbox NAME`. Every check creates its own sessions and closes them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Language = Literal["bash", "python"]
 
 
 def _chain(*calls: tuple[Language, str, str]) -> Probe:
-    """Calls in one box, in this order: language, source, and what each must print."""
+    """Make a probe of several calls in one session, in this order: language, source, and expected output."""
 
     def probe(sandbox: Sandbox) -> str:
         with _open(sandbox) as box:
@@ -51,7 +51,7 @@ def _chain(*calls: tuple[Language, str, str]) -> Probe:
 
 
 def _harm(language: Language, source: str, *stops: Stop, timeout: float = 3.0) -> Probe:
-    """A call that does harm: it must end for one of these reasons, another box must work meanwhile, its own must be usable or say why not."""
+    """Make a probe of a harmful call: it must end with one of these statuses, and both this and another session must stay usable."""
 
     def probe(sandbox: Sandbox) -> str:
         with _open(sandbox) as box, _open(sandbox) as other:
@@ -61,7 +61,7 @@ def _harm(language: Language, source: str, *stops: Stop, timeout: float = 3.0) -
                 return f"{harm.stop.value} ({harm.reason}; {harm.stderr[-200:]!r}) instead of {' or '.join(stops)}"
             if wrong := _wrong(other.run("print(x + 1)", language="python"), "42"):
                 return f"another box: {wrong}"
-            box.run("kill -9 -1", timeout=timeout)  # what is left in the background
+            box.run("kill -9 -1", timeout=timeout)  # background processes that are left
             if box.lost or (after := box.run("echo well; rm -rf ./* /dev/shm/*", timeout=30)).stop is Stop.IE:
                 return "the box is lost"
             return "" if after.stop is Stop.OK else _wrong(after, "well")
@@ -70,7 +70,7 @@ def _harm(language: Language, source: str, *stops: Stop, timeout: float = 3.0) -
 
 
 def _hang(sandbox: Sandbox) -> str:
-    """A shell that hangs is killed with all that it started; the session, the files and an earlier background process stay."""
+    """Check that a hanging shell is killed with all its children; the session, the files and an earlier background process stay."""
     with _open(sandbox) as box:
         box.run("x = 41", language="python")
         box.run("cd /tmp; export KEPT=1; (while :; do date +%s%N > beat; sleep 0.05; done) >/dev/null 2>&1 &")
@@ -88,7 +88,7 @@ def _hang(sandbox: Sandbox) -> str:
 
 
 def _session_hangs(sandbox: Sandbox) -> str:
-    """A Python session that hangs is killed, its outcome says that the variables are gone, and the next call has a new one."""
+    """Check that a hanging Python session is killed, its result says that the variables are gone, and the next call has a new one."""
     with _open(sandbox) as box:
         box.run("x = 1\nopen('kept', 'w').write('y')", language="python")
         hang = box.run("print('before')\nwhile True: pass", language="python", timeout=1.0)
@@ -100,7 +100,7 @@ def _session_hangs(sandbox: Sandbox) -> str:
 
 
 def _strangers(sandbox: Sandbox) -> str:
-    """Two boxes at once: neither sees the other's files, processes or sockets, nor may it signal them."""
+    """Check that of two parallel sessions neither sees the other's files, processes or sockets, nor may signal its processes."""
     look = """
 import os, signal, socket
 found = []
@@ -131,7 +131,7 @@ print(found)
 
 
 def _leaves_nothing(sandbox: Sandbox) -> str:
-    """What a box started and wrote ends with it, however it hid: the next boxes find nothing."""
+    """Check that processes and files of a session are removed with it, however they are hidden: the next sessions find nothing."""
     dirt = "(setsid nohup sh -c 'while :; do date +%s%N > /tmp/beat; sleep 0.05; done' >/dev/null 2>&1 &); mkdir -p a/b; touch a/b/c .hid; chmod 0 a/b a; echo x > /dev/shm/left; export LEFT=1; true"
     look = "sleep 0.3; ls -A . /dev/shm | grep -v '^[./]' | tr -d '\\n'; echo \"$LEFT\""
     others = """
@@ -156,7 +156,7 @@ print(found, 'dirt' in globals())
 
 
 def _closed_meanwhile(sandbox: Sandbox) -> str:
-    """A box that is closed while a call runs: the call ends soon, as IE; closing again does nothing; later calls say so."""
+    """Check closing during a call: the call ends soon with IE; closing again does nothing; later calls report the closed session."""
     box = _open(sandbox)
     said: list[Outcome] = []
     caller = threading.Thread(target=lambda: said.append(box.run("sleep 600", timeout=600)), daemon=True)
@@ -184,7 +184,7 @@ def _closed_meanwhile(sandbox: Sandbox) -> str:
 
 
 def _files(sandbox: Sandbox) -> str:
-    """Files are written and read as bytes; a path or a link that leads out of the working folder is refused."""
+    """Check that files are written and read as bytes, and that a path or link out of the working folder is rejected."""
     data = bytes(range(256)) * 1000
     with _open(sandbox, Place(files={"in/laid": b"laid"}, memory_mb=192, disk_mb=32)) as box:
         if wrong := _wrong(box.run("cat in/laid"), "laid"):

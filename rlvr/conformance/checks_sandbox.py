@@ -1,8 +1,8 @@
 # ruff: noqa: E501  (each program is on one line)
 """Test what a sandbox really enforces, by attacking it: for authors of sandboxes, and for `rlvr check sandbox NAME`.
 
-Every check runs programs through the public `run` method and looks at the outcome; no setting is taken as proof.
-A failed check says what got through.
+Every check runs programs through the public `run` method and looks at the result; no setting is taken as proof.
+A failed check says which attack succeeded.
 
 A check must be harmless where *nothing* is enforced: every fork or memory bomb is small and stops by itself, and permission to
 signal a process is tested with signal 0, which kills nothing.
@@ -28,12 +28,12 @@ SMALL = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_m
 
 
 def check_sandbox(sandbox: Sandbox) -> list[Check]:
-    """Attack a sandbox; one row for each property it promises. The sandbox stays open and can be used again."""
+    """Attack a sandbox and return one result for each promised property. The sandbox stays open and can be used again."""
     return list(run((name, partial(probe, sandbox)) for name, probe in PROBES.items()))
 
 
 def sandbox_checks(name: str, settings: dict[str, Any]) -> Steps:
-    """The same checks for a sandbox by its name: build it, attack it, close it."""
+    """Yield the checks of a sandbox by its name: build it, attack it, close it."""
     sandbox: Sandbox = build("sandbox", name, **settings)
     try:
         sandbox.ready()  # if something is missing: one message, not one from every check
@@ -51,7 +51,7 @@ def _run(sandbox: Sandbox, source: str, *, stdin: bytes = b"", limits: Limits = 
 
 
 def _says(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, bytes] | None = None) -> Probe:
-    """The program must end with OK and print exactly this."""
+    """Make a probe whose program must end with OK and print exactly this."""
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run(sandbox, source, stdin=stdin, files=files)
@@ -62,7 +62,7 @@ def _says(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, byte
 
 
 def _stops(source: str, *stops: Stop, limits: Limits = SMALL) -> Probe:
-    """The program must be stopped for one of these reasons, and the next program must run normally."""
+    """Make a probe whose program must end with one of these statuses, after which the next program must run normally."""
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run(sandbox, source, limits=limits)
@@ -75,14 +75,14 @@ def _stops(source: str, *stops: Stop, limits: Limits = SMALL) -> Probe:
 
 
 def _refused(attempt: str, errors: str = "OSError") -> Probe:
-    """Every line of the attempt must raise; the program prints the lines that did not."""
+    """Make a probe in which every line of the attempt must raise; the program prints the lines that did not."""
     lines = [line for line in attempt.strip().splitlines() if line.strip()]
     body = "".join(f"try:\n    {line}\n    print({line!r})\nexcept ({errors}):\n    pass\n" for line in lines)
     return _says(f"import ctypes, os, signal, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n{CALL}{body}print('done')", "done")
 
 
 def _refused_all(statement: str, times: int, error: str = "OSError") -> Probe:
-    """The statement must start to fail before it has run this many times; the files it created are removed."""
+    """Make a probe whose statement must fail before it has run this many times; the files it created are removed."""
     tidy = "for i in range(n + 1):\n    try: os.unlink(f'f{i}')\n    except OSError: pass"
     loop = f"n = 0\ntry:\n    for i in range({times}):\n        {statement}\n        n += 1\nexcept {error}:\n    print('stopped')"
     return _says(f"import os, sys, threading, time\n{loop}\n{tidy}\nsys.stdout.flush()\nos._exit(0)", "stopped")
@@ -102,7 +102,7 @@ def _brief(outcome: Outcome) -> str:
 
 
 def _leaves_nothing(sandbox: Sandbox) -> str:
-    """Daemons, files, locked folders, attributes: the next program must find none of them, in whichever container it runs."""
+    """Check that the next program finds no daemons, files, locked folders or attributes, in whichever container it runs."""
     dirt = """
 import os, subprocess, time
 os.makedirs('a/' + '/'.join('d' * 1 for _ in range(200)))
@@ -149,7 +149,7 @@ print(found)
 
 
 def _alone(sandbox: Sandbox) -> str:
-    """Two programs that run at the same time must not see, signal or reach each other."""
+    """Check that two programs that run at the same time do not see, signal or reach each other."""
     rounds = 4
     victim = "import time\nopen('mine', 'w').write('secret')\ntime.sleep(1)\nprint(open('mine').read())"
     spy = """
@@ -185,7 +185,7 @@ print(found)
 
 
 def _no_network(sandbox: Sandbox) -> str:
-    """A port opened on this machine for the check must get no connection."""
+    """Check that a program cannot connect to a port opened on this machine for the check."""
     visited = threading.Event()
     with socket.create_server(("0.0.0.0", 0)) as door:
         door.settimeout(0.2)
@@ -215,7 +215,7 @@ def _no_network(sandbox: Sandbox) -> str:
 
 
 def _judged(sandbox: Sandbox) -> str:
-    """The report of a judge must come from the judge, and the program must not be able to change it."""
+    """Check that the checker's output comes from the checker, and that the program cannot change it."""
     hostile = "import os\nfor n in range(3, 64):\n    try:\n        os.write(n, b'forged')\n    except OSError:\n        pass\n"
     hostile += "import signal\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n    try:\n        int(pid) != os.getpid() and (os.kill(int(pid), 0), os.write(4, b' and may kill me'))\n"
     hostile += "    except OSError:\n        pass\nos._exit(0)"
@@ -229,7 +229,7 @@ def _judged(sandbox: Sandbox) -> str:
 
 
 def _secretless(sandbox: Sandbox) -> str:
-    """Nothing of our environment, and nothing of an earlier program, may be found in a program's memory."""
+    """Check that a program's memory contains nothing of rlvr's environment, and nothing of an earlier program."""
     secret = os.urandom(12).hex()
     first, second = secret[:12], secret[12:]
     search = f"""

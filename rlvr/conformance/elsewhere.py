@@ -20,12 +20,8 @@ os.write(out, json.dumps(getattr(importlib.import_module(module), name)(*argumen
 
 
 def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's return value for plain arguments; a RuntimeError with the last line of stderr if there is none.
-
-    >>> elsewhere(max, 3, 4)                    # doctest: +SKIP
-    4
-    """
-    paths = [path or os.getcwd() for path in sys.path]  # not by PYTHONPATH, which a server of another interpreter would read, too
+    """Call a function with plain arguments in a fresh process and return its value; RuntimeError with the last stderr line on failure."""
+    paths = [path or os.getcwd() for path in sys.path]  # not PYTHONPATH, which a child process with another interpreter would read too
     child = subprocess.run(
         [sys.executable, "-c", CODE],
         input=json.dumps([paths, function.__module__, function.__qualname__, arguments]),

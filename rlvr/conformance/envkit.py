@@ -1,6 +1,6 @@
 """The conformance kit of environments: the checks of `rlvr.conformance.checks.check_env`.
 
-First the tasks and their scores, as text; then the same environment through Gymnasium, token by token. The tokenizer
+First the tasks and their scores are checked, as text; then the same environment through Gymnasium, token by token. The tokenizer
 is `bytes`, which encodes any text without loss.
 """
 
@@ -34,15 +34,15 @@ from rlvr.rollout.replay import mismatch
 from rlvr.task import Task, Verdict
 
 PROVOKED = 4
-"""How many tasks of each split get all wrong answers: few, since for code each answer is a program that runs. Where it is a whole
-conversation, which may need a box, one task does."""
+"""Number of tasks of each split that get all wrong answers: few, since for code each answer is a program that runs. One task if each answer
+is a whole conversation, which may need a sandbox session."""
 COMPARED = 200
-"""How many tasks of each split are only read."""
+"""Number of tasks of each split that are only read."""
 REPLAYED = 12
 
 
 def env_checks(name: str, settings: dict[str, Any]) -> Steps:
-    """Every check of an environment, in a useful order."""
+    """Yield every check of an environment, in a useful order."""
     env: Any = build("env", name, **settings)
     yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
     if not isinstance(env, Environment):
@@ -167,7 +167,7 @@ class _EnvKit:
                 yield from canaries.contained(text)
 
     def hidden(self) -> str:
-        """The check fails if prompts contain their own answer far more often than the answer of another task."""
+        """Fail if prompts contain their own answer far more often than the answer of another task."""
         tasks = [task for split in self.env.splits for _, task in self._tasks(split, 40)]
         prompts = [" ".join(message["content"] for message in task.prompt) for task in tasks]
         golds = [self._gold(task).strip() for task in tasks]
@@ -182,7 +182,7 @@ class _EnvKit:
     # ---- as a Gymnasium environment
 
     def gymnasium(self, form: str) -> str:
-        if self.boxed and form != OBSERVATIONS[0]:  # what they show differs, the conversations do not
+        if self.boxed and form != OBSERVATIONS[0]:  # only the observations differ, not the conversations
             seen = TokenEnv(env=self.env, tokenizer="bytes", obs=form)
             try:
                 return "" if seen.observation_space.contains(seen.reset(seed=0)[0]) else "an observation is not in its space"
@@ -241,12 +241,12 @@ class _EnvKit:
 
     @cached_property
     def there(self) -> dict[str, str]:
-        """What another process finds: started once, for it takes seconds."""
+        """Results of another process, cached because starting it takes seconds."""
         return dict(elsewhere(compared, self.name, self.settings))
 
     @property
     def boxed(self) -> bool:
-        """Whether each conversation opens a box: then a check has few of them, and shares the sandbox."""
+        """Whether each conversation needs a sandbox session; then a check has few conversations, and shares the sandbox."""
         return any(tool.needs_box for tool in self.env.tools)
 
     def _tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
@@ -280,7 +280,7 @@ class _EnvKit:
 
 
 def _left(env: TokenEnv) -> None:
-    """Close the conversation of an environment that is still needed."""
+    """Close the session of the current episode, but not the environment, which is still needed."""
     if env.state is not None:
         env.state.close()
 
@@ -309,7 +309,7 @@ def _walk(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
 
 
 def _replayed(env: TokenEnv, split: str, index: int, dice: random.Random, *, gold: bool) -> str:
-    """Sample an episode of random turns on the fast path, then step it."""
+    """Sample an episode of random turns on the fast path, then step it through Gymnasium, and describe a mismatch."""
     mdp, task = env.mdp, env.environment.task(split, index)
     state = mdp.start(task)
     while state.end is None:

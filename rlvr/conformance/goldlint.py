@@ -1,4 +1,4 @@
-"""Find the gold answers of an environment that cannot be judged, by reading every task once before any training."""
+"""Find the gold answers of an environment that cannot be verified, by reading every task once before any training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rlvr.contracts import Environment
 from rlvr.task import Fault
 
 READ = 20_000
-"""Tasks of each split that are read."""
+"""Maximum number of tasks of each split that are read."""
 LISTED = 50
 
 
 def ungradeable(env: Environment) -> str:
-    """One line for each task whose gold answer gets no verdict; empty if every gold can be judged.
+    """Return one line for each task whose gold answer gets no score; "" if every gold can be verified.
 
-    Only for a verifier with a `lint`, such as `symbolic`: it reports that a task is at fault whatever the answer is.
+    Only for a verifier with a `lint` method, such as `symbolic`, which reports a faulty task whatever the answer is.
 
     >>> import rlvr
     >>> ungradeable(rlvr.make("env", "arithmetic"))

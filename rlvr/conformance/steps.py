@@ -1,6 +1,6 @@
-"""What all kits share: the record of a check, the loop that runs the checks, and the wording of a failure.
+"""Common code of all conformance kits: the result of a check, the loop that runs the checks, and the format of a failure.
 
-A kit never raises for a defect: every check becomes a record, and a check that could not run is marked as skipped.
+A kit never raises for a defect: every check gives a result, and a check that could not run is marked as skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlvr.mdp.judges import Judges
 from rlvr.task import Fault, Verdict
 
 DEADLINE_S = 600.0
-"""The timeout of one check: far longer than any check needs, so one that takes longer hangs."""
+"""Timeout of one check: far longer than any check needs, so a check that exceeds it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CannotCheck(Exception):
 
 
 def failures(checks: Sequence[Check]) -> list[str]:
-    """The failed checks, one line each; a test asserts that the list is empty.
+    """List the failed checks, one line each; a test asserts that the list is empty.
 
     >>> failures([Check("a", True), Check("b", False, "why")])
     ['b: why']
@@ -51,7 +51,7 @@ Steps = Iterator[tuple[str, Callable[[], str]]]
 
 
 def run(steps: Steps) -> Iterator[Check]:
-    """Run the checks one after the other. A check is a function that returns what is wrong, or ''.
+    """Run the checks one after the other. A check is a function that returns a description of the problem, or ''.
 
     A plugin that cannot be built fails its first check; a wrong name or setting is the caller's error, and raises.
     """
@@ -98,7 +98,7 @@ def _raised(error: BaseException) -> str:
 
 
 def first(texts: Iterator[str]) -> str:
-    """The first problem, and how many more there are.
+    """Return the first problem, and how many more there are; "" without problems.
 
     >>> first(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
@@ -114,7 +114,7 @@ def closed(plugin: Plugin) -> str:
 
 
 def shown(verdict: Verdict) -> str:
-    """A verdict as it is shown in a failure.
+    """Format a verdict for a failure message.
 
     >>> shown(Verdict(1.0, "4 equals 4"))
     'scored 1 (4 equals 4)'

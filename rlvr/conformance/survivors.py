@@ -1,7 +1,7 @@
 """Programs that try to outlive their run, and their effect on the next program: part of `rlvr check sandbox NAME`.
 
-Each leaves a listener on an abstract local socket, which any later program in the same container could reach, so the kernel, and not a
-list of processes, shows whether anything is left. All are harmless where nothing is enforced: they exit by themselves.
+Each leaves a listener on an abstract local socket, which any later program in the same container could reach; so the kernel, and not a
+list of processes, shows whether a process is left. All are harmless if nothing is enforced, because they exit by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 
 LIMITS = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
 LASTS_S = 15
-SLACK_S = 20.0  # for a verdict beyond its wall limit, on any machine; a program that blocks its supervisor takes a minute or more
+SLACK_S = 20.0  # allowed delay beyond the wall limit, on any machine; a program that blocks its supervisor takes a minute or more
 BEACON = "rlvr-survivor"
 
 LISTEN = f"""
@@ -101,7 +101,7 @@ Probe = Callable[[Sandbox], str]
 
 
 def _next(sandbox: Sandbox) -> str:
-    """Check what the next program finds."""
+    """Check that the next program finds no surviving process."""
     outcome = sandbox.run(Program(LOOK, limits=LIMITS))
     return "" if outcome.stdout == b"nobody\n" else f"the next program found {_brief(outcome)}"
 
@@ -111,7 +111,7 @@ def _brief(outcome: Outcome) -> str:
 
 
 def _left(sandbox: Sandbox) -> str:
-    """No process may outlive its program, however it hides."""
+    """Check that no process outlives its program, however it hides."""
     for name, source in LEAVERS.items():
         sandbox.run(Program(source, limits=LIMITS))
         if wrong := _next(sandbox):
@@ -120,7 +120,7 @@ def _left(sandbox: Sandbox) -> str:
 
 
 def _outrun(sandbox: Sandbox) -> str:
-    """A chain of processes that each fork and exit must not run faster than the kill."""
+    """Check that a chain of processes that each fork and exit cannot outrun the kill."""
     for delay in (0, 0.0001, 0.0003, 0.0006, 0.001, 0.002) * 2:
         sandbox.run(Program(ROW.format(listen=LISTEN, delay=delay), limits=LIMITS))
         if wrong := _next(sandbox):
@@ -129,7 +129,7 @@ def _outrun(sandbox: Sandbox) -> str:
 
 
 def _charged(sandbox: Sandbox) -> str:
-    """Memory that an earlier program holds must not be charged to the next one."""
+    """Check that memory of an earlier program is not charged to the next one."""
     sandbox.run(Program(MEMORY, limits=LIMITS))
     for _ in range(3):
         outcome = sandbox.run(Program("import time\ntime.sleep(0.4)\nprint('well')", limits=LIMITS))
@@ -139,7 +139,7 @@ def _charged(sandbox: Sandbox) -> str:
 
 
 def _held_up(sandbox: Sandbox) -> str:
-    """The wall limit must be enforced for a main process whose first thread has exited, and the verdict must be its own."""
+    """Check that the wall limit is enforced for a main process whose first thread has exited, with a status for that program."""
     limits = Limits(wall_s=1, cpu_s=1, memory_mb=128)
     judge = Judge("import os\nwhile os.read(3, 100): pass")
     for program in (Program(HEADLESS, limits=limits), Program(HEADLESS, limits=limits, judge=judge)):
@@ -152,7 +152,7 @@ def _held_up(sandbox: Sandbox) -> str:
 
 
 def _renames(sandbox: Sandbox) -> str:
-    """A program that renames its own source has broken nothing but itself: it must get a verdict."""
+    """Check that a program that renames its own source gets a status, because only the program itself is broken."""
     for language, source in RENAMES.items():
         outcome = sandbox.run(Program(source, language=language, limits=Limits(memory_mb=256, processes=16)))
         if outcome.stop is Stop.IE and "no toolchain" not in outcome.reason:

@@ -1,4 +1,4 @@
-"""The checks of an environment with tools: conversations are played against its sessions, as text, without a tokenizer."""
+"""The conformance checks of an environment with tools: conversations are played against its sessions, as text, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from rlvr.task import Task, Verdict
 from rlvr.turns import Call, Result, ToolSpec, Turn
 
 PLAYED = 2
-"""How many tasks of each split are played: each may need a box."""
+"""Number of tasks of each split that are played; few, because each may need a sandbox session."""
 Said = str | Call | Sequence[Call]
-"""A turn of a script: a text, a call, or several calls."""
+"""A scripted turn: a text, a call, or several calls."""
 
 
 @dataclass
 class Play:
-    """One conversation that is played against a session.
-
-    >>> play = Play(environment, task); play.say("4"); play.verdict().score                    # doctest: +SKIP
-    1.0
-    """
+    """One conversation that is played against a session."""
 
     environment: Environment
     task: Task
@@ -43,11 +39,11 @@ class Play:
 
     @property
     def results(self) -> list[tuple[bool, str]]:
-        """What each call got."""
+        """Success and text of each call's result."""
         return [(result.ok, result.text) for heard in self.heard for result in heard.results]
 
     def say(self, said: Said) -> Sequence[Result]:
-        """One turn, unless the conversation is over; the results of its calls."""
+        """Take one turn, unless the conversation is done; return the results of its calls."""
         if self.heard and self.heard[-1].over:
             return ()
         number = len(self.turns)
@@ -59,18 +55,14 @@ class Play:
         return self.heard[-1].results
 
     def verdict(self) -> Verdict:
-        """The verdict on the conversation; its session is closed."""
+        """Verify the conversation and close its session."""
         ending = self.lease.collect(tuple(self.turns), tuple(self.heard))
         self.lease.close()
         return ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, self.task, ending)
 
 
 def played(environment: Environment, task: Task, turns: Sequence[Said], before: Sequence[Said] = ()) -> tuple[Verdict, Play]:
-    """The verdict on a whole conversation, and how it went. `before` is said first.
-
-    >>> played(environment, task, ["4"])[0].score                                              # doctest: +SKIP
-    1.0
-    """
+    """Play a whole conversation, with the turns `before` first; return the verdict and the conversation."""
     play = Play(environment, task)
     try:
         for said in (*before, *turns):
@@ -81,16 +73,12 @@ def played(environment: Environment, task: Task, turns: Sequence[Said], before: 
 
 
 def judges_evidence(environment: Environment) -> bool:
-    """Whether the text of an answer is not all that is judged.
-
-    >>> judges_evidence(build("env", "arithmetic"))                                            # doctest: +SKIP
-    False
-    """
+    """Whether the environment's verifier looks at the transcript or the artifacts, not only at the answer."""
     return type(environment.verifier).judge is not Verifier.judge
 
 
 def talk_checks(environment: Environment) -> Steps:
-    """Every check of the conversations of an environment with tools; none for one without."""
+    """Yield the checks of the conversations of an environment with tools; none for an environment without tools."""
     if not environment.tools:
         return
     kit = _TalkKit(environment)
@@ -110,7 +98,7 @@ class _TalkKit:
         self._once = dict[str, tuple[Verdict, Play]]()
 
     def once(self, task: Task, script: Sequence[Said]) -> tuple[Verdict, Play]:
-        """How the script goes by itself: played once, and compared with in every check."""
+        """Play the oracle turns once per task (cached), as the baseline of every check."""
         if task.id not in self._once:
             self._once[task.id] = played(self.env, task, script)
         return self._once[task.id]
@@ -180,7 +168,7 @@ class _TalkKit:
         return self._each(looked)
 
     def hidden(self) -> str:
-        """Compared with the answers of other tasks, so that a common word is no finding."""
+        """Fail if prompts and tools contain the answer more often than answers of other tasks, so that a common word does not count."""
         tasks = list(self._tasks(4))
         texts = [_read_first(self.env, task) for task in tasks]
         answers = [str(task.reference) for task in tasks]
@@ -194,7 +182,7 @@ class _TalkKit:
         tasks = list(self._tasks(PLAYED))
         scripts = [self.env.script(task) for task in tasks]
         if any(script is None for script in scripts):
-            raise CannotCheck("it has no script; write `script(task)` if the turns of a right conversation can be known")
+            raise CannotCheck("it has no oracle turns; write `script(task)` if the turns of a right conversation can be known")
         return first(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
     def _tasks(self, count: int) -> Iterator[Task]:

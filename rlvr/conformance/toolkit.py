@@ -1,4 +1,4 @@
-"""The conformance kit of tools: their descriptions for the policy, what calls do, and that no argument breaks them."""
+"""The conformance kit of tools: descriptions for the policy, effects of calls, and robustness to any argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd
 
 
 def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check]:
-    """Run the kit on a tool with a context of the caller's: a sandbox box, or the database of a task.
+    """Run the kit on a tool with a given context: a sandbox session, or the database of a task.
 
     >>> from rlvr.conformance import failures
     >>> failures(check_opened("calculator", ToolContext()))
@@ -32,7 +32,7 @@ def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check
 
 
 def tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
-    """The checks of one tool, in the order in which they are made."""
+    """Yield the checks of one tool, in the order in which they run."""
     made: Any = build("tool", name, **settings)
     kit = _Kit(made, context or ToolContext())
     try:
@@ -65,7 +65,7 @@ class _Kit:
         return self.tool.session(self.context)
 
     def seen(self) -> AbstractContextManager[Tool]:
-        """The tool for checks that run none of its calls: these need no box."""
+        """Open the tool for checks that make no calls, which need no sandbox session."""
         return nullcontext(self.tool) if self.tool.needs_box and self.context.box is None else self.open()
 
     def described(self) -> str:
@@ -206,7 +206,7 @@ class _Kit:
 
 
 def misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
-    """Arguments that the schema forbids: one unknown, each required one missing, each one of another type."""
+    """Yield arguments that the schema forbids: an unknown one, each required one missing, each one with a wrong type."""
     right = _filled(spec, "a text")
     if right is None:
         return
@@ -220,7 +220,7 @@ def misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
 
 
 def _filled(spec: ToolSpec, text: str) -> dict[str, Any] | None:
-    """The required arguments, with this text for each string; None if there is no simple way to fill them."""
+    """Fill the required arguments, with this text for each string; None if there is no simple way to fill them."""
     values: dict[str, Any] = {"string": text, "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     found: dict[str, Any] = {}
     for key in spec.parameters.get("required", ()):

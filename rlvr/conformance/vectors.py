@@ -1,4 +1,4 @@
-"""What is compared between processes: the tasks of an environment, and Gymnasium's vectors of it in one process and in several."""
+"""Compare an environment between processes: its tasks, and its Gymnasium vector environments in one process and in several."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from rlvr.plugins.registry import build
 from rlvr.task import Task
 
 LOOKED_AT = 8
-"""How many tasks of each split are compared."""
+"""Number of tasks of each split that are compared."""
 
 
 def compared(name: str, settings: dict[str, Any]) -> dict[str, str]:
-    """Both at once, for another process.
-
-    >>> compared("arithmetic", {})["vectors"]                           # doctest: +SKIP
-    ''
-    """
+    """Compute the task digest and compare the vector environments in one call, for use in a subprocess."""
     found = {"digest": digest(name, settings)}
     try:
         return found | {"vectors": vectors(name, settings)}
-    except Exception as error:  # the other half is still worth knowing
+    except Exception as error:  # the digest is still useful
         return found | {"vectors": f"{type(error).__name__}: {error}"}
 
 
 def digest(name: str, settings: dict[str, Any]) -> str:
-    """A digest of the first tasks, the same in every process if tasks depend on split and index only.
+    """Compute a digest of the first tasks, equal in every process if tasks depend only on split and index.
 
     >>> digest("arithmetic", {}) == digest("arithmetic", {})
     True
@@ -48,11 +44,7 @@ def digest(name: str, settings: dict[str, Any]) -> str:
 
 
 def vectors(name: str, settings: dict[str, Any]) -> str:
-    """What differs between SyncVectorEnv (one process) and AsyncVectorEnv (several), over a few steps; '' if nothing does.
-
-    >>> vectors("arithmetic", {})                                       # doctest: +SKIP
-    ''
-    """
+    """Describe the difference between SyncVectorEnv (one process) and AsyncVectorEnv (several) over a few steps; '' if there is none."""
     makers = [partial(make_token_env, name=name, tokenizer="bytes", obs="ids", render_mode="ansi", **settings)] * 2
     together = SyncVectorEnv(makers)
     apart = AsyncVectorEnv(makers, context="spawn")
@@ -77,5 +69,5 @@ def vectors(name: str, settings: dict[str, Any]) -> str:
 
 
 def plain(task: Task) -> str:
-    """A task as one text, to compare it."""
+    """Convert a task to one text for comparison."""
     return json.dumps([task.id, task.prompt, task.reference, dict(task.meta)], default=str, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The conformance kit of verifiers: right answers score 1, all others score 0, and no text breaks it."""
+"""The conformance kit of verifiers: right answers score 1, all others score 0, and no text breaks the verifier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"u
 
 
 def verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
-    """The checks of one verifier, built with these settings."""
+    """Yield the checks of one verifier, built with these settings."""
     verifier: Any = build("verifier", name, **settings)
     kind = type(verifier).__name__
     yield "it can be built", lambda: "" if isinstance(verifier, Verifier) else f"it is a {kind}, not an rlvr.Verifier"
@@ -53,7 +53,7 @@ class _VerifierKit:
 
     def described(self) -> str:
         if not (type(self.verifier).__doc__ or "").strip():
-            return "its class has no docstring; say what it judges, and how"
+            return "its class has no docstring; say what it verifies, and how"
         version = type(self.verifier).version
         return "" if isinstance(version, str) and version else f"version is {version!r}; it must be a string, such as '1'"
 
@@ -74,7 +74,7 @@ class _VerifierKit:
     def hedged(self) -> str:
         pairs = list(self._pairs())
         if not pairs:
-            raise CannotCheck("none of its examples has both a bare right answer and a bare wrong one")
+            raise CannotCheck("no example has both a bare right answer and a bare wrong one")
         return first(self._not(0.0, e, text) for e, right, other in pairs for text in canaries.hedged(right, other) if text not in e.right)
 
     def contained(self) -> str:
@@ -89,7 +89,7 @@ class _VerifierKit:
         answer = next((right for example in self._some() for right in example.right), "1")
         verdict = self._ask(None, answer, {})
         if verdict.score is not None or verdict.fault is not Fault.TASK:
-            return f"reference None: {shown(verdict)}; a reference that cannot be judged has fault 'task' and no score"
+            return f"reference None: {shown(verdict)}; an invalid reference must give fault 'task' and no score"
         for reference in BROKEN_REFERENCES:
             verdict = self._ask(reference, answer, {})
             if verdict.fault is Fault.INFRA:
@@ -127,7 +127,7 @@ class _VerifierKit:
         return self.examples
 
     def _pairs(self) -> Iterator[tuple[Example, str, str]]:
-        """A right and a wrong answer of the same example, the wrong one simple enough to be an alternative."""
+        """Yield a right and a wrong answer of the same example, the wrong one simple enough to be an alternative."""
         for example in self._some():
             others = [text.strip() for text in example.wrong if text.strip() and " or " not in text and canaries.bare(text)]
             yield from ((example, right, others[0]) for right in example.right if others and canaries.bare(right))

@@ -1,13 +1,14 @@
 """The interfaces of the plugins, and the small records that they exchange.
 
 Six kinds of plugin exist, each with one or two main methods:
-    Environment   task(split, index) -> Task           poses tasks (text only; TokenEnv handles tokens)
-    Verifier      verify(task, answer) -> Verdict      judges answers
-    Sandbox       run(Program) -> Outcome              runs untrusted code; open(Place) -> Box for a conversation
-    Sampler       sample(prompts, ...) -> Completions  writes answers
-    Algorithm     credit(groups), losses(inputs)       computes the gradient (in rlvr.contracts.algorithm)
-    Tool          methods marked @tool                 can be called by a policy (in rlvr.contracts.tool)
-A plugin's constructor takes keyword arguments only: its signature is its schema. The registry fills in the plugins that `needs` names.
+    Environment   task(split, index) -> Task                        provides tasks (text only; TokenEnv handles tokens)
+    Verifier      verify(task, answer) -> Verdict                   scores answers
+    Sandbox       run(Program) -> ExecutionResult                   runs untrusted code
+                  create_session(SandboxSpec) -> SandboxSession     a sandbox for one conversation
+    Sampler       sample(requests, sampling) -> completions         generates completions
+    Algorithm     compute_advantages, compute_token_losses          defines the gradient (in rlvr.contracts.algorithm)
+    Tool          methods marked @tool                              can be called by a policy (in rlvr.contracts.tool)
+A plugin's constructor takes keyword arguments only: its signature is its schema. The registry builds the plugins that `needs` names.
 """
 
 from rlvr.contracts.environment import Environment

@@ -1,7 +1,7 @@
-"""The interface of algorithms: what the learner calls, and with which data.
+"""The interface of algorithms: the methods that the learner calls, and their inputs.
 
-The published algorithms are the files of `rlvr/algos/`. One of your own is a file too (`rlvr new algorithm mine`), named as
-`path/to/file.py:make` or registered as an entry point: an advantage and a loss from `rlvr.algos.parts`, or a subclass of `Algorithm`.
+The built-in algorithms are the files of `rlvr/algos/`. To write your own (`rlvr new algorithm mine`), combine an advantage and a loss
+from `rlvr.algos.parts`, or subclass `Algorithm`. Name it as `path/to/file.py:make`, or register it as an entry point.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Nested = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the trainer knows of every token before credit: what `Algorithm.credit_needs` names, and None for the rest.
+    """Statistics of every token, computed before the advantages: the fields that `Algorithm.advantage_inputs` names; the others are None.
 
     >>> Scores(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7
@@ -39,7 +39,7 @@ class Scores:
     entropy: Nested | None = None
     """The entropy of the distribution that the token was drawn from, in nats."""
     values: Nested | None = None
-    """What the critic expects before the token."""
+    """The critic's value estimate before the token."""
     penalties: Nested | None = None
     """beta * (old - reference), if the KL is subtracted from the reward."""
 
@@ -49,7 +49,7 @@ NO_SCORES = Scores()
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The inputs of an algorithm's loss for one micro-batch: flat tensors, one entry per acted token.
+    """The inputs of an algorithm's loss for one micro-batch: flat tensors, one entry per policy token.
 
     >>> LossInputs.__slots__[:3]
     ('new', 'old', 'sampler')
@@ -61,10 +61,10 @@ class LossInputs:
     old: Tensor
     """Log-probabilities under the weights at the start of the step, computed by the trainer."""
     sampler: Tensor
-    """Log-probabilities as the sampler reported them."""
+    """Log-probabilities reported by the sampler."""
     advantages: Tensor
     rows: Tensor
-    """Which of the `count` sequences each entry belongs to."""
+    """The index of the sequence that each entry belongs to, below `num_rows`."""
     count: int
     reference: Tensor | None = None
     entropy: Tensor | None = None
@@ -72,79 +72,81 @@ class LossInputs:
     old_values: Tensor | None = None
     returns: Tensor | None = None
     divergence: Tensor | None = None
-    """The policy's divergence from the reference over the whole vocabulary; it carries a gradient too."""
+    """The policy's divergence from the reference over the whole vocabulary, with a gradient."""
     prepared: Tensor | None = None
-    """What `Algorithm.prepare` returned for these tokens."""
+    """The result of `Algorithm.compute_batch_stats` for these tokens."""
     tokens: Tensor | None = None
-    """The token ids; this and the next two only if `Algorithm.needs_context`."""
+    """The token ids. Set, like `episodes` and `turns`, only if `Algorithm.needs_token_context`."""
     episodes: Tensor | None = None
-    """Which of the step's answers each token belongs to (of this process)."""
+    """The index of the completion that each token belongs to (within this process)."""
     turns: Tensor | None = None
-    """Which of its answer's turns each token belongs to."""
+    """The index of the turn that each token belongs to."""
 
 
 class Algorithm(Plugin, ABC):
-    """Turns groups of episodes into gradients. `credit` is arithmetic on lists and arrays; the loss is one weighted sum over tokens.
+    """Turns groups of episodes into gradients: advantages on lists and arrays, and a loss that is a weighted sum over tokens.
 
-    The learner computes `row_weights` once per optimizer step and adds up weight * `losses` over all micro-batches.
+    The learner calls `compute_row_weights` once per optimizer step and sums weight * token loss over all micro-batches.
     """
 
     num_iterations: int = 1
-    """How many passes the learner makes over one step's episodes."""
+    """The number of passes that the learner makes over one step's episodes."""
     sampling_rounds: int = 1
-    """Dynamic sampling: the most rounds of sampling in one step, to get enough groups with a learning signal."""
+    """Dynamic sampling: the maximum number of sampling rounds in one step, to get enough groups with a learning signal."""
     needs_company: bool = False
-    """Whether an answer is compared with others to the same prompt, so that a group of one gives no learning signal."""
+    """True if answers to the same prompt are compared, so that a group of one gives no learning signal."""
     silent_if_equal: bool = False
-    """Whether a group in which all answers score the same gives no gradient, so that other samples would help."""
+    """True if a group whose answers all have the same score gives no gradient. Dynamic sampling can then replace such groups."""
     needs_turns: bool = False
-    """Whether it makes no sense where the policy takes a single turn."""
+    """True if the algorithm only makes sense for environments with several turns."""
     needs_reference: bool = False
     needs_teacher: bool = False
-    """Whether the reference must be another model, which the run names."""
+    """True if the reference must be a separate model, given by `reference.path` in the configuration."""
     needs_divergence: str = ""
-    """Which divergence from the reference over the whole vocabulary the loss needs at each token: reverse_kl, forward_kl or jsd."""
+    """The full-vocabulary divergence from the reference that the loss needs at each token: reverse_kl, forward_kl, jsd, or empty."""
     needs_value: bool = False
     needs_entropy: bool = False
     """Whether the loss needs each token's entropy."""
     needs_greedy: bool = False
-    """Whether each group needs one more episode, sampled greedily, with `meta["greedy"]` true."""
+    """True if each group needs one additional episode, sampled greedily, with `meta["greedy"]` true."""
     needs_mismatched: bool = False
-    """Whether each group also needs its prompt with answers to another prompt, with `meta["mismatched"]` true."""
+    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["mismatched"]` is true)."""
     needs_context: bool = False
-    """Whether the loss needs each token's id, answer and turn."""
+    """True if the loss needs each token's id, completion index and turn index."""
     credit_needs: frozenset[str] = frozenset()
-    """The fields of `Scores` that `credit` needs: `old`, `reference`, `entropy`, `values`, `penalties`."""
+    """The fields of `TokenStats` that `compute_advantages` needs: `old`, `reference`, `entropy`, `values`, `penalties`."""
     prepares: bool = False
-    """Whether `prepare` is called before each optimizer step."""
+    """True if `compute_batch_stats` must be called before each optimizer step."""
     refreshes: bool = False
-    """Whether the reference is moved toward the policy from time to time."""
+    """True if the reference model is periodically moved toward the policy."""
     trains_flat: bool = False
-    """Whether an episode with advantage 0 still has a gradient (a KL or entropy term, a critic)."""
+    """True if an episode with advantage 0 still has a gradient (from a KL or entropy term, or a critic)."""
     counts_flat: bool = True
-    """Whether an episode with advantage 0 is counted in the denominators of the loss."""
+    """True if episodes with advantage 0 are counted in the denominators of the loss."""
     critic_alone: bool = False
-    """Whether this step trains only the critic's head, with the policy frozen."""
+    """True while only the critic's head is trained and the policy is frozen."""
     single_step: bool = False
-    """Whether the credit is valid at the current weights only, so that one step's episodes serve one optimizer step."""
+    """True if the advantages are valid at the current weights only, so that a batch allows a single optimizer step."""
     idle_on_policy: tuple[str, ...] = ()
-    """Settings that have no effect while the weights that train are those that sampled, because every ratio is 1."""
+    """Settings without effect when training is exactly on-policy, because every probability ratio is 1."""
     figures: Mapping[str, float] = MappingProxyType({})
-    """Numbers from the last `credit` to log (of this process only). `loss` replaces the mean of `losses`."""
+    """Metrics of the last `compute_advantages` (of this process only). The key `loss` replaces the mean of the token losses."""
     returns: Nested | None = None
-    """The critic's target at each token, from the last `credit`; set if `needs_value`."""
+    """The critic's target at each token, from the last `compute_advantages`; set if `needs_value`."""
     bypass: bool = False
-    """Whether `old` is the sampler's log-probabilities, without a forward pass of the trainer."""
+    """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
 
     supervised: bool = False
-    """Whether the loss is the likelihood of chosen answers: then it is the model's own, at temperature 1, at whatever they were sampled."""
+    """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
 
     when_stale: Mapping[str, Any] = MappingProxyType({})
-    """Settings to use if answers come from older weights (rollout.max_staleness), unless the user set them."""
+    """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
 
     def configure(self, *, max_completion_length: int) -> None:
-        """Called before the first step with the run's limit on the length of an answer (0: none). ConfigError if the settings do not fit
-        it.
+        """Receive the run's limit on the completion length (0: none), before the first step.
+
+        Raises:
+            ConfigError: the settings do not fit this limit.
         """
 
     @abstractmethod
@@ -155,11 +157,14 @@ class Algorithm(Plugin, ABC):
         *,
         total: Callable[[Sequence[float]], list[float]] = list,
     ) -> Nested:
-        """The advantage of every token of every episode of every group (0.0 where the policy did not act)."""
+        """Compute the advantage of every token of every episode of every group (0.0 at tokens that the policy did not generate).
+
+        `total` sums numbers over all processes.
+        """
 
     @abstractmethod
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each token, and per-token values whose means are logged."""
+        """Compute the loss of each token, and per-token values whose means are logged."""
 
     @abstractmethod
     def row_weights(
@@ -170,33 +175,35 @@ class Algorithm(Plugin, ABC):
         max_length: int = 0,
         total: Callable[[Sequence[float]], list[float]] = list,
     ) -> list[float]:
-        """The weight of each row's tokens in the loss, over one whole optimizer step."""
+        """Compute the weight of each row's tokens in the loss, over one whole optimizer step."""
 
     def prepare(self, columns: Mapping[str, Tensor], total: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
-        """Before an optimizer step: one number per token, from the columns (`old`, `sampler`, `advantages`, ...) of all tokens that
-        train in this process. The loss gets it as `prepared`. Called only if `prepares`; `total` sums over all processes.
+        """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
+
+        `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `total` sums over all
+        processes. Called only if `needs_batch_stats`.
         """
-        raise NotImplementedError(f"{type(self).__name__} sets `prepares` but does not define prepare")
+        raise NotImplementedError(f"{type(self).__name__} sets `needs_batch_stats` but does not define compute_batch_stats")
 
     def trains(self, episode: Episode) -> bool:
-        """Whether an episode's tokens train and are counted in the denominators."""
+        """Return whether an episode is trained on and counted in the denominators."""
         return episode.scored
 
     def kept(self, episode: Episode) -> Sequence[bool]:
-        """Which tokens of an episode that trains are in the loss: those of the policy, or fewer. The others count as masked."""
+        """Return the mask of the tokens in the loss: the policy's tokens, or a subset of them. The other policy tokens count as masked."""
         return episode.acted
 
     def learnable(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-        """The stored groups, reduced to the members that can be trained on; ConfigError if there are none."""
+        """Reduce recorded groups to the episodes that can be trained on; raise ConfigError if there are none."""
         name = getattr(self, "name", type(self).__name__)
         raise ConfigError(f"{name} trains on fresh answers only; remove `data`, or choose sft, best_of_n, dpo or kto")
 
     def refresh(self) -> float:
-        """After a step: how far to move the reference toward the policy (0: not at all, 1: all the way)."""
+        """Return how far to move the reference toward the policy after a step (0: not at all, 1: copy the policy)."""
         return 0.0
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Callable[[Sequence[float]], list[float]] = list) -> None:
-        """Called after a step with its rewards and its KL, for a running baseline or an adaptive coefficient."""
+        """Update running baselines or adaptive coefficients after a step, from its rewards and its KL."""
 
     @property
     def beta(self) -> float:
@@ -204,11 +211,11 @@ class Algorithm(Plugin, ABC):
         return 0.0
 
     def describe(self) -> list[tuple[str, Any, bool]]:
-        """Every setting, its value, and whether it differs from the preset."""
+        """Return every setting: its name, its value, and whether it differs from the default."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to restore on resume (a running baseline, an adaptive coefficient), as plain JSON."""
+        """Return the state to restore on resume (a running baseline, an adaptive coefficient), as plain JSON."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

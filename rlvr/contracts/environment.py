@@ -1,4 +1,4 @@
-"""The environment contract: pose tasks, reply to the policy or open a session per conversation, choose the text to judge."""
+"""The environment contract: provide tasks, reply to the policy or create a session per conversation, select the text to verify."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlvr.turns import Call, Turn
 
 
 class Environment(Plugin, ABC):
-    """Poses tasks, in text. Subclass it, say what it needs, and write `task`. Everything else may be called from several threads at once.
+    """Provides tasks as text. Subclass it, declare its plugins in `needs`, and define `task`. All methods must be thread-safe.
 
-    A conversation whose world has no state of its own is written as `reply`. Where it has one (a shell, a database), `open` it.
+    For a stateless multi-turn environment, override `reply`. For a stateful one (a shell, a database), override `new_session`.
 
-    Tools that the policy may call are named in `needs`, as a list, and the registry builds them. It builds the `sandbox` only if one of
-    them needs a box. `tools: []` in the configuration is the same environment without tools. A world with files, data or evidence of its
-    own opens its own kind of `ToolSession`. A tool that belongs to this world alone is a `Tool` in the same file, put before the others:
+    List the tools of the policy in `needs`; the registry builds them, and builds the `sandbox` only if a tool needs it. `tools: []` in
+    the configuration gives the environment without tools. An environment with its own files, data or artifacts returns a subclass of
+    `ToolSession`. A tool that only this environment has is a `Tool` in the same file, placed before the configured ones:
 
         needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"}
         max_turns = 8
@@ -42,59 +42,62 @@ class Environment(Plugin, ABC):
 
     verifier: Verifier
     tools: Sequence[Tool] = ()
-    """What the policy may call in every conversation."""
+    """The tools that the policy may call in every conversation."""
     sandbox: Sandbox | None = None
-    """Opens a box for each conversation, if one of the tools needs one."""
+    """Creates a sandbox session for each conversation, if one of the tools needs it."""
     dialect: str = ""
-    """How the policy writes calls: a name of `rlvr.dialects`. Empty: as the chat template does."""
+    """The format of tool calls: a name of `rlvr.dialects`. Empty: the format of the chat template."""
     splits: tuple[str, ...] = ("train", "test")
-    members: Sequence[str] = ()  # the names of the environments that a mixture poses the tasks of; figures are also given for each
-    notes: Sequence[str] = ()  # what a user should know about the data, one line each; printed before a run
-    must_call: bool = False  # whether an answer without any call of a tool never gets the full score; `rlvr check` tries it
-    max_turns: int = 1  # the most turns that the policy may take
-    max_prompt_tokens: int = 96  # the default limit on the prompt, for a character tokenizer; the description of the tools comes on top
-    max_new_tokens: int = 32  # the default limit on the policy's tokens, all turns together
+    members: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
+    notes: Sequence[str] = ()  # warnings about the data, one line each; printed before a run
+    must_call: bool = False  # True if an answer without a tool call never gets the full score; tested by `rlvr check`
+    max_turns: int = 1  # the maximum number of policy turns
+    max_prompt_tokens: int = 96  # the default prompt limit, for a character tokenizer; tool descriptions are added to it
+    max_new_tokens: int = 32  # the default limit on the policy's tokens, over all turns
 
     @classmethod
     def offered(cls) -> Sequence[Mapping[str, str]]:
-        """What it offers of another package: rows of `name`, `offered` and `why`, for `rlvr list envs --of NAME`. Else nothing."""
+        """List the environments of an external package that this one can load, for `rlvr list envs --of NAME`; empty by default.
+
+        Each row has the keys `name`, `offered` and `why`.
+        """
         return ()
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`: always the same for the same environment settings, split and index."""
+        """Return the task at `index`. The result must depend only on the environment settings, the split and the index."""
 
     def size(self, split: str) -> int | None:
-        """How many tasks the split has; None if they are generated without end."""
+        """Return the number of tasks of a split, or None if tasks are generated endlessly."""
         return None
 
     def gold(self, task: Task) -> str | None:
-        """A text that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
+        """Return a completion that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
         return None
 
     def script(self, task: Task) -> Sequence[str | Call | Sequence[Call]] | None:
-        """The policy's turns of a conversation that gets the full score, or None if none is known. One or more calls are a turn, too."""
+        """Return the policy turns of a conversation that gets the full score, or None if unknown. A turn is a text or one or more calls."""
         return None
 
     def open(self, task: Task, *, seed: int) -> Session:
-        """The world of one conversation. All members of a group get the same `seed`, so that they begin in the same world."""
+        """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
         plain = Replying(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """The environment's reply to the policy's turns `said`; None ends the conversation."""
+        """Return the environment's reply to the policy's turns so far; None ends the conversation."""
         return None
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """The text to be judged at the end. The default: the policy's last turn."""
+        """Return the text to verify at the end. The default is the policy's last turn."""
         return said[-1] if said else ""
 
     def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
-        """When the score was earned; the amounts add up to it. The default: as in the verdict; if that is empty, all at the end."""
+        """Distribute the score over turns; the amounts must add up to it. The default uses the verdict's step rewards, if it has any."""
         return verdict.earned
 
     def earned_in(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[Earned]:
-        """The same from the turns with their calls, for an environment around another one. The default gives `earned` their texts."""
+        """Distribute the score over turns, given the turns with their calls; for wrappers. The default calls `step_rewards`."""
         return self.earned(task, [turn.text for turn in turns], verdict)
 
     def close(self) -> None:
@@ -105,25 +108,21 @@ class Environment(Plugin, ABC):
 
 
 class Replying(Session):
-    """The session of an environment whose world has no state: it asks `reply` and `answer`.
-
-    >>> Replying(environment, task).hear(Turn("500")).messages                               # doctest: +SKIP
-    ({'role': 'user', 'content': 'lower'},)
-    """
+    """The session of a stateless environment: it calls `Environment.reply` and `Environment.answer`."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self.environment, self.task, self.said = environment, task, list[str]()
 
     def hear(self, turn: Turn) -> Heard | None:
-        """Ask `reply`."""
+        """Call `Environment.reply` with the turns so far; None ends the conversation."""
         self.said.append(turn.text)
-        reply = self.environment.reply(self.task, list(self.said))  # a copy, as everywhere: what is done to it changes no record
+        reply = self.environment.reply(self.task, list(self.said))  # a copy, so that changes to it do not affect the record
         if reply is None:
             return None
         if not isinstance(reply, str):
-            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None where nothing is to be answered")
+            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None to end the conversation")
         return Heard(({"role": "user", "content": reply},))
 
     def answer(self, turns: Sequence[Turn]) -> str:
-        """Ask `answer`."""
+        """Call `Environment.answer` with the texts of the turns."""
         return self.environment.answer(self.task, [turn.text for turn in turns])

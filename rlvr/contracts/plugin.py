@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 
 class Plugin:
-    """The base class of all plugins: which plugins it needs, how it is checked and how it is closed."""
+    """The base class of all plugins. Declares the plugins that it needs, its availability check and its cleanup."""
 
     needs: ClassVar[Mapping[str, str | Sequence[str]]] = {}
     """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}.
 
-    Several of one kind are a list, by the plural of the kind: {"tools": ["calculator"]}. Next to `tools`, a `sandbox` is built only if one
-    of the tools needs a box; else it is None. A default of "" means that it must be given.
+    A list of plugins is named by the plural of its kind: {"tools": ["calculator"]}. With `tools`, a `sandbox` is built only if one of the
+    tools needs it; otherwise it is None. A default of "" means that the argument is required.
     """
 
     def ready(self) -> None:
-        """Raise an RlvrError if something it depends on is not available. Called once, before long work begins."""
+        """Raise an RlvrError if a dependency is not available. Called once, before long work begins."""
         for needed in (getattr(self, name, None) for name in self.needs):
             for plugin in needed if isinstance(needed, list | tuple) else [needed]:
                 if isinstance(plugin, Plugin):

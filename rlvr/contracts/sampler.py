@@ -18,7 +18,7 @@ from rlvr.turns import ToolSpec, Turn
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. The returned log-probabilities are those of exactly this distribution.
+    """Sampling parameters. Samplers return log-probabilities under exactly this distribution.
 
     >>> Sampling(temperature=1.0).top_p
     1.0
@@ -36,7 +36,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A conversation with tools so far, for samplers that exchange text, in the format of chat servers.
+    """A conversation so far, with its tools, in the format of chat servers; for samplers that exchange text.
 
     >>> Said(({"role": "user", "content": "2+2="},)).tools
     ()
@@ -47,20 +47,20 @@ class Said:
 
 
 class TurnEnd(Protocol):
-    """Says where a turn ends that no stop id ends. It only reads the tokens."""
+    """A stop criterion for turns in addition to the stop ids. It must not modify the tokens."""
 
     def may(self, token: int) -> bool:
-        """Whether a turn may end with this token: a cheap first test."""
+        """Return whether a turn may end with this token. A cheap pre-check."""
         ...
 
     def __call__(self, tokens: Sequence[int]) -> bool:
-        """Whether the turn ends with the last of these tokens, which are all of its tokens so far."""
+        """Return whether the turn ends with the last of `tokens`, which are all tokens of the turn so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to sample, as token ids. Its randomness depends on `seed` alone, not on the other requests in the batch.
+    """One turn to sample, as token ids. Its randomness depends only on `seed`, not on the other requests in the batch.
 
     >>> Request(prompt=[1, 6, 2], max_tokens=8, seed=3).max_tokens
     8
@@ -69,10 +69,10 @@ class Request:
     prompt: Sequence[int]
     max_tokens: int
     seed: int = 0
-    task: Task | None = None  # for samplers that read from a script; a model never sees it
+    task: Task | None = None  # for scripted samplers; models never see it
     turn: int = 0
-    said: Said | None = None  # where the conversation has tools or an opening, for samplers that exchange text
-    ends: TurnEnd | None = None  # ends the turn besides the stop ids. A sampler may ignore it: what it gives beyond is cut off
+    said: Said | None = None  # set if the conversation has tools or initial messages; for samplers that exchange text
+    ends: TurnEnd | None = None  # ends the turn in addition to the stop ids; if a sampler ignores it, extra tokens are truncated
 
     def __post_init__(self) -> None:
         if not self.prompt or self.max_tokens < 1:
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled turn, as token ids that are never re-tokenised. The stop id, if there is one, is the last token.
+    """One sampled turn, as token ids that are never re-tokenized. A stop id, if present, is the last token.
 
     >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
     'stop'
@@ -91,9 +91,9 @@ class Completion:
     logprobs: list[float]
     finish: Literal["stop", "length", "error"]
     error: str = ""
-    usage: tuple[int, int] | None = None  # input and output tokens as the endpoint counts them, if `tokens` only encodes its text
-    turn: Turn | None = None  # the turn with its calls, where the endpoint has read them from its text
-    seconds: float = 0.0  # how long it took without waiting for its turn, if the sampler knows; 0: since it was asked
+    usage: tuple[int, int] | None = None  # the endpoint's own count of input and output tokens, if `tokens` only encodes its text
+    turn: Turn | None = None  # the turn with its calls, if the endpoint parsed them
+    seconds: float = 0.0  # the sampling time without queueing; 0 if the sampler does not know it
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs) or (self.finish != "error" and not self.tokens):
@@ -106,34 +106,34 @@ class Completion:
 
 
 Asked = list[tuple[int, Request]]
-"""Requests, each with the number that its completion is handed back with."""
+"""Requests, each with the number that identifies its completion."""
 
 
 class Feed(ABC):
-    """Where a sampler takes its requests from while it answers others. Nothing in it waits.
+    """The queue that a sampler takes requests from while it works on others. Its methods never block.
 
-    Both ways to ask give None once no more can come, and nothing where something may come later.
+    `pop` and `pop_all` return None once no more requests can come, and an empty list if more may come later.
     """
 
     notify: Callable[[], None] | None = None
-    """A sampler that waits for answers from elsewhere sets this; it is called, from any thread, when there may be more to take."""
+    """A callback that an asynchronous sampler may set. It is called, from any thread, when new requests may be available."""
 
     @abstractmethod
     def take(self, room: int) -> Asked | None:
-        """Up to `room` requests that are ready."""
+        """Return up to `room` requests that are ready."""
 
     @abstractmethod
     def wave(self) -> Asked | None:
-        """All requests, once all are ready that can be: nothing is asked and no world is still to answer."""
+        """Return all requests, once no request is being sampled and no session is still working on a reply."""
 
     @property
     def coming(self) -> int:
-        """How many more requests may be under way beside those that were taken."""
+        """The number of further requests that may follow those already taken."""
         return 0
 
 
 class Listed(Feed):
-    """A feed of requests that are all there from the start.
+    """A queue of requests that are all known from the start.
 
     >>> len(Listed([Request([1], 4)]).take(10))
     1
@@ -143,40 +143,40 @@ class Listed(Feed):
         self.left = list(enumerate(requests))
 
     def take(self, room: int) -> Asked | None:
-        """The next `room` requests."""
+        """Return the next `room` requests."""
         taken, self.left = self.left[:room], self.left[room:]
         return taken if taken or self.left else None
 
     def wave(self) -> Asked | None:
-        """All that are left."""
+        """Return all remaining requests."""
         return self.take(len(self.left))
 
 
 class Sampler(Plugin, ABC):
-    """Samples answers to prompts. Requests with the same prompt are a group; a sampler may compute that prompt once."""
+    """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once."""
 
-    policy_form: ClassVar[str] = ""  # its form in `rlvr eval --policy`, for example `hf:DIR`; empty if it cannot be used there
-    tokenizer: str | None = None  # the tokenizer of its tokens, if the sampler decides it
-    gives_text: bool = False  # whether its tokens only encode a text: then limits apply to the tokens in `Completion.usage`
-    holds_trainer_up: str = ""  # why it cannot sample in a separate thread during training; empty if it can
-    runs_model: bool = True  # whether it runs the model that `load` gets; false: it only reads the weights, wherever they are
-    incidental: ClassVar[frozenset[str]] = frozenset()  # settings that do not affect what is sampled: an evaluation does not record them
-    company: ClassVar[int] = 0  # the batch size of evaluation, if it affects the last bits of the results; 0: it does not
+    policy_form: ClassVar[str] = ""  # its syntax in `rlvr eval --policy`, for example `hf:DIR`; empty if unsupported
+    tokenizer: str | None = None  # the tokenizer, if the sampler determines it
+    gives_text: bool = False  # True if `tokens` only encode a text; limits then apply to `Completion.usage`
+    holds_trainer_up: str = ""  # why it cannot sample in a thread during training; empty if it can
+    runs_model: bool = True  # True if it runs the model passed to `load_model`; False if it only reads the weights
+    incidental: ClassVar[frozenset[str]] = frozenset()  # settings without effect on the samples; evaluations do not record them
+    company: ClassVar[int] = 0  # the evaluation batch size, if results depend on it bitwise; 0 if not
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
-        """The constructor's arguments for `--policy NAME:rest`."""
+        """Parse `--policy NAME:rest` into constructor arguments."""
         raise ConfigError(f"{cls.__name__} cannot be used as a policy with --policy")
 
     @abstractmethod
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield the index of each request with its completion, as soon as it finishes, so that verification can start early."""
+        """Yield the index of each request with its completion as soon as it finishes, so that verification can start early."""
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """Each completion with its request's number, for requests that come while others are answered. Ends when the feed does.
+        """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
-        None means: nothing has ended, look after the rest. A sampler says so whenever it would have to wait for requests, and now and then
-        while it works. The default answers in waves, by way of `stream`.
+        Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
+        The default samples one batch of all available requests at a time, with `stream`.
         """
         while (asked := feed.wave()) is not None:
             if not asked:
@@ -190,36 +190,36 @@ class Sampler(Plugin, ABC):
                 yield number, Completion([], [], "error", "the sampler gave no answer at all")
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Who writes `stream` alone is asked by way of it, also where a base class has a `serve` of its own."""
+        """Restore the default `serve` for subclasses that override only `stream`, even if their base class has its own `serve`."""
         super().__init_subclass__(**more)
         if "stream" in vars(cls) and "serve" not in vars(cls):
             setattr(cls, "serve", Sampler.serve)  # noqa: B010 -- pyright takes an assignment for an override
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """All completions, in the order of the requests."""
+        """Return all completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
     def prepare(self, *, precision: str, max_length: int) -> None:
-        """Called once before a training run: the precision the trainer computes in, and the most tokens of a prompt with its answer."""
+        """Receive the trainer's compute precision and the maximum sequence length (prompt and completion), once before a training run."""
 
     def figures(self) -> dict[str, float]:
-        """Metrics of the latest `load`, which are logged with the step that samples from it."""
+        """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore this."""
+        """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore them."""
 
     def suits(self, model: Any) -> str:
-        """Asked before a run begins: ConfigError if the trainer's model cannot be sampled from, else why it will be slow, or ''."""
+        """Raise ConfigError if the sampler cannot run the trainer's model. Returns why sampling will be slow, or an empty string."""
         return ""
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Called with the trainer's new weights. The default loads a plain model; a sampler with an engine elsewhere overrides it."""
+        """Receive the trainer's new weights. The default calls `load_model`; samplers with an external engine override this method."""
         if type(self).load is not Sampler.load:
             self.load(weights.model(), version)
 
     def load(self, model: Any, version: int) -> None:
-        """Load the trainer's weights. Samplers without weights (such as scripted) ignore this."""
+        """Load the trainer's model. Samplers without weights (such as scripted) ignore it."""
 
     def rest(self) -> None:
-        """Called when a step has all its answers: nothing is sampled until the next `load`, so memory can be freed for the trainer."""
+        """Free memory for the trainer after a step's sampling. Nothing is sampled until the next weight update."""

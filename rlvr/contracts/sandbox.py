@@ -1,4 +1,4 @@
-"""The sandbox contract: programs in, outcomes out; and boxes, which last for a conversation."""
+"""The sandbox contract: one-off programs, and sandbox sessions that last for a conversation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlvr.errors import ConfigError, SandboxError
 
 
 class Stop(StrEnum):
-    """How one run in the sandbox ended, in the abbreviations of programming contests."""
+    """How a run in the sandbox ended. The values are the abbreviations of programming contests."""
 
-    OK = "OK"  # it exited with status 0
-    RE = "RE"  # it exited with another status, or by a signal that it caused itself
+    OK = "OK"  # exit code 0
+    RE = "RE"  # another exit code, or a signal that the program caused
     TLE = "TLE"
     MLE = "MLE"
     OLE = "OLE"
     CE = "CE"
-    SV = "SV"  # it damaged its container, or did something forbidden
-    IE = "IE"  # the sandbox failed: not the program's fault, no score
+    SV = "SV"  # the program damaged its container or did something forbidden
+    IE = "IE"  # the sandbox failed; no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A trusted Python program that tests an untrusted one from a separate process, over a channel that carries bytes only.
+    """A trusted Python program that tests an untrusted one from a separate process, over a byte channel.
 
     Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
-    Only the judge can write to descriptor 5, which becomes `Outcome.report`. Its standard input is `brief`.
+    Only the checker can write to descriptor 5, which becomes `ExecutionResult.checker_output`. Its standard input is `input`.
 
     >>> Judge("import os; os.write(5, os.read(3, 100))").brief
     b''
@@ -77,7 +77,7 @@ class Program:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files in the working folder; the folder and all changes in it are deleted after the run."""
     judge: Judge | None = None
-    """The program that tests it while it runs. The run then ends when the judge exits, and the limits apply to both together."""
+    """The checker that tests the program while it runs. The run ends when the checker exits; the limits apply to both together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +92,23 @@ class Outcome:
     exit_code: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
-    cut: bool = False  # whether the output was truncated: truncated output is never graded
+    cut: bool = False  # True if the output was truncated; truncated output is never graded
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
-    isolation: tuple[str, ...] = ()  # the isolation that was applied, not the one that was requested
+    isolation: tuple[str, ...] = ()  # the isolation that was actually applied
     reason: str = ""
     report: bytes = b""
-    """What was written to descriptor 5: by the judge if there is one, else by the program itself (and then not to be trusted)."""
+    """The bytes written to descriptor 5: by the checker if there is one, otherwise by the (untrusted) program."""
     note: str = ""
-    """In a box: what changed beside the call, for the policy; such as that the variables of the Python session are gone."""
+    """A message to the policy about side effects in the session, such as lost variables of the Python interpreter."""
     refused: bool = False
-    """With `Stop.IE`: the program was asked for in a way that this sandbox can never run it (a limit above its own): the task's fault."""
+    """With INTERNAL_ERROR: this sandbox can never run such a program (e.g. a limit above its own). The task is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a box is made of: its files, its image and its limits, which hold for everything in it together.
+    """The specification of a sandbox session: its files, its image and its limits, shared by all its processes.
 
     >>> Place(files={"data/numbers.txt": b"1 2 3"}, memory_mb=256).wall_s
     30.0
@@ -117,24 +117,24 @@ class Place:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files to write into the working folder before the first call, by relative path."""
     image: str = ""
-    """The image to start from (docker only; it needs python3 and bash). Empty: the sandbox's own."""
+    """The image to start from (docker only; it needs python3 and bash). Empty: the sandbox's default."""
     memory_mb: int = 512
-    """Memory of all processes and files together: the files are kept in memory."""
+    """Memory of all processes and files together; files are kept in memory."""
     processes: int = 64
     disk_mb: int = 64
     """Space for files in the working folder."""
     file_mb: int = 64
-    """The largest file."""
+    """The maximum size of one file."""
     wall_s: float = 30.0
-    """The timeout of a call that names none."""
+    """The default timeout of a call."""
     output_bytes: int = 1_000_000
-    """The longest output of one call; a call that writes more is stopped."""
+    """The maximum output of one call; a call that writes more is stopped."""
     network: bool = False
-    """Must be false: no sandbox of rlvr gives a box a network."""
+    """Must be False: no sandbox of rlvr provides a network."""
 
     def __post_init__(self) -> None:
         if self.network is not False:
-            raise ValueError(f"network is {self.network!r}; a box has no network: set it to False and lay the files that are needed")
+            raise ValueError(f"network is {self.network!r}; a session has no network: set it to False, put needed files into `files`")
         for name in ("memory_mb", "processes", "disk_mb", "file_mb", "output_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -151,48 +151,55 @@ class Place:
 class Box(ABC):
     """A sandbox session, usually for one conversation: files, working folder and background processes last between calls.
 
-    Bash: each call is a new shell; the working folder and the exported variables are carried over from the call before. Functions, aliases
-    and variables that are not exported end with the call. Python: one session, whose variables and imports last between calls. What runs in
-    the background after a call stays, and what it then writes to standard output is discarded.
+    Bash: each call starts a new shell with the working folder and the exported variables of the previous call. Functions, aliases and
+    unexported variables do not persist. Python: one interpreter, whose variables and imports persist. Background processes keep
+    running after a call; their later standard output is discarded.
 
-    Calls from several threads run one after the other. No call is ever repeated: if the sandbox cannot say what became of one, the
-    box is `lost`, and every later call is `Stop.IE`. If what runs in the box broke it, every later call is `Stop.SV`, and `put` and `get`
-    raise OSError.
+    Calls from several threads run one after the other. No call is ever retried: if the result of a call is unknown, `failure` is set and
+    every later call returns INTERNAL_ERROR. If a program in the session broke it, every later call returns SANDBOX_VIOLATION, and
+    `write_file` and `read_file` raise OSError.
     """
 
     id: str
-    """The name of the box, unique on this machine."""
+    """The name of the session, unique on this machine."""
 
     @property
     @abstractmethod
     def lost(self) -> bool:
-        """Whether the sandbox failed under this box. It can then only be closed."""
+        """Whether the sandbox failed. The session can then only be closed."""
 
     @abstractmethod
     def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> Outcome:
-        """Run a script, or a program with its arguments. After the timeout (None: the place's) it is killed, and the box stays usable.
+        """Run a script, or a program with its arguments, and kill it after the timeout (None: the spec's); the session stays usable.
 
-        `Outcome.note` says what else was lost, such as the variables of a Python session that had to be killed. A failure of the
-        sandbox is `Stop.IE`. ValueError if what was asked makes no sense.
+        `ExecutionResult.message` reports side effects, such as lost variables of a killed Python interpreter. A failure of the sandbox
+        returns INTERNAL_ERROR.
+
+        Raises:
+            ValueError: the arguments are invalid.
         """
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
         """Write a file in the working folder, and create its parent folders.
 
-        OSError if that is not possible; SandboxError if the box is lost or closed.
+        Raises:
+            OSError: the file cannot be written.
+            SandboxError: the session failed or is closed.
         """
 
     @abstractmethod
     def get(self, path: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file in the working folder.
+        """Return the first `limit` bytes of a file in the working folder.
 
-        OSError if there is no such file, or a link leads out of the working folder; SandboxError if the box is lost or closed.
+        Raises:
+            OSError: there is no such file, or a link leads out of the working folder.
+            SandboxError: the session failed or is closed.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End everything in it and delete its files. Callable more than once and from any thread; a running call ends as `Stop.IE`."""
+        """Kill all processes and delete all files. Idempotent and thread-safe; a running call returns INTERNAL_ERROR."""
 
     def __enter__(self) -> Self:
         return self
@@ -202,15 +209,20 @@ class Box(ABC):
 
 
 class Sandbox(Plugin, ABC):
-    """Runs untrusted programs, isolated from the host. Callable from any thread."""
+    """Runs untrusted programs, isolated from the host. Thread-safe."""
 
     @abstractmethod
     def run(self, program: Program) -> Outcome:
-        """Run it until it exits or reaches a limit. A failure of the sandbox is an Outcome with `Stop.IE`, not an exception."""
+        """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
 
     def open(self, place: Place | None = None) -> Box:
-        """A new box. SandboxError if none can be had in time, ConfigError if the place is impossible here."""
-        raise ConfigError(f"{type(self).__name__} has no boxes; use the docker sandbox, or the process sandbox for code that you trust")
+        """Create a session.
+
+        Raises:
+            SandboxError: no session could be created in time.
+            ConfigError: this sandbox does not support the spec.
+        """
+        raise ConfigError(f"{type(self).__name__} has no sessions; use the docker sandbox, or the process sandbox for code that you trust")
 
     def ready(self) -> None:
         """Run an empty program; raise SandboxError if the sandbox fails."""

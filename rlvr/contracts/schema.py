@@ -26,18 +26,18 @@ WORDS: Mapping[str, str] = {
     "null": "null",
 }
 DEEPEST = 24
-"""How deep schemas and arguments may be nested."""
+"""The maximum nesting depth of schemas and arguments."""
 
 
 class Misfit(ValueError):
     """A value does not match its schema; the message says where, what it is and what is allowed."""
 
 
-# ---- from a function to a schema
+# ---- build a schema from a function
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of a function's arguments; `self` is left out. PluginError for a signature that has none.
+    """Build the JSON Schema of a function's arguments, without `self`; raise PluginError if a signature cannot be expressed.
 
     >>> def double(number: int, times: int = 1) -> str:
     ...     '''Double it.
@@ -75,7 +75,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
-    """The JSON Schema of one type hint.
+    """Build the JSON Schema of one type hint.
 
     >>> type_schema(list[int] | None)
     {'anyOf': [{'type': 'array', 'items': {'type': 'integer'}}, {'type': 'null'}]}
@@ -104,7 +104,7 @@ def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
 
 
 def summary_of(document: str) -> str:
-    r"""A docstring up to its `Args:` and other sections: what the tool does.
+    r"""Return a docstring up to its `Args:` and other sections.
 
     >>> summary_of("Add.\n\nArgs:\n    x: one number.")
     'Add.'
@@ -118,7 +118,7 @@ def summary_of(document: str) -> str:
 
 
 def argument_notes(document: str) -> dict[str, str]:
-    r"""What the `Args:` section of a docstring says about each argument.
+    r"""Parse the descriptions of the arguments in the `Args:` section of a docstring.
 
     >>> argument_notes("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
     {'x': 'one number, any.', 'y': 'another.'}
@@ -138,11 +138,11 @@ def argument_notes(document: str) -> dict[str, str]:
     return found
 
 
-# ---- from a schema and arguments to arguments that fit
+# ---- validate arguments against a schema
 
 
 def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) -> Any:
-    """The value, if the schema allows it (integers as floats where the schema says number). Raises Misfit otherwise.
+    """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaError otherwise.
 
     >>> fit({"type": "number"}, 3)
     3.0
@@ -174,7 +174,7 @@ def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) 
 
 
 def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a call's arguments against a tool's schema. Misfit names the argument, and what the tool accepts.
+    """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
 
     >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
@@ -188,7 +188,7 @@ def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def takes(schema: Mapping[str, Any]) -> str:
-    """What a tool accepts, in one line.
+    """Describe the parameters of a tool in one line.
 
     >>> takes({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
     'x (a whole number), y (a text, optional)'
@@ -199,7 +199,7 @@ def takes(schema: Mapping[str, Any]) -> str:
 
 
 def kind_words(schema: Mapping[str, Any]) -> str:
-    """The type that a schema requires, in words.
+    """Describe the type that a schema requires.
 
     >>> kind_words({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     'a list or null'
@@ -214,7 +214,7 @@ def kind_words(schema: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, shortened if it is long.
+    """Format a value for an error message, shortened if it is long.
 
     >>> shown("3"), shown(3), shown([1, 2])
     ('the text "3"', '3', 'the list [1, 2]')

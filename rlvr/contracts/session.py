@@ -1,4 +1,4 @@
-"""The session contract: the world of one conversation, what the policy reads from it, and what is left to judge at the end."""
+"""The session contract: the state of one conversation, the messages that the policy receives, and the artifacts to verify."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rlvr.turns import Result, ToolSpec, Turn
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the world answers to one turn of the policy.
+    """The reply of a session to one policy turn.
 
     >>> Heard(({"role": "user", "content": "higher"},)).over
     False
     """
 
     messages: tuple[Message, ...] = ()
-    """What the policy reads before its next turn. Where the conversation is over nobody reads them; they are recorded."""
+    """The messages that the policy receives before its next turn. If the conversation is done, they are only recorded."""
     over: bool = False
-    """Whether the conversation ends here."""
+    """True if the conversation ends here."""
     results: tuple[Result, ...] = ()
-    """What became of each call of the turn, for the record."""
+    """The result of each call of the turn, for the record."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
         if not self.messages and not self.over:
-            raise ValueError("the world heard a turn, has nothing to say and does not end the conversation; give a message, or over=True")
+            raise ValueError("a StepResult has no message and does not end the conversation; give a message, or done=True")
         for message in self.messages:
             whole = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
             if not whole or not message["role"]:
@@ -38,26 +38,26 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All that a verifier may look at: plain records, so that a verdict can be given again later.
+    """All inputs of a verifier, as plain records, so that verification can be repeated later.
 
     >>> Transcript("4").evidence
     {}
     """
 
     answer: str
-    """The text to be judged."""
+    """The text to verify."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What the session collected at its end: JSON values, and bytes for files."""
+    """The artifacts that the session collected at its end: JSON values, and bytes for files."""
     turns: tuple[Turn, ...] = ()
     heard: tuple[Heard, ...] = ()
-    """One for each turn that the policy closed."""
+    """One for each completed policy turn."""
 
 
 class Session(ABC):
-    """The world of one conversation: a board, a shell, a database. One thread at a time drives it, and not always the same one.
+    """The state of one conversation: a board, a shell, a database. Used by one thread at a time, not always the same one.
 
-    It is opened for one conversation and closed once, whatever happens: at the end, after an error, after a deadline, or when sampling
-    is broken off. A session whose method has not come back within the deadline is closed as soon as it does.
+    A session is created for one conversation and closed exactly once: at the end, after an error or a timeout, or when sampling is
+    cancelled. If a method exceeds its timeout, the session is closed when the method returns.
 
     >>> class Echo(Session):
     ...     def hear(self, turn: Turn) -> Heard:
@@ -65,30 +65,31 @@ class Session(ABC):
     """
 
     max_evidence_bytes: ClassVar[int] = 1 << 20
-    """How large all evidence together may be. An answer that leaves more than that scores 0."""
+    """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
 
     def tools(self) -> Sequence[ToolSpec]:
-        """The tools that the policy may call, asked once, before the prompt is rendered. What takes long to prepare is prepared here."""
+        """Return the tools of the policy. Called once, before the prompt is rendered; slow preparation belongs here."""
         return ()
 
     def opening(self) -> Sequence[Message]:
-        """What the world says first, after the task's prompt; asked once, after `tools`."""
+        """Return messages that follow the task's prompt. Called once, after `tools`."""
         return ()
 
     @abstractmethod
     def hear(self, turn: Turn) -> Heard | None:
-        """Take in a turn that the policy closed, and answer it; None ends the conversation.
+        """Process a completed policy turn and return the reply; None ends the conversation.
 
-        A turn that was cut off is never heard. The last turn that is allowed is: it counts what it did, though nobody reads the answer.
+        Not called for a turn that the token limit of the conversation truncated. Called for the last allowed turn, though the policy
+        does not see the reply.
         """
 
     def answer(self, turns: Sequence[Turn]) -> str:
-        """The text to be judged, asked once, at the end. The default: the last turn, cut off or not."""
+        """Return the text to verify. Called once, at the end. The default is the last turn, even if it was truncated."""
         return turns[-1].text if turns else ""
 
     def evidence(self) -> Mapping[str, Any]:
-        """What else the verifier may look at, asked once, at the end, after `answer`: JSON values, and bytes for files."""
+        """Return artifacts for the verifier: JSON values, and bytes for files. Called once, at the end, after `answer`."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 -- a session that holds nothing has nothing to release
-        """Release what this conversation held. Called once."""
+    def close(self) -> None:  # noqa: B027 -- the default session has no resources
+        """Release the resources of this conversation. Called once."""

@@ -14,12 +14,12 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are: the size of the action space."""
+        """The number of token ids: the size of the action space."""
         ...
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a turn (EOS and similar)."""
+        """The ids that end a turn (EOS and similar)."""
         ...
 
     @property
@@ -28,17 +28,17 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids, with no special tokens added."""
+        """Convert text to ids, without adding special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, stop ids left out. Never raises on ids inside the vocabulary."""
+        """Convert ids to text, without stop ids. Never raises for ids inside the vocabulary."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """A conversation to ids, ready for the policy's turn. No text in a message becomes a control token."""
+        """Render a conversation as ids, up to the policy's turn. No text in a message becomes a control token."""
         ...
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """The ids between the policy's stop id and its next turn. A string is one user message."""
+        """Render a reply as the ids between the policy's stop id and its next turn. A string is one user message."""
         ...

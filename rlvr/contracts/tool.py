@@ -6,7 +6,7 @@
 ...         self.count = 0
 ...     @tool
 ...     def add(self, number: int = 1) -> str:
-...         '''Add to the count, and say what it is.'''
+...         '''Add to the count and return it.'''
 ...         self.count += number
 ...         return str(self.count)
 >>> with Counter().session() as counter:
@@ -31,13 +31,13 @@ from rlvr.turns import Call, CallStatus, Result, ToolSpec
 
 MARK = "_rlvr_tool"
 MAX_CHARACTERS = 8_000
-"""The default limit on the length of a result."""
+"""The default maximum length of a result."""
 Method = TypeVar("Method", bound=Callable[..., str])
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool can use in a conversation.
+    """The resources of one conversation that a tool can use.
 
     >>> ToolContext(data={"database": "sales.db"}).box is None
     True
@@ -50,7 +50,7 @@ class ToolContext:
 
 
 class Final(str):
-    """A result that ends the conversation: its text is the answer."""
+    """A tool result that ends the conversation; its text is the answer."""
 
     __slots__ = ()
 
@@ -66,9 +66,9 @@ class ToolExample:
     name: str
     arguments: Mapping[str, Any]
     holds: str
-    """A part of the text of the result."""
+    """A substring of the expected result."""
     ok: bool = True
-    """False if the tool rejects the call with ToolError."""
+    """False if the tool must reject the call with ToolError."""
 
 
 def tool(method: Method) -> Method:
@@ -78,48 +78,48 @@ def tool(method: Method) -> Method:
 
 
 class Tool(Plugin):
-    """A kind of plugin: one or more methods marked with `@tool`, that take plain arguments and return a string.
+    """A plugin with one or more methods marked with `@tool`, which take plain arguments and return a string.
 
-    The plugin has the state that all conversations share. Each conversation gets a copy (`open`), whose `begin` creates its
-    own state and whose `end` removes it. One copy is used by one thread at a time.
+    The plugin holds the state that all conversations share. Each conversation gets a copy (`start`): its `setup` creates the
+    conversation's state and its `teardown` removes it. A copy is used by one thread at a time.
     A method raises ToolError with a message for the policy. Any other exception means that the tool failed.
     """
 
     needs_box: ClassVar[bool] = False
-    """Whether it needs a sandbox session (`Box`) for the conversation."""
+    """True if the tool needs a `SandboxSession` for the conversation."""
     examples: ClassVar[Sequence[ToolExample]] = ()
-    """Calls that `rlvr check` makes, in this order, in one conversation."""
+    """Calls that `rlvr check` executes in this order in one conversation."""
     context: ToolContext = ToolContext()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The methods that the policy may call, in the order of the class. Tools of a server are known only after `open`."""
+        """Return the specs of the marked methods, in definition order. The tools of a server are known only after `start`."""
         found = []
         for name, method in _marked(type(self)).items():
             about = summary_of(method.__doc__ or "")
             if not about:
-                raise PluginError(f"{type(self).__name__}.{name} has no docstring; say in it what the policy gets from it")
+                raise PluginError(f"{type(self).__name__}.{name} has no docstring; describe in it what the tool does, for the policy")
             found.append(ToolSpec(name, about, parameters_of(method)))
         if not found:
-            raise PluginError(f"{type(self).__name__} has no method marked with @tool; mark what the policy may call")
+            raise PluginError(f"{type(self).__name__} has no method marked with @tool; mark the methods that the policy may call")
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Execute one call; name and arguments were checked against the specs."""
+        """Execute one call. Name and arguments are already validated against the specs."""
         text: str = getattr(self, name)(**arguments)
         return text
 
     def begin(self) -> None:
-        """Create the state of one conversation. `self.context` has its data."""
+        """Create the state of one conversation; `self.context` has its data."""
 
     def end(self) -> None:
-        """Remove that state. May be called more than once, also after a failed `begin`."""
+        """Remove the state of the conversation. May be called more than once, also after a failed `setup`."""
 
     def open(self, context: ToolContext | None = None) -> Self:
-        """The tool for one conversation. Whoever opens it calls `end`."""
+        """Return a copy of the tool for one conversation. The caller must call `teardown` on it."""
         context = context or ToolContext()
         if self.needs_box and context.box is None:
             raise ConfigError(
-                f"{type(self).__name__} runs in a sandbox, and this conversation has none; use it in an environment that opens one"
+                f"{type(self).__name__} needs a sandbox, and this conversation has none; use the tool in an environment with a sandbox"
             )
         one = copy.copy(self)
         one.context = context
@@ -132,7 +132,7 @@ class Tool(Plugin):
 
     @contextmanager
     def session(self, context: ToolContext | None = None) -> Iterator[Self]:
-        """`open` and `end` around a block."""
+        """Run a block between `start` and `teardown`."""
         one = self.open(context)
         try:
             yield one
@@ -141,16 +141,19 @@ class Tool(Plugin):
 
     @property
     def box(self) -> Box:
-        """The conversation's box."""
+        """The conversation's sandbox session."""
         if self.context.box is None:
-            raise ToolCrash(f"{type(self).__name__} was not opened with a sandbox box")
+            raise ToolCrash(f"{type(self).__name__} was started without a sandbox session")
         return self.context.box
 
 
 def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) -> Result:
-    """Do one call of a conversation. What the policy got wrong is a Result with `ok` false; ToolCrash when the tool breaks.
+    """Execute one call of a conversation. An error of the policy gives a result with `ok` False.
 
-    A call that was misread is not run: its result says what is wrong.
+    A call that could not be parsed is not executed; its result explains the problem.
+
+    Raises:
+        ToolFailure: the tool itself failed.
     """
     if call.status is not CallStatus.OK:
         return Result(call.id, call.told, ok=False)
@@ -180,7 +183,7 @@ def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) 
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """The text, or its head and tail with a note of what was left out between them: at most `limit` characters in all.
+    """Shorten a text to at most `limit` characters by replacing its middle with a note.
 
     >>> cut_middle("a" * 500 + "b" * 500, 100).replace(chr(10), "|")
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaa|[... 944 of 1000 characters left out ...]|bbbbbbbbbbbbbbbbbbbbbbbbbbbb'
@@ -200,7 +203,7 @@ def _refused(call: Call, status: CallStatus, why: str) -> Result:
 
 
 def _marked(cls: type) -> dict[str, Callable[..., Any]]:
-    """The marked methods, those of the base classes first."""
+    """Return the marked methods by name, those of base classes first."""
     found: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
         found |= {name: method for name, method in vars(base).items() if getattr(method, MARK, False)}

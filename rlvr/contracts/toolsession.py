@@ -1,4 +1,4 @@
-"""The session of an environment with tools: it runs the calls of each turn, and a turn without calls is the answer."""
+"""The session of an environment with tools: it executes the calls of each turn; a turn without calls is the answer."""
 
 from __future__ import annotations
 
@@ -20,43 +20,39 @@ TOO_LONG = "Error: this call was not run. The earlier calls of the same turn too
 
 
 class ToolSession(Session):
-    """One conversation with tools. Subclass it where the world has files, data, an opening or evidence of its own.
+    """One conversation with tools. Subclass it for an environment with its own files, data, initial messages or artifacts.
 
-    Each call of a turn gets one message of role `tool` with its result, in the order of the calls. A call that was misread gets the
-    reason instead. A turn without calls is the answer and ends the conversation, or goes to the `inner` session if there is one.
-    A tool that breaks is an infrastructure fault: the conversation has no score.
-
-    >>> session = ToolSession(Task("t", ({"role": "user", "content": "2+2="},), "4"), [Submit()])        # doctest: +SKIP
-    >>> session.tools()[0].name, session.hear(Turn("...", calls=(Call("0.0", "submit", {"answer": "4"}),))).over      # doctest: +SKIP
-    ('submit', True)
+    Each call of a turn gets one message of role `tool` with its result, in the order of the calls. A call that could not be parsed gets
+    an error message instead. A turn without calls is the answer and ends the conversation, or is passed to the `inner` session.
+    If a tool fails, the conversation has no score.
     """
 
     max_bad_calls: ClassVar[int] = 3
-    """The conversation ends after so many turns in a row that have only calls which could not be run."""
+    """The conversation ends after this many consecutive turns whose calls could all not be executed."""
     max_seconds: ClassVar[float] = 240.0
-    """Once the calls of a turn have taken so long, its other calls are not run: so no turn takes longer than a rollout waits for it."""
+    """After this time the remaining calls of a turn are skipped, so that no turn exceeds the rollout's own timeout."""
     max_characters: ClassVar[int] = MAX_CHARACTERS
-    """The limit on the length of a result. A longer one is cut in the middle, with a note."""
+    """The maximum length of a result. A longer one is truncated in the middle, with a note."""
 
     def __init__(
         self, task: Task, tools: Sequence[Tool], *, sandbox: Sandbox | None = None, seed: int = 0, inner: Session | None = None
     ) -> None:
-        """Nothing is opened yet: `tools` does that.
+        """Create the session; its resources are opened by the first call of `tools`.
 
         Args:
             task: the task of this conversation.
             tools: the environment's tools, which all conversations share.
-            sandbox: opens the box, if one of the tools needs one.
-            seed: the seed of the world, the same for all conversations of a group.
-            inner: hears the turns without calls and says what is judged; None: such a turn is the answer.
+            sandbox: creates the sandbox session, if one of the tools needs it.
+            seed: the seed of the session, the same for all conversations of a group.
+            inner: handles the turns without calls and selects the text to verify; None: such a turn is the answer.
         """
         self.task, self.seed, self.inner = task, seed, inner
         self.box: Box | None = None
-        """The sandbox box of this conversation, from the call of `tools` on."""
+        """The sandbox session of this conversation; set by `tools`."""
         self.final: str | None = None
-        """The answer that was given by a call, such as `submit`."""
+        """The answer that was given by a call, such as `submit`; None if there is none."""
         self.bad = 0
-        """How many turns in a row had only calls that could not be run."""
+        """The number of consecutive turns whose calls could all not be executed."""
         self._shared, self._sandbox = tuple(tools), sandbox
         self._opened: dict[str, Tool] | None = None
         self._specs: list[ToolSpec] = []
@@ -65,31 +61,31 @@ class ToolSession(Session):
     # ---- for subclasses
 
     def files(self) -> Mapping[str, bytes]:
-        """Files in the box when the conversation begins, by relative path."""
+        """Return the files of the sandbox session at the start, by relative path."""
         return {}
 
     def place(self) -> Place:
-        """What the box is made of. The default: the files, with the usual limits."""
+        """Return the spec of the sandbox session. The default has `files` and the default limits."""
         return Place(files=self.files())
 
     def data(self) -> Mapping[str, Any]:
-        """Data for the tools (`ToolContext.data`), such as the path of a database."""
+        """Return data for the tools (`ToolContext.data`), such as the path of a database."""
         return {}
 
-    # ---- what a session does
+    # ---- the Session interface
 
     def tools(self) -> Sequence[ToolSpec]:
-        """Open the box and the tools, and describe them to the policy."""
+        """Create the sandbox session, start the tools, and return their specs."""
         if self._opened is None:
             self._open()
         return tuple(self._specs)
 
     def opening(self) -> Sequence[Message]:
-        """What the inner session says first."""
+        """Return the initial messages of the inner session."""
         return self.inner.opening() if self.inner else ()
 
     def hear(self, turn: Turn) -> Heard | None:
-        """Run the calls of the turn. Where there are none, the conversation ends."""
+        """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
         self.tools()
         if not turn.pending:
             self.bad = 0
@@ -107,7 +103,7 @@ class ToolSession(Session):
         return Heard(tuple(told), over=self.final is not None or self.bad >= self.max_bad_calls, results=tuple(results))
 
     def answer(self, turns: Sequence[Turn]) -> str:
-        """What was submitted, else the last turn if it called nothing. A conversation that ends with a call has no answer: empty text."""
+        """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
         if self.final is not None:
             last: Sequence[Turn] = (Turn(self.final, content=self.final),)
         elif turns and not turns[-1].pending:
@@ -117,17 +113,17 @@ class ToolSession(Session):
         return self.inner.answer(last) if self.inner else last[-1].text
 
     def evidence(self) -> Mapping[str, Any]:
-        """What the inner session leaves."""
+        """Return the artifacts of the inner session."""
         return self.inner.evidence() if self.inner else {}
 
     def close(self) -> None:
-        """End the tools, then close the box and the inner session."""
+        """Tear down the tools, then close the sandbox session and the inner session."""
         self._held.close()
 
     # ---- inside
 
     def _open(self) -> None:
-        """Everything that is opened is closed by `close`, also if what comes after it fails."""
+        """Open the inner session, the sandbox session and the tools. `close` releases all of them, even after a failure here."""
         if self.inner:
             self._held.callback(self.inner.close)
             if self.inner.tools():
@@ -135,9 +131,7 @@ class ToolSession(Session):
         if any(tool.needs_box for tool in self._shared):
             if self._sandbox is None:
                 needing = next(tool for tool in self._shared if tool.needs_box)
-                raise ConfigError(
-                    f"{type(needing).__name__} runs in a box, and the environment has no sandbox; give it one (sandbox: docker)"
-                )
+                raise ConfigError(f"{type(needing).__name__} needs a sandbox, and the environment has none; set one (sandbox: docker)")
             self.box = self._sandbox.open(self.place())
             self._held.callback(self.box.close)
         context = ToolContext(self.box, dict(self.data()), self.seed)
@@ -152,7 +146,7 @@ class ToolSession(Session):
         self._opened = opened
 
     def _too_long(self, seconds: float) -> str:
-        """What is said of a call that comes too late in its turn; '' if it may run."""
+        """Return the error message for a call that exceeds the turn's time limit; empty if it may run."""
         return TOO_LONG.format(seconds=seconds, most=self.max_seconds) if seconds >= self.max_seconds else ""
 
     def _run(self, call: Call) -> Result:

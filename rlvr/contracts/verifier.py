@@ -1,4 +1,4 @@
-"""The verifier contract: judge one answer, and give examples for its checks."""
+"""The verifier contract: score an answer, and declare examples for the conformance checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.errors import TextOnly
 from rlvr.task import Task, Verdict
 
 Begun = Verdict | Callable[[], Coroutine[Any, Any, Verdict]]
-"""A verdict, or a function that waits for it without holding a thread."""
+"""A verdict, or an async function that returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +34,46 @@ class Example:
 
 
 class Verifier(TextOnly, Plugin, ABC):
-    """Judges one answer. Deterministic (given a sandbox, if it uses one); callable from any thread.
+    """Scores one answer. Deterministic (given a sandbox, if it uses one) and thread-safe.
 
-    `verify` gets the whole text of the policy and finds the answer in it by the declared channel. It never raises
-    because of what a text contains (only if the answer is not a string); for a task it cannot judge it returns a verdict
-    with fault `task`.
+    `verify` receives the whole text of the policy and extracts the answer with the declared extractor. It never raises because of the
+    content of a text (only if the answer is not a string). For a task that it cannot verify it returns a verdict with fault `task`.
     """
 
     version: ClassVar[str] = "1"
-    """Increased whenever a verdict may change; part of every cache key and recorded with every run."""
+    """Increase it whenever a verdict may change. It is part of every cache key and recorded with every run."""
     examples: ClassVar[Sequence[Example]] = ()
-    """Cases that `check_verifier` runs with the default settings; at least one, with a right and a wrong answer."""
+    """Cases that `check_verifier` runs with the default settings; at least one, with a correct and an incorrect answer."""
     needs_reference: bool = True
-    """Whether a task without a reference cannot be judged. False for verifiers that judge the form of an answer alone."""
+    """True if every task needs a reference. False for verifiers that check only the form of an answer."""
     instruction: str = ""
-    """What a question should say about the form of the answer, for environments whose questions come from data."""
+    """An instruction about the answer format, appended to questions by environments whose questions come from data."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge `answer` against `task.reference`."""
+        """Score `answer` against `task.reference`."""
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
-        """Judge many answers, in their order. Override it where a batch, or many requests at once, is faster than one after the other."""
+        """Score many answers, in their order. Override it if a batch, or concurrent requests, are faster than a loop."""
         return [self.verify(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Judge without blocking an event loop. The default runs `begin` in a thread; override it where waiting needs none."""
+        """Score an answer without blocking an event loop. The default runs in a thread; override it for asynchronous verifiers."""
         return await _ended(await asyncio.to_thread(self.begin, task, Transcript(answer)))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """Judge a whole conversation. The default judges its answer; override it to look at the evidence or at the turns."""
+        """Score a whole conversation. The default scores its answer; override it to use the artifacts or the turns."""
         return self.verify(task, transcript.answer)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Judge as far as no waiting is needed. A verifier made of others overrides it, so that none of them waits in a thread."""
+        """Start verification; return the verdict, or a function that awaits it. Composite verifiers override it."""
         if type(self).averify is not Verifier.averify and type(self).judge is Verifier.judge:
             return partial(self.averify, task, transcript.answer)
         return self.judge(task, transcript)
 
 
 def together(begun: Sequence[Begun], finish: Callable[[Sequence[Verdict]], Verdict]) -> Begun:
-    """What `finish` makes of several verdicts: at once if all of them are there, else once they are.
+    """Combine several verdicts with `finish`: immediately if all are available, otherwise when the last one is.
 
     >>> together([Verdict(1.0, "equal")], lambda verdicts: verdicts[0]).score
     1.0

@@ -12,51 +12,48 @@ T = TypeVar("T")
 
 
 class Weights(ABC):
-    """The current weights of the policy, whole in one process or sharded over several. All processes call its methods together."""
+    """The current weights of the policy, in one process or sharded over several. Its methods are collective operations."""
 
     @property
     @abstractmethod
     def structure(self) -> Any:
-        """The model for its configuration and its modules; its tensors may be sharded, and it must not be run."""
+        """The model, for its configuration and module structure. Its tensors may be sharded; it must not be run."""
 
     @abstractmethod
     def model(self) -> Any:
-        """A plain model with these weights, which can be run. Where weights are sharded, each process gets a copy of its own."""
+        """Return a model with these weights that can be run. If the weights are sharded, each process gets a full copy."""
 
     @abstractmethod
     def save(self, folder: Path, dtype: str | None = None) -> None:
-        """Write a folder that transformers and vLLM load; the main process writes. `dtype`: of its matrices; None: as they are."""
+        """Write a folder for transformers and vLLM, in the main process. `dtype` is that of the matrices; None keeps it."""
 
     @abstractmethod
     def shapes(self, dtype: str | None = None) -> dict[str, Any]:
-        """What `tensors` yields, by name, on the meta device: nothing is gathered or copied."""
+        """Return the tensors that `iter_tensors` yields, by name, on the meta device; nothing is gathered or copied."""
 
     @abstractmethod
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """Each tensor under the name that it has in a model's files, whole until the next one. All processes iterate together."""
+        """Yield each full tensor under its name in a model file; it is valid until the next one. All processes iterate together."""
 
     @abstractmethod
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
-        """The log-probability of each token except the first, computed as in training; `precision`: that of the computation."""
+        """Compute the log-probability of each token except the first, as in training, in the given compute precision."""
 
     def adapter(self) -> Adapter | None:
-        """The trained matrices alone, for engines that apply them by themselves; None: there are none."""
+        """Return the LoRA adapter, for engines that apply it themselves; None if there is none."""
         return None
 
     def once(self, work: Callable[[], T]) -> T:
-        """Run something in the main process only; all processes get its result or raise its error."""
+        """Run `work` in the main process only; all processes get its result or raise its error."""
         return work()
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A policy in two parts: frozen weights, which are sent once, and small matrices, which are sent after every update.
-
-    >>> Adapter(rank=8, base=weights, save=print).save(Path("adapter"))         # doctest: +SKIP
-    """
+    """A LoRA adapter: frozen base weights, which are sent once, and small matrices, which are sent after every update."""
 
     rank: int
     base: Weights
-    """The model without the matrices; it never changes."""
+    """The frozen base model, without the matrices."""
     save: Callable[[Path], None]
-    """Writes the matrices in the format of peft; all processes call it together, and the main one writes."""
+    """Writes the matrices in the format of peft. A collective operation; the main process writes."""

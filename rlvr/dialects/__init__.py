@@ -1,4 +1,4 @@
-"""How tool calls are written in each family of chat templates, and how they are parsed.
+"""The tool call formats of chat template families: formatting and parsing of calls.
 
 >>> from rlvr.dialects.table import get
 >>> get("hermes").read('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [ToolSpec("now", "The time.")]).calls[0].status

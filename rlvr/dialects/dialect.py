@@ -1,4 +1,4 @@
-"""The contract of a dialect: the marks around a call, a writer, and a parser that never raises and takes linear time."""
+"""The interface of a dialect (a tool call format): its marks, a formatter, and a linear-time parser that never raises."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
 """The allowed names of a tool."""
 MAX_CALLS = 64
-"""How many calls of one turn are read; the text after them is content."""
+"""The maximum number of calls parsed from one turn; the remaining text is content."""
 
 
 class Unwritable(ValueError):
-    """A call that the dialect cannot express: its text contains one of the dialect's own marks."""
+    """A call that the dialect cannot express, because its text contains one of the dialect's own marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A call as written in the text, before it is checked against the tools.
+    """A call as written in the text, before validation against the tools.
 
     >>> Found("search", {"query": "rain"}).status
     <CallStatus.OK: 'ok'>
@@ -38,12 +38,12 @@ class Found:
     status: CallStatus = CallStatus.OK
     why: str = ""
     untyped: bool = False
-    """Whether the dialect writes values without their types, so that the schema decides how each one is parsed."""
+    """True if values are written without types, so that the schema determines how they are parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one scan of the text.
+    """The result of scanning one call mark.
 
     >>> Step((Found("now", {}),), 10).end
     10
@@ -51,12 +51,12 @@ class Step:
 
     found: tuple[Found, ...]
     end: int
-    """Where the text continues."""
+    """The position after the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a turn: content, reasoning, or the calls that one mark opened.
+    """A part of a turn: content, reasoning, or the calls after one mark.
 
     >>> Piece("content", "hello").found
     ()
@@ -66,11 +66,11 @@ class Piece:
     text: str
     found: tuple[Found, ...] = ()
     thought: bool = False
-    """Whether it is inside the reasoning."""
+    """True if it is inside the reasoning."""
 
 
 class Dialect(ABC):
-    """One way of writing calls. A subclass provides the marks, `write`, and `scan`."""
+    """A tool call format. A subclass defines the marks, `format_calls`, and `scan_call`."""
 
     name: str
     about: str
@@ -79,23 +79,23 @@ class Dialect(ABC):
     thoughts: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
     """The marks around reasoning."""
     closes: tuple[str, ...] = ()
-    """The marks that may end a call; none if it ends with the turn."""
+    """The marks that may end a call; empty if it ends with the turn."""
     drops: tuple[str, ...] = ()
     """Marks that are not part of any content, such as the end of a section."""
     stops: tuple[str, ...] = ()
-    """Marks that must end the policy's turn; otherwise it would continue and invent the result."""
+    """Marks that must be stop tokens; otherwise the policy would continue and invent the result."""
     plain_text: bool = False
-    """Whether calls are plain text, which no token ends: the policy's turn is then ended after its first complete call."""
+    """True if calls are plain text without a stop token; the turn is then ended after its first complete call."""
     signs: tuple[tuple[str, ...], ...] = ()
-    """How to recognise a chat template of this dialect: it contains all strings of one of these groups."""
+    """How to recognize a chat template of this dialect: it contains all strings of one of these groups."""
 
     @abstractmethod
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """The calls as the policy would write them. Unwritable if one cannot be expressed."""
+        """Format calls as the policy would write them; raise UnwritableCallError if one cannot be expressed."""
 
     @abstractmethod
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Parse what starts with the mark at `at`; None if that is not a call but plain text. Never raises."""
+        """Parse the call that starts with the mark at `at`; None if it is plain text. Never raises."""
 
     def read(
         self,
@@ -112,7 +112,7 @@ class Dialect(ABC):
             text: everything that the policy wrote.
             tools: the tools that it was given.
             turn: the number of the turn, for the ids of the calls.
-            finish: why it ended; the last call of a turn that was cut off is not run unless its closing mark is there.
+            finish: why it ended; the last call of a truncated turn is not executed unless its closing mark is present.
             thinking: whether the prompt already opened the reasoning.
         """
         content: list[str] = []
@@ -133,7 +133,7 @@ class Dialect(ABC):
         return Turn(text, said, "".join(reasoning).strip(), tuple(calls), finish)
 
     def pieces(self, text: str, tools: Sequence[ToolSpec], thinking: bool) -> Iterator[Piece]:
-        """The parts of a turn, in order; the text between two marks is visited once."""
+        """Split a turn into its parts, in order and in linear time."""
         at, count = 0, 0
         if thinking or self._closes_first(text):
             end, at = self._thought_end(text, 0)
@@ -166,7 +166,7 @@ class Dialect(ABC):
         yield Piece("content", text[start:])
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """Text for a system prompt, if the chat template has no place for tools: which tools exist, and how to call them."""
+        """Format a system prompt that lists the tools and the call format, for chat templates without tool support."""
         lines = ["You can call these tools:", ""]
         for spec in tools:
             lines += [json.dumps(spec.wire()["function"], ensure_ascii=False)]
@@ -176,11 +176,11 @@ class Dialect(ABC):
         return "\n".join([*lines, "", f"{ends} When you need no more calls, write the answer."])
 
     def result(self, name: str, text: str) -> str:
-        """A result in a message of the user, if the chat template has no place for it: labelled, so that it is not taken for the user's."""
+        """Format a tool result as a labelled user message, for chat templates without tool support."""
         return f"Result of {name}:\n{text}"
 
     def complete(self, text: str, tools: Sequence[ToolSpec], *, thinking: bool = False) -> bool:
-        """Whether the lines that have ended contain a complete call outside of the reasoning."""
+        """Return whether the finished lines of a text contain a complete call outside of the reasoning."""
         lines = text[: max(text.rfind("\n"), 0)]
         calls = (call for call in self.read(lines, tools, thinking=thinking).calls if call.status is not CallStatus.IN_THOUGHT)
         return next((call.status is not CallStatus.UNCLOSED for call in calls), False)
@@ -188,11 +188,11 @@ class Dialect(ABC):
     # ---- for subclasses
 
     def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """The calls of a turn that needs no mark: it is a call as a whole, perhaps after some reasoning. None for all other turns."""
+        """Parse a turn that consists of calls without a mark, possibly after reasoning; None for other turns."""
         return None
 
     def unclosed(self, text: str, name: str = "", found: Sequence[Found] = ()) -> Step:
-        """The result if the text ends inside a call."""
+        """Build the result for a text that ends inside a call."""
         return Step((*found, Found(name, None, CallStatus.UNCLOSED, "the text ends inside it")), len(text))
 
     # ---- inside
@@ -207,7 +207,7 @@ class Dialect(ABC):
         return re.compile("|".join(map(re.escape, marks)))
 
     def _closes_first(self, text: str) -> bool:
-        """Whether reasoning ends before any mark starts reasoning or a call: then the prompt had opened it."""
+        """Return whether a reasoning block is closed before anything is opened; then the prompt had opened it."""
         closes = [at for close in self._closers.values() if (at := text.find(close)) >= 0]
         mark = self._marks.search(text)
         if self.whole_turn(text, 0, ()):
@@ -215,13 +215,13 @@ class Dialect(ABC):
         return bool(closes) and (mark is None or min(closes) < mark.start())
 
     def _thought_end(self, text: str, at: int, close: str = "") -> tuple[int, int]:
-        """Where the reasoning ends, and where the text continues."""
+        """Return where the reasoning ends, and where the text continues."""
         closes = [close] if close else list(self._closers.values())
         ends = [(end, end + len(one)) for one in closes if (end := text.find(one, at)) >= 0]
         return min(ends, default=(len(text), len(text)))
 
     def _thought(self, text: str, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
-        """The reasoning itself, and the calls inside it: they are shown, never run."""
+        """Yield the reasoning, and the calls inside it, which are never executed."""
         yield Piece("reasoning", text)
         at, count = 0, 0
         while (mark := self._marks.search(text, at)) and count < MAX_CALLS:
@@ -238,7 +238,7 @@ class Dialect(ABC):
 
 
 def checked(found: Found, tools: Mapping[str, ToolSpec], number: str, raw: str, *, thought: bool = False) -> Call:
-    """The call with its final status: first where it is, then whether it can be parsed, then whether the tool accepts it.
+    """Validate a call and set its final status.
 
     >>> checked(Found("now", {}), {"now": ToolSpec("now", "The time.")}, "0.0", "now()").status
     <CallStatus.OK: 'ok'>
@@ -267,9 +267,9 @@ def _cut(found: Found) -> Found:
 
 
 def typed(schema: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Parse values that a dialect writes as bare text, by the schema: strings are kept, everything else is JSON.
+    """Parse values without types by the schema: strings are kept, everything else is JSON.
 
-    Chat templates write Python's names for true, false and null here, so these are accepted too.
+    Python's names for true, false and null are accepted too, because chat templates write them.
 
     >>> typed({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}, {"a": "3", "b": "3"})
     {'a': '3', 'b': 3}
@@ -288,7 +288,7 @@ def _typed(schema: Mapping[str, Any], text: str) -> Any:
         value = words[bare] if bare in words else whole(bare)
     except Broken:
         return text
-    # if a string is allowed besides other types, only what is certainly one of those is not a string
+    # if several types are allowed, a value is a string unless it is valid for another type
     return text if "string" in kinds and not _allowed(kinds - {"string"}, value) else value
 
 
@@ -307,7 +307,7 @@ def _allowed(kinds: set[str], value: Any) -> bool:
 
 
 def _example(spec: ToolSpec) -> dict[str, Any]:
-    """Example values of the right types, to show how a call is written."""
+    """Build example arguments of the right types, to show the call format."""
     values: dict[str, Any] = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     properties = spec.parameters.get("properties") or {}
     needed = spec.parameters.get("required") or list(properties)[:1]

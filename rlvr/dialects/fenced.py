@@ -1,4 +1,4 @@
-"""For base models and templates without tools: a fenced block whose first line names the tool."""
+"""The dialect `fenced`, for base models and templates without tools: a fenced block whose first line names the tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FENCE = re.compile(r"(`{3,64})([^`\n]*)(\n|$)")
 class Fenced(Dialect):
     """A block fenced with three or more backticks, with the tool's name after the first fence.
 
-    A tool that takes one string and nothing else gets the block unchanged; any other tool gets a JSON object.
+    For a tool with a single string argument the block is the argument; for any other tool it is a JSON object.
     A fence that does not name a tool is part of the content: code in an answer is not a call.
     """
 
@@ -26,7 +26,7 @@ class Fenced(Dialect):
     plain_text = True
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block for each call; the fence is longer than any in the text."""
+        """Format one block per call; the fence is longer than any in the text."""
         return "\n".join(self._block(call, tools) for call in calls)
 
     def _block(self, call: Call, tools: Sequence[ToolSpec]) -> str:
@@ -57,7 +57,7 @@ class Fenced(Dialect):
 
 
 def _only_text(name: str, tools: Sequence[ToolSpec]) -> str:
-    """The argument of a tool that takes one string and nothing else; '' for any other tool."""
+    """Return the argument of a tool with a single string argument; '' for any other tool."""
     properties = next((spec.parameters.get("properties") or {} for spec in tools if spec.name == name), {})
     key = next(iter(properties), "")
     return key if len(properties) == 1 and properties[key].get("type") == "string" else ""

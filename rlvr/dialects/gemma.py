@@ -1,4 +1,4 @@
-"""Gemma: `call:name{key:value}` between its own marks; strings are between quotes that are tokens."""
+"""The Gemma dialects: `call:name{key:value}` between special marks; string quotes are special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = re.compile(r"\s*call:([^\s{]*)\s*\{")
 
 
 class Gemma(Dialect):
-    """Gemma 4. The closing mark is a stop token: a turn ends with it, and it may be missing in decoded text."""
+    """Gemma 4. The closing mark is a stop token, so it may be missing in decoded text."""
 
     name = "gemma"
     about = "Gemma 4: <|tool_call>call:name{key:value}<tool_call|>"
@@ -29,7 +29,7 @@ class Gemma(Dialect):
     quote = '<|"|>'
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block for each call."""
+        """Format one block per call."""
         return "".join(f"{self.opens[0]}call:{call.name}{self._value(dict(call.arguments or {}))}{self.close}" for call in calls)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
@@ -49,7 +49,7 @@ class Gemma(Dialect):
         after = skip(text, end)
         if text.startswith(self.close, after):
             return Step((Found(name, given),), after + len(self.close))
-        if after >= len(text):  # the closing mark ended the turn, and was not decoded
+        if after >= len(text):  # the closing mark ended the turn and was not decoded
             return Step((Found(name, given),), after)
         return self._without(text, after, name, CallStatus.MALFORMED, f"the arguments must be followed by {self.close}")
 
@@ -79,7 +79,7 @@ class Gemma(Dialect):
 
 
 class FunctionGemma(Gemma):
-    """FunctionGemma: the same with other marks."""
+    """FunctionGemma: the format of Gemma with different marks."""
 
     name = "function_gemma"
     about = "FunctionGemma: <start_function_call>call:name{key:value}<end_function_call>"
@@ -94,7 +94,7 @@ class FunctionGemma(Gemma):
 
 
 class Pythonic(Dialect):
-    """LFM2: a list of Python calls with literal arguments between its own marks. Parsed by hand, never evaluated."""
+    """LFM2: a list of Python calls with literal arguments between special marks. Never evaluated."""
 
     name = "pythonic"
     about = "LFM2: <|tool_call_start|>[name(key='value')]<|tool_call_end|>"
@@ -104,7 +104,7 @@ class Pythonic(Dialect):
     signs = (("<|tool_call_start|>",),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One list of all calls."""
+        """Format one list of all calls."""
         listed = ", ".join(f"{call.name}({self._arguments(call)})" for call in calls)
         return f"{self.opens[0]}[{listed}]{self.close}" if calls else ""
 

@@ -1,4 +1,4 @@
-"""gpt-oss (harmony): a turn is a sequence of messages, each with a channel; a call is a message to `functions.NAME`."""
+"""The harmony dialect (gpt-oss): a turn is a sequence of messages, each with a channel; a call is a message to `functions.NAME`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_HEADER = 400
 
 
 class Harmony(Dialect):
-    """The prompt ends with `<|start|>assistant`, so a turn starts inside a header. `<|call|>` is a stop token."""
+    """The format of gpt-oss. The prompt ends with `<|start|>assistant`, so a turn starts inside a header."""
 
     name = "harmony"
     about = "gpt-oss: messages with channels; a call is addressed to functions.name"
@@ -29,7 +29,7 @@ class Harmony(Dialect):
     signs = (("<|channel|>", "<|call|>"), ("<|channel|>commentary",))
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One message for each call. A model writes one call in a turn, because `<|call|>` ends its turn."""
+        """Format one message per call. A model writes one call per turn, because `<|call|>` ends its turn."""
         heads = ("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>",) * len(calls)
         written = [head.format(call.name, dumps(dict(call.arguments or {}))) for head, call in zip(heads, calls, strict=True)]
         return "<|start|>assistant".join(written)
@@ -41,7 +41,7 @@ class Harmony(Dialect):
             begin = at
             if text.startswith("<|start|>", at):
                 at += len("<|start|>")
-            elif not (first and self._is_header(text)):  # words between two messages, or a turn without any mark
+            elif not (first and self._is_header(text)):  # text between two messages, or a turn without any mark
                 at = self._boundary(text, at)[0]
                 yield Piece("content", text[begin:at])
                 at = self._boundary(text, at)[1] if not text.startswith("<|start|>", at) else at
@@ -59,7 +59,7 @@ class Harmony(Dialect):
             yield piece
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Not used: a turn is parsed message by message."""
+        """Return None: a turn is parsed message by message, in `split_turn`."""
         return None
 
     def _message(self, text: str, begin: int, header: str, body: int, tools: Sequence[ToolSpec]) -> tuple[Piece, int]:
@@ -79,7 +79,7 @@ class Harmony(Dialect):
         spec = next((spec for spec in tools if spec.name == name), None)
         keys = list((spec.parameters.get("properties") or {}) if spec else {})
         if "json" not in header and len(keys) == 1 and text[skip(text, body) : skip(text, body) + 1] != "{":
-            end, at = self._boundary(text, body)  # code, as the built-in python tool accepts it
+            end, at = self._boundary(text, body)  # code for the built-in python tool
             return Found(name, {keys[0]: text[body:end]}), at
         try:
             given, end = value(text, body)
@@ -89,7 +89,7 @@ class Harmony(Dialect):
                 return Found(name, None, CallStatus.UNCLOSED, "the text ends inside it"), len(text)
             return Found(name, None, CallStatus.BAD_JSON, str(broken)), at
         after = skip(text, end)
-        if after >= len(text):  # `<|call|>` ended the turn, and was not decoded
+        if after >= len(text):  # `<|call|>` ended the turn and was not decoded
             return Found(name, given), after
         if mark := BOUNDARY.match(text, after):
             if mark.group() == "<|start|>":
@@ -99,7 +99,7 @@ class Harmony(Dialect):
         return Found(name, None, CallStatus.MALFORMED, "the arguments must be followed by <|call|>"), at
 
     def _headless(self, text: str, begin: int, at: int) -> Iterator[Piece]:
-        """A header without a message: a call if it is addressed to a tool, else content."""
+        """Parse a header without a message: a call if it is addressed to a tool, else content."""
         end = self._boundary(text, at)[0]
         to = TO.search(text, at, min(end, at + LONGEST_HEADER))
         if to:
@@ -111,13 +111,13 @@ class Harmony(Dialect):
 
     @staticmethod
     def _is_header(text: str) -> bool:
-        """Whether a turn starts with the rest of the header that the prompt opened."""
+        """Return whether a turn starts with the rest of the header that the prompt opened."""
         head = text[:LONGEST_HEADER].lstrip()
         return head.startswith(("<|channel|>", "to=", "<|message|>", "<|constrain|>"))
 
     @staticmethod
     def _boundary(text: str, at: int) -> tuple[int, int]:
-        """Where a message ends, and where the text continues. `<|start|>` starts the next message."""
+        """Return where a message ends, and where the text continues. `<|start|>` starts the next message."""
         mark = BOUNDARY.search(text, at)
         if not mark:
             return len(text), len(text)

@@ -1,4 +1,4 @@
-"""Hermes, Qwen2.5, Qwen3: a JSON object between `<tool_call>` and `</tool_call>`."""
+"""The Hermes dialect (Hermes, Qwen2.5, Qwen3): a JSON object between `<tool_call>` and `</tool_call>`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.turns import Call, CallStatus, ToolSpec
 
 
 def named(found: Any, keys: Sequence[str] = ("arguments", "parameters")) -> Found:
-    """A call from an object with a name and arguments.
+    """Build a raw call from an object with a name and arguments.
 
     >>> named({"name": "now", "arguments": {}})
     Found(name='now', arguments={}, status=<CallStatus.OK: 'ok'>, why='', untyped=False)
@@ -38,12 +38,12 @@ class Hermes(Dialect):
     signs = (("<tool_call>", '"name"', '"arguments"'),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block for each call."""
+        """Format one block per call."""
         blocks = (dumps({"name": call.name, "arguments": dict(call.arguments or {})}) for call in calls)
         return "\n".join(f"{self.opens[0]}\n{block}\n{self.close}" for block in blocks)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Parse a call. The JSON decides where it ends, so its strings may contain any mark."""
+        """Parse a call. It ends with its JSON value, whose strings may contain any mark."""
         start = at + len(self.opens[0])
         try:
             found, end = value(text, start)

@@ -1,4 +1,4 @@
-"""Parse JSON that a policy wrote: strictly, at any position in a text, without ever crashing.
+"""Parse JSON written by a policy: strictly, at any position in a text, with ValueSyntaxError as the only exception.
 
 Strict means: no NaN or Infinity, no duplicate keys in an object, no number that is too long.
 """
@@ -13,12 +13,12 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Broken(ValueError):
-    """The text is not JSON; the message says where."""
+    """A value has invalid syntax; the message contains the position."""
 
     def __init__(self, message: str, *, cut: bool = False) -> None:
         super().__init__(message)
         self.cut = cut
-        """Whether the text merely ends too early."""
+        """True if the text only ends too early."""
 
 
 def _constant(word: str) -> Any:
@@ -38,7 +38,7 @@ _DECODER = json.JSONDecoder(parse_constant=_constant, object_pairs_hook=_pairs)
 
 
 def skip(text: str, at: int) -> int:
-    """The next position that is not white space.
+    """Return the next position that is not white space.
 
     >>> skip("a  b", 1)
     3
@@ -48,7 +48,7 @@ def skip(text: str, at: int) -> int:
 
 
 def value(text: str, at: int = 0) -> tuple[Any, int]:
-    """The JSON value that starts at `at`, and where it ends. Raises Broken otherwise.
+    """Parse the JSON value that starts at `at`; return it and its end. Raises ValueSyntaxError.
 
     >>> value('x {"a": 1} y', 1)
     ({'a': 1}, 10)
@@ -71,12 +71,12 @@ def value(text: str, at: int = 0) -> tuple[Any, int]:
 
 
 def _half(rest: str) -> bool:
-    """Whether the rest is the start of a word or number of JSON."""
+    """Return whether the rest is the start of a JSON word or number."""
     return any(word.startswith(rest) for word in ("true", "false", "null")) or rest in ("-", "\\")
 
 
 def whole(text: str) -> Any:
-    """The text as one JSON value and nothing else. Raises Broken otherwise.
+    """Parse a text that is exactly one JSON value. Raises ValueSyntaxError.
 
     >>> whole(" [1, 2] ")
     [1, 2]
@@ -88,7 +88,7 @@ def whole(text: str) -> Any:
 
 
 def dumps(found: Any) -> str:
-    """JSON in one line, as chat templates write it.
+    """Format JSON in one line, as chat templates do.
 
     >>> dumps({"a": "é"})
     '{"a": "é"}'

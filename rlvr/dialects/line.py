@@ -1,4 +1,4 @@
-"""For character tokenizers and small models: a call is one line, `!tool argument`, or `!argument` where there is only one tool."""
+"""The dialect `line`, for character tokenizers and small models: a call is `!tool argument`, or `!argument` with a single tool."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SCALARS = ("string", "integer", "number", "boolean")
 
 
 class Line(Dialect):
-    """A line that begins with `!`. A tool with a single plain argument gets the rest of the line; any other tool gets a JSON object.
+    """A call is a line that begins with `!`. The rest of the line is the single scalar argument, or a JSON object.
 
-    The policy may leave out the name if it has only one tool, so a call can be as short as `!3+4`.
+    With a single tool the name may be omitted, so a call can be as short as `!3+4`.
     """
 
     name = "line"
@@ -25,7 +25,7 @@ class Line(Dialect):
     signs = (("<policy>{{ message.content }}<eos>",),)  # the template that checkpoints with the tokenizer `chars` are saved with
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One line for each call."""
+        """Format one line per call."""
         return "\n".join(self._line(call, tools) for call in calls)
 
     def _line(self, call: Call, tools: Sequence[ToolSpec]) -> str:
@@ -69,11 +69,11 @@ class Line(Dialect):
             return Found(name, None, CallStatus.BAD_JSON, str(broken))
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """One line for each tool, as it is called: small models have no use for more."""
+        """Format one line per tool, as a short description for small models."""
         return "\n".join(["Tools:", *(f"!{spec.name} {self._shape(spec, tools)}".rstrip() for spec in tools)])
 
     def result(self, name: str, text: str) -> str:
-        """As short as the call."""
+        """Format a result as `=TEXT`."""
         return f"={text}"
 
     def _shape(self, spec: ToolSpec, tools: Sequence[ToolSpec]) -> str:
@@ -82,7 +82,7 @@ class Line(Dialect):
 
 
 def only_argument(name: str, tools: Sequence[ToolSpec]) -> str:
-    """The argument of a tool that takes one plain value and nothing else; '' for any other tool.
+    """Return the argument of a tool with a single scalar argument; '' for any other tool.
 
     >>> only_argument("now", [ToolSpec("now", "The time.")])
     ''

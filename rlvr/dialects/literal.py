@@ -1,4 +1,4 @@
-"""Parse values as Gemma and LFM2 write them: like JSON, with other quotes, bare keys, or Python's names. Never evaluated."""
+"""Parse literals of Gemma and LFM2: like JSON, with other quotes, bare keys, or Python's constants. Never evaluated."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PYTHON_ESCAPES: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one dialect writes strings and keys.
+    """The syntax of strings and keys of a dialect.
 
     >>> Style(quote='<|"|>', bare_keys=True).quote
     '<|"|>'
     """
 
     quote: str = ""
-    """The mark on both sides of a string, inside which nothing is escaped; empty for Python's quotes and escapes."""
+    """The quote mark of strings, which have no escapes; empty for Python's quotes and escapes."""
     bare_keys: bool = False
-    """Whether keys of objects may be without quotes."""
+    """True if object keys may be unquoted."""
 
 
 PYTHON = Style()
 
 
 def read(text: str, at: int, style: Style, depth: int = 0) -> tuple[Any, int]:
-    """The value that starts at `at`, and where it ends. Raises Broken otherwise.
+    """Parse the value that starts at `at`; return it and its end. Raises ValueSyntaxError.
 
     >>> read("['a', {'b': True}] x", 0, PYTHON)
     (['a', {'b': True}], 18)
@@ -60,7 +60,7 @@ def read(text: str, at: int, style: Style, depth: int = 0) -> tuple[Any, int]:
 
 
 def is_text(text: str, at: int, style: Style) -> bool:
-    """Whether a string starts here.
+    """Return whether a string starts at a position.
 
     >>> is_text("'a'", 0, PYTHON)
     True
@@ -69,7 +69,7 @@ def is_text(text: str, at: int, style: Style) -> bool:
 
 
 def read_text(text: str, at: int, style: Style) -> tuple[str, int]:
-    r"""A string between its quotes, and where it ends.
+    r"""Parse a quoted string; return it and its end.
 
     >>> read_text(r"'it\'s'", 0, PYTHON)
     ("it's", 7)
@@ -108,7 +108,7 @@ def entries(
     key: Callable[[str, int], tuple[str, int]],
     one: Callable[[str, int], tuple[Any, int]],
 ) -> tuple[dict[str, Any], int]:
-    """Pairs of key and value up to the closing sign, each key once."""
+    """Parse pairs of key and value up to the closing sign; duplicate keys are errors."""
     found: dict[str, Any] = {}
     at = skip(text, at)
     if text.startswith(close, at):
@@ -130,7 +130,7 @@ def entries(
 
 
 def bare(text: str, at: int) -> tuple[str, int]:
-    """A key without quotes.
+    """Parse an unquoted key; return it and its end.
 
     >>> bare("ab:1", 0)
     ('ab', 2)

@@ -1,4 +1,4 @@
-"""Llama 3: a turn that is a JSON object with `name` and `parameters`, and `<|python_tag|>` before code and built-in tools."""
+"""The Llama 3 dialect: a turn is a JSON object with `name` and `parameters`; `<|python_tag|>` precedes code and built-in tools."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlvr.dialects.jsontext import Broken, dumps, skip, value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
 OBJECT = re.compile(r"""\s*\{\s*(?:"(?:type|function|name|parameters)"\s*:)""")
-"""The start of a turn that is a call; any other object is an answer."""
+"""Matches the start of a call; any other object is an answer."""
 BUILT_IN = re.compile(r"\s*([\w\-]+)\.call\(", re.ASCII)
 KEY = re.compile(r"(?:\s*,)?\s*(\w+)\s*=\s*")
 TAG = "<|python_tag|>"
 CODE_TOOLS = ("python", "code_interpreter", "ipython")
-"""The tools that bare code after the tag may mean: the first one that the policy has."""
+"""The tools that run bare code after the tag; the first available one is used."""
 
 
 class Llama(Dialect):
@@ -29,15 +29,15 @@ class Llama(Dialect):
     signs = (("<|start_header_id|>", '"parameters": '),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One object for each call."""
+        """Format one object per call."""
         return "; ".join(dumps({"name": call.name, "parameters": dict(call.arguments or {})}) for call in calls)
 
     def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """A turn that is an object with a name."""
+        """Parse a turn that is an object with a name."""
         return self._objects(text, at) if OBJECT.match(text, at) else None
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Parse what is after the tag: an object, a built-in tool, or code to the end of the turn."""
+        """Parse the text after the tag: an object, a built-in tool, or code up to the end of the turn."""
         start = at + len(TAG)
         if OBJECT.match(text, start):
             return self._objects(text, start)
@@ -69,7 +69,7 @@ class Llama(Dialect):
             at = after + 1
 
     def _built_in(self, text: str, at: int, name: str) -> Step:
-        """`name.call(key="value", ...)`: the values are JSON."""
+        """Parse `name.call(key="value", ...)` with JSON values."""
         given: dict[str, object] = {}
         wrong = Found(name, None, CallStatus.MALFORMED, f'it must be {name}.call(key="value")')
         while key := KEY.match(text, at):

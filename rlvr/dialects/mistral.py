@@ -1,4 +1,4 @@
-"""Mistral: `[TOOL_CALLS]` followed by a JSON list of calls (older models), or by a name with its arguments."""
+"""The Mistral dialects: `[TOOL_CALLS]` followed by a JSON list of calls (older models), or by a name with its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mistral(Dialect):
     signs: tuple[tuple[str, ...], ...] = (("[TOOL_CALLS]", "[ARGS]"),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One mark for each call."""
+        """Format one mark per call."""
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{dumps(dict(call.arguments or {}))}" for call in calls)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
@@ -57,19 +57,19 @@ class Mistral(Dialect):
         return self._to_next(text, at, Found(name, None, CallStatus.BAD_JSON, str(broken)))
 
     def _to_next(self, text: str, at: int, found: Found) -> Step:
-        """A broken call has no end of its own: it lasts until the next call, or the end of the turn."""
+        """Extend a malformed call to the next call, or to the end of the turn."""
         following = text.find(self.opens[0], at)
         return Step((found,), len(text) if following < 0 else following)
 
 
 class MistralList(Mistral):
-    """The writer of the older form; the parser is the same."""
+    """The older format, `[TOOL_CALLS]` and a JSON list; the parser is shared."""
 
     name = "mistral_list"
     about = "Mistral up to 2024: [TOOL_CALLS] and a JSON list"
     signs = (("[TOOL_CALLS]",),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One list of all calls."""
+        """Format one list of all calls."""
         listed = [{"name": call.name, "arguments": dict(call.arguments or {})} for call in calls]
         return f"[TOOL_CALLS] {dumps(listed)}" if listed else ""

@@ -1,4 +1,4 @@
-"""DeepSeek and Kimi: each call is a start mark, its name, a separator, a JSON object, and an end mark."""
+"""The DeepSeek and Kimi dialects: a call is a start mark, its name, a separator, a JSON object, and an end mark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlvr.dialects.jsontext import Broken, dumps, skip, value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
 LONGEST_HEAD = 400
-"""How many characters may be between the mark of a call and its arguments."""
+"""The maximum number of characters between the mark of a call and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of one such family.
+    """The marks of one family of models.
 
     >>> MARKS["kimi"].call
     '<|tool_call_begin|>'
@@ -31,9 +31,9 @@ class Marks:
     head: str = "{name}"
     """The text between `call` and `separator`, as written."""
     reads: str = r"\s*([\w.\-]+)\s*"
-    """The same as a pattern for parsing; the group is the name."""
+    """A pattern that parses the text between `call` and `separator`; its group is the name."""
     joint: str = ""
-    """Between two calls."""
+    """The text between two calls."""
     sign: tuple[str, ...] = ()
 
 
@@ -71,12 +71,10 @@ MARKS = {
 
 
 class Sections(Dialect):
-    """One row of `MARKS` as a dialect."""
+    """A dialect defined by one entry of `SECTION_MARKS`."""
 
     def __init__(self, name: str) -> None:
-        """Args:
-        name: which row.
-        """
+        """Create the dialect from the entry `name` of `SECTION_MARKS`."""
         marks = MARKS[name]
         self.name, self.about, self.marks = name, marks.about, marks
         self.opens, self.closes, self.drops = (marks.call,), (marks.close.strip(), *marks.section), marks.section
@@ -84,7 +82,7 @@ class Sections(Dialect):
         self._head = re.compile(marks.reads)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """All calls in one section."""
+        """Format all calls in one section."""
         m = self.marks
         written = [
             m.call + m.head.format(name=call.name, index=n) + m.separator + dumps(dict(call.arguments or {})) + m.close
@@ -114,7 +112,7 @@ class Sections(Dialect):
         return self._without(text, after, name, f"the arguments must be followed by {close}")
 
     def _without(self, text: str, at: int, name: str, why: str, status: CallStatus = CallStatus.MALFORMED) -> Step:
-        """A call that cannot be parsed, up to the end of it."""
+        """Build the result for a call that cannot be parsed, up to its end."""
         close = self.closes[0]
         end = text.find(close, at)
         if end < 0:

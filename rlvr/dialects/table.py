@@ -35,11 +35,11 @@ DIALECTS: Mapping[str, Dialect] = {
         Line(),
     )
 }
-"""In the order in which a template is compared with their signs: specific before general."""
+"""All dialects by name, in the order in which a template is matched: specific before general."""
 
 
 def get(name: str) -> Dialect:
-    """The dialect of that name.
+    """Return the dialect of a name.
 
     >>> get("glm").about
     'GLM-4.5 and later: <arg_key> and <arg_value> tags, values without types'
@@ -50,7 +50,7 @@ def get(name: str) -> Dialect:
 
 
 def detect(template: str) -> Dialect | None:
-    """The dialect that a chat template writes calls in; None for a template without tools.
+    """Detect the dialect of a chat template; None for a template without tools.
 
     >>> detect("{{ '<tool_call>' }} {{ '<arg_key>' }}").name
     'glm'

@@ -1,4 +1,4 @@
-"""Dialects that write each argument between tags, so that strings need no escapes: Qwen3-Coder, GLM, DeepSeek V3.2."""
+"""Dialects with one tag per argument, so that strings need no escapes: Qwen3-Coder, GLM, DeepSeek V3.2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.turns import Call, CallStatus, ToolSpec
 
 
 class Lost(Exception):
-    """A tag is missing: where, and what was expected there."""
+    """A tag is missing; has the position and the expected tag."""
 
     def __init__(self, at: int, expected: str) -> None:
         super().__init__(expected)
@@ -20,7 +20,7 @@ class Lost(Exception):
 
 
 class Tagged(Dialect):
-    """The common part of these dialects: parsing from tag to tag, and the message if one is missing."""
+    """The base class: parses a call tag by tag, and reports a missing tag."""
 
     end = "</tool_call>"
     """The last mark of a call."""
@@ -39,11 +39,11 @@ class Tagged(Dialect):
             return Step((Found(name, None, CallStatus.MALFORMED, why),), end + len(self.end))
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """Parse one call; Lost if a tag is missing. The name goes into `names` as soon as it is known."""
+        """Parse one call; raise MissingTagError if a tag is missing. The name is appended to `names` once it is known."""
         raise NotImplementedError
 
     def plain(self, call: Call, marks: Sequence[str]) -> Mapping[str, str]:
-        """The arguments as strings; Unwritable if a string contains one of the marks that end it."""
+        """Format the arguments as strings; raise UnwritableCallError if a string contains one of its end marks."""
         found = {key: value if isinstance(value, str) else dumps(value) for key, value in (call.arguments or {}).items()}
         for key, text in found.items():
             if not NAME.fullmatch(key) or any(mark in text for mark in marks):
@@ -54,7 +54,7 @@ class Tagged(Dialect):
 
 
 def expect(text: str, at: int, *marks: str) -> tuple[str, int]:
-    """The mark at `at`, after white space, and where it ends. Raises Lost otherwise.
+    """Return the mark after white space at `at`, and its end. Raises MissingTagError.
 
     >>> expect("  <a>b", 0, "<b>", "<a>")
     ('<a>', 5)
@@ -67,7 +67,7 @@ def expect(text: str, at: int, *marks: str) -> tuple[str, int]:
 
 
 def until(text: str, at: int, mark: str, last: str) -> tuple[str, int]:
-    """The text up to a mark, and where that ends. Lost if the call ends before it, with `last`, or the mark is missing.
+    """Return the text up to a mark, and the mark's end. Raises MissingTagError if the mark is missing or `last` comes first.
 
     >>> until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
@@ -91,7 +91,7 @@ class QwenXml(Tagged):
     signs = (("<tool_call>", "<function="),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block for each call."""
+        """Format one block per call."""
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
@@ -100,7 +100,7 @@ class QwenXml(Tagged):
         return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """Parse from `<tool_call>` to `</tool_call>`; one that starts with `<function=` gets a message to start with `<tool_call>`."""
+        """Parse from `<tool_call>` to `</tool_call>`; a call that starts with `<function=` is malformed, with a hint."""
         whole_call = text.startswith("<tool_call>", at)
         _, at = expect(text, at + len("<tool_call>") * whole_call, "<function=")
         name, at = until(text, at, ">", self.end)
@@ -135,7 +135,7 @@ class Glm(Tagged):
     _name = re.compile(r"\s*([^\s<]*)\s*")
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block for each call."""
+        """Format one block per call."""
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
@@ -176,7 +176,7 @@ class Dsml(Tagged):
     _close = "</｜DSML｜parameter>"
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """All calls in one section."""
+        """Format all calls in one section."""
         blocks = "".join(self._block(call) for call in calls)
         return f"<｜DSML｜function_calls>\n{blocks}</｜DSML｜function_calls>" if blocks else ""
 
@@ -189,7 +189,7 @@ class Dsml(Tagged):
         return f'{self.opens[0]}{call.name}">\n{lines}{self.end}\n'
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """Parse the arguments: each is a literal string, or JSON."""
+        """Parse the arguments, each a literal string or JSON."""
         name, at = until(text, at + len(self.opens[0]), '">', self.end)
         names.append(name)
         given: dict[str, Any] = {}

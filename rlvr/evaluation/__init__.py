@@ -1,1 +1,1 @@
-"""Policies measured: suites, samples, statistics, comparisons, judging again, export."""
+"""Evaluate policies: suites, samples, statistics, comparisons, rescoring, export."""

@@ -1,4 +1,4 @@
-"""One attempt at an evaluation: sample what is missing, store each sample as soon as it is judged, show progress."""
+"""Run an evaluation in one process: sample missing answers, store each sample as soon as it is verified, show progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlvr.runs.progress import Work
 from rlvr.runs.runlog import episode_row, rows_of
 
 TICK_S = 5.0
-"""How often the elapsed time is stored, so that a killed attempt keeps it."""
+"""Interval at which the elapsed time is stored, so that a killed process does not lose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,12 @@ class Price:
     written: float = 0.0
 
     def of(self, read: int, written: int) -> float:
-        """The cost of this many input and output tokens."""
+        """Compute the cost of this many input and output tokens."""
         return (read * self.read + written * self.written) / 1e6
 
 
 class Attempt:
-    """The part of an evaluation that one process runs.
-
-    >>> Attempt(plan, file, concurrency=64).run(spec, environments, wanted)                # doctest: +SKIP
-    """
+    """Runs an evaluation in this process, and resumes from the stored samples."""
 
     def __init__(
         self,
@@ -62,7 +59,7 @@ class Attempt:
         console: Console | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`elsewhere`: who samples, if not this process."""
+        """Set up the run; `elsewhere` samples in other processes instead of this one."""
         self.plan, self.file, self.concurrency, self.price, self.elsewhere = plan, file, concurrency, price, elsewhere
         self.console = console or Console(quiet=True)
         self.had = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
@@ -73,9 +70,9 @@ class Attempt:
         self.name = str(time.time_ns())
 
     def run(self, specs: Mapping[str, Spec], environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
-        """Sample what is missing, one environment after the other. The policy is not loaded if nothing is missing.
+        """Sample the missing answers, one environment after the other. The policy is not loaded if nothing is missing.
 
-        `specs` has the policy's sampler for each environment: one that the next environment asks for too is kept.
+        `specs` has the policy's sampler for each environment; consecutive environments with the same sampler share it.
         """
         gone = self.file.samples.keys() - {key_of(draw) for draws in wanted.values() for draw in draws}
         if gone:
@@ -97,7 +94,7 @@ class Attempt:
                     work.prepared()
                     asked = (self._asked(item, environments[item.name], sampler, wanted[item.name]) for item in items)
                     for found in answers.stream(asked):
-                        # stored samples were only sampled again to fill the batch
+                        # already stored samples were only sampled again to fill the batch
                         if new := [(draw, episode) for draw, episode in found if key_of(draw) not in self.had]:
                             for draw, episode in new:
                                 self._keep(episode, draw)
@@ -107,7 +104,7 @@ class Attempt:
 
     @contextmanager
     def _answers(self, spec: Spec, sampler: Sampler, items: Sequence[Item]) -> Iterator[Answers]:
-        """Who samples. In another process the sampler of this one is never made ready: it need not load its model."""
+        """Open the source of episodes. If other processes sample, this process does not load the model."""
         if self.elsewhere is not None:
             with self.elsewhere(spec, sampler, items) as answers:
                 yield answers
@@ -116,7 +113,7 @@ class Attempt:
         yield Here(sampler)
 
     def _same_questions(self, wanted: Sequence[Draw]) -> None:
-        """Refuse to continue if a task that has samples asks something else now: its figures would mix two questions."""
+        """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
         for draw in wanted:
             sample = self.file.samples.get(key_of(draw))
             if sample is not None and sample.question != question_of(draw.task):
@@ -133,16 +130,16 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the attempt began."""
+        """Seconds since the start of this run."""
         return time.perf_counter() - self.began
 
     def _rounds(self, sampler: Sampler, wanted: Sequence[Draw]) -> Iterator[Sequence[Draw]]:
-        """The draws of one round. If the batch decides the last bits of an answer, a round always has the same members."""
+        """Yield batches of requests. If batch composition affects the last bits of an answer, a batch always has the same members."""
         if not sampler.company:
             yield [draw for draw in wanted if key_of(draw) not in self.had]
             return
         size = self.concurrency or sampler.company
-        # what the evaluation grew by has rounds of its own
+        # requests that were added when the evaluation grew have their own batches
         for _, stage in groupby(wanted, key=lambda draw: self.plan.stage(*key_of(draw))):
             together = list(stage)
             for start in range(0, len(together), size):
@@ -182,7 +179,7 @@ class Attempt:
 
 
 def _some_room(mdp: TokenMDP, wanted: Sequence[Draw]) -> None:
-    """If no prompt leaves room for an answer, the limits are wrong and this raises; if some do not, only those answers fail."""
+    """Raise if no prompt leaves room for an answer, because the limits are wrong; if only some do not, only their answers fail."""
     why: EnvError | None = None
     for draw in wanted:
         try:
@@ -195,12 +192,12 @@ def _some_room(mdp: TokenMDP, wanted: Sequence[Draw]) -> None:
 
 
 def key_of(draw: Draw) -> Key:
-    """The key of the sample that a draw requests."""
+    """Return the key of the sample that a request asks for."""
     return str(draw.meta["env"]), int(str(draw.meta["index"])), int(str(draw.meta["sample"]))
 
 
 def spent(folder: Path) -> tuple[float, int]:
-    """The seconds and the tokens of all attempts at an evaluation, killed ones included."""
+    """Load the total seconds and tokens of all runs of an evaluation, killed ones included."""
     if not (folder / TIMES).is_file():
         return 0.0, 0
     last = {row["attempt"]: (row["seconds"], row["tokens"]) for row in rows_of(folder / TIMES)}

@@ -1,7 +1,7 @@
 """Compare two evaluations, paired by task and sample.
 
-Runs with different prompts, verifiers or sampling settings are refused, with the difference, unless the comparison is forced. So are
-runs in which more than 2 % of the samples are in no pair.
+Runs with different prompts, verifiers or sampling settings raise an error that names the difference, unless the comparison is forced. So do
+runs in which more than 2 % of the samples have no pair.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlvr.plugins.registry import load, parameters
 from rlvr.task import plain
 
 SAMPLED_BY = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_s")
-"""What both runs must share besides the environment's own settings. The number of turns, for example, does not show in a prompt."""
+"""Settings that both runs must share besides the environment's own, because they do not show in a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class EnvComparison:
     adjusted: float
     """The p-value after Holm's correction over the environments of the suite."""
     pairs: int
-    """Samples that both runs have a score for."""
+    """Number of samples with a score in both runs."""
     unpaired: int
-    """Samples that were asked of both runs and have no score in at least one: left out."""
+    """Number of samples that both runs requested and that lack a score in at least one run; left out."""
     wins: list[str]
     """Tasks on which the first is better, the clearest first."""
     losses: list[str]
 
     def record(self) -> dict[str, Any]:
-        """The comparison as plain JSON."""
+        """Convert the comparison to plain JSON."""
         return {
             "first": self.first,
             "second": self.second,
@@ -67,7 +67,7 @@ class EnvComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs compared.
+    """The comparison of two runs.
 
     >>> Comparison(Path("runs/a"), Path("runs/b"), {}).record()["envs"]
     {}
@@ -81,10 +81,10 @@ class Comparison:
     alone: list[str] = field(default_factory=list)
     """Environments that only one of the runs has."""
     notes: list[str] = field(default_factory=list)
-    """What is left out, and why: samples and environments without a pair."""
+    """Samples and environments that are left out, with reasons."""
 
     def record(self) -> dict[str, Any]:
-        """The comparison as plain JSON."""
+        """Convert the comparison to plain JSON."""
         envs = {name: env.record() for name, env in self.envs.items()}
         told = {"differences": self.differences, "alone": self.alone, "notes": self.notes}
         return {"first": str(self.first), "second": str(self.second), "envs": envs, **told}
@@ -131,7 +131,7 @@ def compare(first: str | Path, second: str | Path, *, force: bool = False, seed:
 
 
 def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
-    """The differences between two plans that change what is sampled or how it is judged."""
+    """List the differences between two plans that affect sampling or verification."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
     for name in shared:
@@ -149,7 +149,7 @@ def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
 
 
 def made_with(item: Item) -> dict[str, Any]:
-    """The settings of an environment, defaults included. The path of its data is not compared: the data shows in the prompts."""
+    """Collect the settings of an environment, defaults included, without the path of its data, since the data shows in the prompts."""
     usual: dict[str, Any] = {}
     with suppress(RlvrError):  # the environment may no longer be available
         fields = parameters(load("env", item.env["name"]))
@@ -159,7 +159,7 @@ def made_with(item: Item) -> dict[str, Any]:
 
 
 def asked_otherwise(runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]], shared: Sequence[str]) -> list[str]:
-    """Tasks with the same index that differ between the runs; the first such prompt of each environment is shown."""
+    """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
     for name in shared:
         here, there = ({key[1]: sample.question for key, sample in run.items() if key[0] == name} for run in samples)
@@ -187,7 +187,7 @@ def _ended(run: Path) -> bool:
 
 
 def _tasks(runs: tuple[Path, Path], items: Sequence[Item]) -> list[int]:
-    """The number of tasks of each run: from its report, or without one from its plan, but no more than the split has in the other run."""
+    """Count the tasks of each run: from its report, or without one from its plan, limited by the size of the split."""
     told = [_reported(run, item) for run, item in zip(runs, items, strict=True)]
     ends = [found for found, item in zip(told, items, strict=True) if found is not None and found < item.tasks]
     return [min([item.tasks, *ends]) if found is None else found for found, item in zip(told, items, strict=True)]
@@ -201,7 +201,7 @@ def _reported(run: Path, item: Item) -> int | None:
 
 
 def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]]) -> str:
-    """How much of an environment has no score in each run, and the commonest reason."""
+    """Describe how many samples of an environment have no score in each run, and the most common reason."""
     told = []
     for run, found in zip(runs, samples, strict=True):
         mine = [sample for key, sample in found.items() if key[0] == name]
@@ -214,7 +214,7 @@ def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Samp
 def _one(
     name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], asked: int, seed: int
 ) -> EnvComparison | None:
-    """The comparison on one environment; None if no sample has a score in both runs."""
+    """Compare two runs on one environment; None if no sample has a score in both runs."""
     scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
     both = sorted(scores[0].keys() & scores[1].keys())
     if not both:
@@ -241,7 +241,7 @@ def _one(
 
 
 def _by_question(means: Mapping[int, tuple[float, float]], asks: Mapping[int, Sample]) -> dict[str, float]:
-    """How much better the first run is on each question. A question in several tasks counts once for each, so the mean is over tasks."""
+    """Compute the score difference (first minus second run) per question, weighted by the number of its tasks."""
     gaps: dict[str, list[float]] = {}
     for index, (a, b) in means.items():
         gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # a rounding error is not a win

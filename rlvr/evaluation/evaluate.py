@@ -1,9 +1,9 @@
-"""Evaluate a policy: sample answers to held-out tasks, judge them, store each one, and compute the figures from the stored samples.
+"""Evaluate a policy: sample answers to held-out tasks, verify and store each one, and compute the metrics from the stored samples.
 
 >>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value        # doctest: +SKIP
 1.0
 
-A killed evaluation resumes where it stopped: the same call samples what is missing, and ends with the same figures.
+A killed evaluation resumes where it stopped: the same call samples the missing answers, and ends with the same metrics.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlvr.plugins.registry import Spec, check_arguments, entries, from_config, l
 from rlvr.rollout.rollout import Draw, seed_of
 
 PIECES, PIECE = 64, 65536
-"""How many bytes of each weights file go into the digest that recognises it."""
+"""Number and size in bytes of the pieces of each weights file that are hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +54,30 @@ class Report:
     plan: Plan
     envs: dict[str, EnvSummary]
     seconds: float = 0.0
-    """Spent on sampling and judging, in all attempts together."""
+    """Seconds of sampling and verification, in all runs together."""
     timed_tokens: int = 0
-    """How many tokens the policy wrote in that time."""
+    """Tokens that the policy generated in that time."""
     sampled: int = 0
-    """How many samples this call added; the others were already stored."""
+    """Number of samples that this call added; the others were already stored."""
     torn: int = 0
     """Bytes of an unfinished last line that a killed process left."""
 
     @property
     def refused(self) -> list[str]:
-        """The environments without a headline figure, because too many samples have no score."""
+        """Environments without a headline score, because too many samples have no score."""
         return [name for name, env in self.envs.items() if env.refused]
 
     def mean(self, *, allow_unscored: bool = False) -> Estimate | None:
-        """The mean over the environments of a suite, each counting the same; None for a single one, or if one has no headline."""
+        """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
         shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.refused)]
         return mean_of(shown) if len(shown) == len(self.envs) > 1 else None
 
     def cost(self, price: Price) -> float:
-        """The cost of all samples, the already stored ones included."""
+        """Compute the cost of all samples, the already stored ones included."""
         return sum(price.of(env.prompt_tokens, env.tokens) for env in self.envs.values())
 
     def record(self, *, allow_unscored: bool = False, price: Price | None = None) -> dict[str, Any]:
-        """The figures as plain data; the cost only if a price was given."""
+        """Convert the metrics to plain data; the cost only if a price was given."""
         envs = {name: env.record(allow_unscored=allow_unscored) for name, env in self.envs.items()}
         cost = {"cost": self.cost(price)} if price else {}
         mean = self.mean(allow_unscored=allow_unscored)
@@ -103,7 +103,7 @@ def evaluate(
     elsewhere: Elsewhere | None = None,
     **asked: float | str | None,
 ) -> Report:
-    """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object), and judge it.
+    """Evaluate a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object).
 
     Args:
         suite: the name of a suite or an environment, a YAML file, a mapping, or an environment.
@@ -115,13 +115,13 @@ def evaluate(
         concurrency: how many requests run in parallel; None is the sampler's default.
         sampler: settings of the policy's sampler, such as key_variable or retries.
         select: how best@k chooses, one of `rlvr.evaluation.summary.SELECTORS`.
-        retry: sample again what has no score.
-        price: what the tokens cost, to show the cost while it runs.
-        out: the folder to write; an unfinished evaluation of the same call is resumed, and one of fewer tasks or answers grows.
+        retry: sample again where there is no score.
+        price: token prices, to show the cost while it runs.
+        out: the folder to write; an unfinished evaluation of the same call is resumed, and one of fewer tasks or answers is extended.
         console: where to show the progress.
-        elsewhere: who samples, if not this process; `rlvr eval --cluster` gives collectors.
+        elsewhere: samples in other processes, such as the rollout workers of `rlvr eval --cluster`; None: this process samples.
         asked: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
-            episode_s, deadline_s (see `rlvr.evaluation.suite.Item`).
+            episode_s, deadline_s (see the fields of a suite item).
     """
     _above_zero(n=n, concurrency=concurrency, **{name: asked[name] for name in asked if name != "top_k"})
     selector_known(select)
@@ -145,7 +145,7 @@ def evaluate(
 
 
 def planned(suite: str, policy: str, items: list[Item], labels: dict[str, str], seed: int, sampler: Mapping[str, Any]) -> Plan:
-    """The plan of an evaluation; `labels` are the verifiers of its environments."""
+    """Make the plan of an evaluation; `labels` are the verifiers of its environments."""
     folder = folder_of(policy)
     return Plan(
         suite=suite,
@@ -162,7 +162,7 @@ def planned(suite: str, policy: str, items: list[Item], labels: dict[str, str], 
 
 
 def _about_data(environments: Mapping[str, Environment], console: Console | None) -> None:
-    """Print what is to be known about data, such as the columns that were guessed."""
+    """Print warnings about data, such as columns that were guessed."""
     for note in (note for environment in environments.values() for note in environment.notes):
         if console is not None:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
@@ -184,7 +184,7 @@ def report_on(
     sampled: int = 0,
     spent_here: tuple[float, int] = (0.0, 0),
 ) -> Report:
-    """The report on the stored samples; with a folder, `report.json` is written too."""
+    """Make the report on the stored samples; with a folder, write `report.json` too."""
     seconds, tokens = spent(out) if out else spent_here
     report = Report(plan.suite, out, plan, summaries(plan, file, environments, select), seconds, tokens, sampled, file.torn)
     write_report(report)
@@ -192,7 +192,7 @@ def report_on(
 
 
 def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environment], select: str = "") -> dict[str, EnvSummary]:
-    """The figures of every environment, from the available samples."""
+    """Compute the metrics of every environment from the available samples."""
     found = {}
     for item in plan.envs:
         environment, n = environments[item.name], plan.n_of(item)
@@ -209,7 +209,7 @@ def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environme
 
 
 def write_report(report: Report) -> None:
-    """`report.json`: the figures, without anything that differs when the evaluation is repeated."""
+    """Write `report.json`: the metrics, without anything that differs when the evaluation is repeated."""
     if report.run is not None:
         envs = {name: env.figures() for name, env in report.envs.items()}
         data = {"suite": report.suite, "policy": report.plan.policy, "envs": envs}
@@ -218,7 +218,7 @@ def write_report(report: Report) -> None:
 
 
 def policy_spec(policy: str, concurrency: int | None = None, sampler: Mapping[str, Any] | None = None) -> Spec:
-    """The sampler that `--policy` names, and its settings; those in `sampler` come on top. The sampler is not built yet."""
+    """Parse `--policy` into a sampler and its settings, overridden by `sampler`. The sampler is not built yet."""
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
@@ -234,13 +234,13 @@ def policy_spec(policy: str, concurrency: int | None = None, sampler: Mapping[st
 
 
 def telling(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of a policy's sampler, those that affect what is sampled: they belong to the plan, and no key is among them."""
+    """Select the sampler settings that affect the samples, which belong to the plan; API keys are not among them."""
     factory: Any = load("sampler", policy.partition(":")[0])
     return {name: value for name, value in sampler.items() if name not in factory.incidental}
 
 
 def folder_of(policy: str) -> str:
-    """The resolved path of the folder that a policy names, or of the Hub's model; empty if it names none, or one that does not exist."""
+    """Find the resolved folder of a policy's model, or of the Hub's copy; "" if there is none."""
     name, _, rest = policy.partition(":")
     factory: Any = load("sampler", name)
     if not factory.policy_form.endswith(":DIR"):
@@ -249,7 +249,7 @@ def folder_of(policy: str) -> str:
 
 
 def weights_of(folder: str) -> str:
-    """A digest of the weights in a folder, from parts of each file, so that large files take no time; empty if there are no weights."""
+    """Hash the weights in a folder, reading only pieces of each file, so that large files are fast; "" if there are no weights."""
     if not folder:
         return ""
     pieces = []
@@ -264,7 +264,7 @@ def weights_of(folder: str) -> str:
 
 
 def verifier_label(verifier: Verifier | None) -> str:
-    """A verifier with its version, and the verifiers inside it: runs with the same label are judged the same way.
+    """Format a verifier with its version, and its inner verifiers: runs with the same label are verified the same way.
 
     >>> verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
     'Numeric 1'
@@ -277,7 +277,7 @@ def verifier_label(verifier: Verifier | None) -> str:
 
 
 def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[Draw]:
-    """The episodes that an evaluation needs."""
+    """Make the rollout requests of an evaluation on one environment."""
     return [
         Draw(environment.task(split, index), f"{split}:{index}", seed_of(seed, "eval", split, index, k), {"split": split, "index": index})
         for index in range(count_of(environment, split, tasks))
@@ -286,7 +286,7 @@ def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -
 
 
 def count_of(environment: Environment, split: str, tasks: int) -> int:
-    """How many of the wanted tasks a split has; an empty split is an error."""
+    """Count how many of the requested tasks a split has; an empty split is an error."""
     if split not in environment.splits:
         raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
     size = size_of(environment, split)
@@ -296,7 +296,7 @@ def count_of(environment: Environment, split: str, tasks: int) -> int:
 
 
 def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
-    """The draws of one environment of a suite, each with everything its stored row needs."""
+    """Make the rollout requests of one suite item, each with everything its stored row needs."""
     n = plan.n_of(item)
     asked = draws(environment, item.split, item.tasks, n, plan.seed)
     found = [
@@ -307,7 +307,7 @@ def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
 
 
 def average(episodes: Sequence[Episode]) -> float | None:
-    """The mean over the episodes that have a score; None if none has."""
+    """Compute the mean reward of the episodes that have a score; None if none has."""
     scores = [episode.reward for episode in episodes if episode.scored]
     return sum(scores) / len(scores) if scores else None
 
@@ -315,7 +315,7 @@ def average(episodes: Sequence[Episode]) -> float | None:
 def _suite(
     suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, asked: Mapping[str, float | str | None]
 ) -> tuple[Suite, Environment | None]:
-    """The suite, and the environment itself if one was given."""
+    """Resolve the suite; the second value is the environment if an object was given."""
     if isinstance(suite, str):
         return suite_from(suite, settings, **asked), None
     if isinstance(suite, Environment) and settings:

@@ -50,14 +50,14 @@ TRAINED = (
 )
 ASKED = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens", "turns", "calls")
 TALKS = ("turns", "calls", "errors")
-"""The figures of conversations and their tools: means of a sample."""
+"""Metrics of conversations and their tools: means per sample."""
 COLUMNS = {"config.yaml": TRAINED, PLAN: (*ASKED, "prompt", "reference", "text")}
-"""The columns of a table, for an evaluation and for a training run (recognised by this file)."""
+"""The columns of a table by the file that identifies the kind of run: a training run or an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Where a run was written to, and what was left out.
+    """The path of an exported run, and counts of what was left out.
 
     >>> Exported(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
     {'samples without a score': 3}
@@ -88,13 +88,13 @@ def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
 
 
 def last_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """The latest row of each sample, in the order of task and sample."""
+    """Return the latest row of each sample, in the order of task and sample."""
     found = {sample_of(row).key: row for row in rows_in(run)}
     return (found[key] for key in sorted(found))
 
 
 def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """The columns and the lines of a run: its samples, or the episodes that it was trained on."""
+    """Build the columns and the rows of a run: its samples, or its training episodes."""
     columns = next((columns for mark, columns in COLUMNS.items() if (run / mark).is_file()), ())
     if not columns:
         raise NotFound(f"{run} is not a run: it has neither {' nor '.join(COLUMNS)}; name a folder that `rlvr eval` or `rlvr train` wrote")
@@ -103,7 +103,7 @@ def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
 
 
 def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """A sample or an episode as one line of a table."""
+    """Flatten a sample or an episode into one row of a table."""
     verdict, (read, written) = row["verdict"] or {}, counted(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
     values |= {"finish": row.get("finish", row["end"]), "tokens": written, "prompt_tokens": read}
@@ -114,7 +114,7 @@ def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _utf8(text: str) -> str:
-    """A lone surrogate, which a text may contain, is not valid UTF-8 and stops readers; it is replaced by a question mark."""
+    """Replace lone surrogates, which are not valid UTF-8, by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -145,7 +145,7 @@ def _parquet(run: Path, out: Path) -> None:
 
 
 def _trl(run: Path, out: Path) -> Counter[str]:
-    """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row.
+    """Write prompt and completion as messages, and whether the answer was right, for SFT and KTO. Samples without a score are skipped.
 
     In a conversation the last turn is the completion, and all messages before it are the prompt.
     """
@@ -172,7 +172,7 @@ def _is_training(run: Path) -> bool:
 
 
 def _answers(run: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run with their prompts, which a training run does not record: its environment poses them again."""
+    """Yield the rows of a run with their prompts; a training run does not record prompts, so its environment rebuilds them."""
     if not _is_training(run):
         plan_of(run)
         yield from last_rows(run)
@@ -189,7 +189,7 @@ def _tokenizer(run: Path) -> Tokenizer | None:
 
 
 def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
-    """The messages after the prompt; None for a conversation that cannot be read back."""
+    """Load the messages after the prompt; None for a conversation that cannot be decoded from its tokens."""
     if recorded := recorded_messages(row.get("session") or {}):
         return recorded
     if row["turns"] <= 1:
@@ -220,7 +220,7 @@ def _markdown(run: Path, out: Path) -> None:
 
 
 def talks_of(envs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The figures of conversations that a report has: none if all its environments ask one question; older reports do not say.
+    """List the conversation metrics that a report has: none if all its environments are single-turn without tools.
 
     >>> talks_of({"a": {"turns": 2.0}, "b": {"turns": 1.0, "calls": None}})
     ['turns']
@@ -251,16 +251,16 @@ def _inspect(run: Path, out: Path) -> Counter[str]:
 
 
 def _quoted(name: str) -> str:
-    """An environment's name as a file name; characters that file names may not have are percent-encoded."""
+    """Quote an environment's name as a file name; forbidden characters are percent-encoded."""
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
 def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str, status: str) -> dict[str, Any]:
-    """One environment as an evaluation log of inspect_ai, version 2 of its format."""
+    """Build the evaluation log of one environment for inspect_ai, version 2 of its format."""
     name, n, temperature = item.name, plan.n_of(item), plan.temperature_of(item)
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
     scores: dict[int, list[float]] = {}
-    """By task: like every figure here, the accuracy is the mean over tasks."""
+    """By task, because the accuracy is a mean over tasks."""
     for sample in map(sample_of, rows):
         if sample.score is not None:
             scores.setdefault(sample.key[1], []).append(sample.score)
@@ -310,7 +310,7 @@ def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in the format of inspect_ai, which has its own for calls and results."""
+    """Convert a message to the format of inspect_ai, which differs for calls and results."""
     if message["role"] == "tool":
         return {"role": "tool", "content": message["content"], "tool_call_id": message["tool_call_id"], "function": message["name"]}
     if message["role"] != "assistant":
@@ -341,4 +341,4 @@ FORMATS: Mapping[str, tuple[Callable[[Path, Path], Mapping[str, int] | None], st
     "markdown": (_markdown, "report.md"),
     "inspect": (_inspect, "inspect"),
 }
-"""Each format with its writer, which also counts what it leaves out, and its file name in the run's folder."""
+"""Each format with its writer, which returns counts of what it leaves out, and its file name in the run's folder."""

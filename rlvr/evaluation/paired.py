@@ -1,6 +1,6 @@
 """Paired statistics for two policies on the same tasks: difference, interval, p-value, minimum detectable effect.
 
-The unit is the task: each contributes one difference, so what its samples share cancels out.
+The unit is the task: each contributes one difference, so the correlation of its samples cancels out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from rlvr.evaluation.statistics import Z95, bootstrap, mean, standard_error
 
 POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-"""The difference in standard errors that is found in 4 of 5 comparisons (80 % power) at 5 % false alarms."""
+"""The difference, in standard errors, that is detected with 80 % power at a 5 % false positive rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Paired:
     high: float
     p: float
     test: str
-    """The test of `p`: `sign flips`, or `mcnemar`'s exact test if every task has one yes or no on each side."""
+    """The test of `p`: `sign flips`, or `mcnemar` (exact) if every task has one yes or no on each side."""
     detectable: float
     """The minimum detectable effect: the smallest true difference that this many tasks show in 4 of 5 comparisons."""
     wins: int
@@ -40,12 +40,12 @@ class Paired:
     ties: int
 
     def record(self) -> dict[str, Any]:
-        """The comparison as plain JSON."""
+        """Convert the result to plain JSON."""
         return asdict(self)
 
 
 def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0) -> Paired:
-    """Analyse one difference per task, first policy minus second; `greedy`: each is 1, 0 or -1 by design, not by chance."""
+    """Test one difference per task, first policy minus second; `greedy`: one greedy answer per task, so each is 1, 0 or -1."""
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low, high = _interval(differences, seed)
     exact = greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
@@ -63,7 +63,7 @@ def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0)
 
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
-    """By resampling tasks. If all differences are equal there is nothing to resample; the bound then comes from the number of tasks."""
+    """Compute the interval by resampling tasks; if all differences are equal, from the number of tasks alone."""
     if _alike(differences):
         same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
         return same - unmet * (same + 1), same + unmet * (1 - same)
@@ -77,7 +77,7 @@ def _alike(differences: Sequence[float]) -> bool:
 
 
 def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> float:
-    """The two-sided p-value of a sign-flip test: how often is the mean as far from 0 if the sign of each task is random?
+    """Compute the two-sided p-value of a sign-flip test: how often is the mean as far from 0 if the sign of each task is random?
 
     For few tasks all sign patterns are counted, otherwise `draws` random ones.
 
@@ -98,7 +98,7 @@ def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_0
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The two-sided exact p-value of McNemar's test: how often would fair coins split the differing tasks as unevenly?
+    """Compute the two-sided exact p-value of McNemar's test: how often would fair coins split the differing tasks as unevenly?
 
     >>> mcnemar(9, 1)
     0.021484375
@@ -109,7 +109,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for multiple comparisons (Holm, 1979), in the order given.
+    """Correct p-values for multiple comparisons (Holm, 1979); the order is kept.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,7 +1,7 @@
-"""The plan of an evaluation: what is sampled and how it is judged; and how an evaluation grows.
+"""The plan of an evaluation: what is sampled and how it is verified; and how an evaluation is extended.
 
-More tasks, more answers for each, or another environment: what is stored stays, because the seed of a sample depends on its task and
-its number alone. A plan never shrinks.
+With more tasks, more answers for each, or another environment, stored samples stay valid, because the seed of a sample depends only on its
+task and its number. A plan never shrinks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlvr.runs.runlog import differing
 
 
 class Plan(Section):
-    """Everything that decides what is sampled and how it is judged.
+    """All settings that affect sampling and verification of an evaluation.
 
     >>> Plan(suite="quick", policy="scripted:gold", envs=[Item(env={"name": "arithmetic"})]).n
     1
@@ -33,7 +33,7 @@ class Plan(Section):
     """A digest of its weights: the folder may contain another model later."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
-    """Like `n`, for environments that do not set their own. If all set their own: that of the first one."""
+    """`n` and `temperature` apply to environments that do not set their own. If all set their own, these are those of the first."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int = 0
@@ -43,29 +43,28 @@ class Plan(Section):
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
     before: dict[str, list[list[int]]] = Field(default_factory=dict)
-    """Name in the suite to the tasks and the answers for each that it had before the evaluation grew."""
+    """Name in the suite to its earlier sizes (tasks, answers for each), one entry for each extension of the evaluation."""
     rescored: str = ""
-    """The run whose samples were judged again, if nothing was sampled."""
+    """The run whose samples were rescored, if nothing was sampled."""
 
     def n_of(self, item: Item) -> int:
-        """Answers for each task of one environment."""
+        """Return the number of answers for each task of one environment."""
         return item.n or self.n
 
     def temperature_of(self, item: Item) -> float:
-        """How one environment is sampled; 0 is greedy."""
+        """Return the temperature for one environment; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
 
     def sampling_of(self, item: Item, stop_ids: frozenset[int]) -> Sampling:
-        """How the answers of one environment are sampled."""
+        """Make the sampling parameters for one environment."""
         top_p, top_k = (getattr(self, name) if (own := getattr(item, name)) is None else own for name in ("top_p", "top_k"))
         return Sampling(self.temperature_of(item), top_p, top_k, stop_ids)
 
     @property
     def ways(self) -> str:
-        """How many answers were requested and how they were sampled; by environment if that differs.
+        """Number of answers and sampling settings in words, by environment if they differ.
 
-        >>> plan.ways                                                        # doctest: +SKIP
-        'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
+        Example: 'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
         """
         names: dict[str, list[str]] = {}
         for item in self.envs:
@@ -75,14 +74,14 @@ class Plan(Section):
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
     def spelled_out(self, like: Plan) -> Plan:
-        """A form to compare with `like`: plans of earlier versions have fewer fields, and a deleted folder is not a difference."""
-        same = {"deadline_s": None}  # what is late is asked again
+        """Normalize the plan for comparison with `like`: older plans have fewer fields, and a deleted folder is not a difference."""
+        same = {"deadline_s": None}  # no difference, because timed-out samples are retried
         envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item), **same}) for item in self.envs]
         known = {name: getattr(self, name) if getattr(like, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
 
     def stage(self, name: str, index: int, sample: int) -> int:
-        """Which plan a sample belongs to: 0 is the first one, before the evaluation grew.
+        """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
 
         >>> Plan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).stage("e", 40, 0)
         1
@@ -91,12 +90,12 @@ class Plan(Section):
         return next((place for place, (tasks, n) in enumerate(sizes) if index < tasks and sample < n), len(sizes))
 
     def dump(self) -> str:
-        """The plan as YAML."""
+        """Convert the plan to YAML."""
         return str(yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True))
 
 
 def joined(old: Plan, new: Plan, folder: str) -> Plan:
-    """The plan to continue a folder with: the new one, if it is the old one or has grown from it."""
+    """Return the plan to continue a folder with: the new one, if it equals or extends the old one; ConfigError otherwise."""
     was, now = old.spelled_out(new), new.spelled_out(old)
     sizes = {item.name: (item.tasks, item.n or 1) for item in was.envs}
     kept = [item for item in now.envs if item.name in sizes]

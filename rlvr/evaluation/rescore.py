@@ -1,7 +1,7 @@
-"""Judge the samples of an evaluation again, without sampling: with a fixed verifier, or with other settings.
+"""Rescore the samples of an evaluation, without sampling: with a corrected verifier, or with other settings.
 
-The old run is not changed. Each recorded answer is judged against the current reference; failed samples stay failed. When a score
-was earned is computed again too. A second call judges what had no score, and what was sampled or corrected since.
+The old run is not changed. Each recorded answer is verified against the current reference; failed samples stay failed. Step rewards are
+recomputed too. A second call verifies samples without a score, and samples or references that are new since.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
 
 AT_ONCE, DEADLINE_S = 256, 600.0
-"""How many answers are judged at a time, and how long one may take."""
+"""Number of answers that are verified at a time, and timeout of one verification."""
 Reader = Callable[[], Tokenizer | None]
 """Returns the policy's tokenizer, if it is available."""
-UNKNOWN = "when the score was earned is not known: this needs the policy's tokenizer, which is not available"
+UNKNOWN = "the step rewards are not known: they need the policy's tokenizer, which is not available"
 
 
 def rescore(
@@ -50,7 +50,7 @@ def rescore(
     select: str = "",
     console: Console | None = None,
 ) -> Report:
-    """Judge every sample of `run` again and write a new run; by default next to it, as `RUN-rescored`."""
+    """Verify every sample of `run` again and write a new run; by default next to it, as `RUN-rescored`."""
     run = Path(run).resolve()  # an absolute path always has a name
     old, out = plan_of(run), Path(out or run.with_name(f"{run.name}-rescored"))
     if not (run / ROWS).is_file() or next(rows_in(run), None) is None:
@@ -63,9 +63,9 @@ def rescore(
         labels = {name: verifier_label(environment.verifier) for name, environment in environments.items()}
         plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored": run.name})
         file = stack.enter_context(SampleFile.open(out, plan))
-        # the row of each sample to judge: its last one, or none if that already has a verdict
+        # the row of each sample to verify: its last one, or None if it already has a verdict
         last = {_key(row): None if _done(row, plan, environments, file) else number for number, row in enumerate(rows_in(run))}
-        todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # the run may have grown in the meantime
+        todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # rows may have been added meanwhile
         had, unknown, tokenizer = list(last.values()).count(None), 0, _reader(plan)
         stack.callback((judges := Judges(8)).close)
         if had < len(last):
@@ -94,7 +94,7 @@ def _done(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
 def _again(
     rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], judges: Judges, tokenizer: Reader
 ) -> Iterator[dict[str, Any]]:
-    """The rows with the current reference and its verdict."""
+    """Yield the rows with the current reference and its verdict."""
     tasks = [_task(row, plan, environments) for row in rows]
     futures = [
         None if row["finish"] == End.FAILED.value else judges.submit(_verdict, environments[row["env"]], task, row, tokenizer)
@@ -112,10 +112,10 @@ def _again(
 
 
 def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], tokenizer: Reader) -> tuple[Verdict, list[float]]:
-    """The verdict on a recorded answer, and the reward of each token if not all of it is at the last one."""
+    """Verify a recorded answer; also return the reward of each token if it is not all at the last token."""
     if (record := row.get("session")) is None:
         verdict = judged(environment.verifier, task, partial(str, row["text"]))
-    else:  # what the session left is judged with the answer
+    else:  # the artifacts of the session are verified with the answer
         ending = recorded_ending(record)
         verdict = ending if isinstance(ending, Verdict) else judged_whole(environment.verifier, task, ending)
     if not verdict.scored or not (verdict.earned or type(environment).earned is not Environment.earned):
@@ -133,7 +133,7 @@ def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], token
 
 
 def _reader(plan: Plan) -> Reader:
-    """The policy's tokenizer, loaded when it is first needed."""
+    """Make a function that loads the policy's tokenizer when it is first needed."""
     lock, load = Lock(), cache(partial(tokenizer_of, plan.policy_folder or plan.policy.partition(":")[2]))
 
     def tokenizer() -> Tokenizer | None:

@@ -1,4 +1,4 @@
-"""What is sampled together, and who samples it: this process, or others that are handed in, such as the collectors of a cluster."""
+"""Batches of evaluation requests, and sources of episodes: this process, or other processes such as the rollout workers of a cluster."""
 
 from __future__ import annotations
 
@@ -19,46 +19,39 @@ from rlvr.rollout.rollout import DEADLINE_S, Draw, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked in one environment of a suite.
-
-    >>> Asked(item, mdp, Sampling(), [[draw]]).rounds                                       # doctest: +SKIP
-    [[Draw(...)]]
-    """
+    """The rollout requests of one environment of a suite."""
 
     item: Item
     mdp: TokenMDP
     sampling: Sampling
     rounds: Sequence[Sequence[Draw]]
-    """The draws that are sampled together. Where the company decides the last bits of an answer (`Sampler.company`), they must be."""
+    """Requests that may be sampled in one batch. If the sampler depends on the batch composition, they must be."""
 
 
 class Answers(Protocol):
-    """Samples and judges what an evaluation asks."""
+    """Samples and verifies the requests of an evaluation."""
 
     def stream(self, asked: Iterable[Asked]) -> Iterator[list[tuple[Draw, Episode]]]:
-        """Each draw with its episode, in any order; together those that come together."""
+        """Yield requests with their episodes, in any order, in groups that finish together."""
         ...
 
 
 class Elsewhere(Protocol):
-    """Starts those who sample for an evaluation outside of this process. Each episode is the one that `Here` would give."""
+    """Starts sampling of an evaluation in other processes. Each episode equals the one that local sampling would give."""
 
     def __call__(self, spec: Spec, sampler: Sampler, items: Sequence[Item]) -> AbstractContextManager[Answers]:
-        """Entered when the policy has come up, made from `spec`. `sampler` is made from it too; it is asked for its rules alone."""
+        """Return a context that is entered when the policy, built from `spec`, is ready. `sampler` is only used for its attributes."""
         ...
 
 
 class Here:
-    """Samples in this process, one environment after the other.
-
-    >>> Here(sampler).stream([Asked(item, mdp, Sampling(), [draws])])                       # doctest: +SKIP
-    """
+    """Samples in this process, one environment after the other."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
     def stream(self, asked: Iterable[Asked]) -> Iterator[list[tuple[Draw, Episode]]]:
-        """Each draw with its episode, as soon as it is judged."""
+        """Yield each request with its episode, as soon as it is verified."""
         for one in asked:
             with rollout_for(one.item, one.mdp, self.sampler) as rollout:
                 for draws in one.rounds:
@@ -67,13 +60,13 @@ class Here:
 
 
 def mdp_for(item: Item, environment: Environment, sampler: Sampler) -> TokenMDP:
-    """The rules of an environment's conversations, with the limits of its item."""
+    """Make the token MDP of an environment, with the limits of its suite item."""
     tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
     window = sys.maxsize if sampler.gives_text else item.max_length  # an endpoint has its own tokens and its own window
     return TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
 
 
 def rollout_for(item: Item, mdp: TokenMDP, sampler: Sampler) -> Rollout:
-    """What samples the answers of one environment, wherever it runs."""
+    """Make the rollout of one environment, in this or another process."""
     sampler.bind(mdp.environment, mdp.tokenizer)
     return Rollout(mdp, sampler, deadline_s=item.deadline_s or DEADLINE_S, episode_s=item.episode_s)

@@ -1,12 +1,12 @@
 """The folder of an evaluation: one append-only file of samples, and the plan they belong to.
 
     eval.yaml          the plan: suite, policy, sampling, the verifiers and their versions
-    episodes.jsonl     one object for each sample, in the order of judging; the last one of a key counts
+    episodes.jsonl     one object for each sample, in the order of verification; the last one of a key counts
     timings.jsonl      timings; they differ from run to run
     versions.json      Python, packages, machine
-    report.json        the figures, derived from the samples alone: the same samples give the same bytes
+    report.json        the metrics, derived from the samples alone: the same samples give the same bytes
 
-A sample is written as a complete line as soon as it is judged. A killed process leaves a shorter file, or an incomplete last line.
+A sample is written as a complete line as soon as it is verified. A killed process leaves a shorter file, or an incomplete last line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample without its tokens: what the figures are computed from.
+    """One sample without its tokens, from which the metrics are computed.
 
     >>> Sample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").right
     True
@@ -51,7 +51,7 @@ class Sample:
     reason: str
     text: str
     tokens: int
-    """How many tokens the policy wrote; for an endpoint, as it counted them, if it did."""
+    """Number of generated tokens; for an endpoint, as reported in its usage, if it was."""
     prompt_tokens: int
     confidence: float
     """The mean log-probability of the policy's tokens."""
@@ -61,7 +61,7 @@ class Sample:
     cut: str = ""
     """Which limit was hit, if it was truncated: `turns`, `tokens` or `window`."""
     talk: Tally = field(default_factory=Tally)
-    """Its turns, and its calls if it had tools."""
+    """Counts of turns, and of calls if there were tools."""
 
     @property
     def right(self) -> bool:
@@ -70,7 +70,7 @@ class Sample:
 
 
 def sample_of(row: Mapping[str, Any]) -> Sample:
-    """The sample that a row of `episodes.jsonl` records."""
+    """Parse a row of `episodes.jsonl` into a sample."""
     try:
         chosen = [value for value, own in zip(row["logprobs"], row["acted"], strict=True) if own]
         verdict = row["verdict"] or {}
@@ -97,7 +97,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
 
 
 def counted(row: Mapping[str, Any]) -> tuple[int, int]:
-    """The tokens read and written in a row; for an endpoint, as it counted them.
+    """Count the input and output tokens of a row; for an endpoint, as reported in its usage.
 
     >>> counted({"acted": [0, 0, 1]}), counted({"acted": [0, 0, 1], "usage": [9, 4]})
     ((2, 1), (9, 4))
@@ -108,21 +108,17 @@ def counted(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def digest(*parts: Any) -> str:
-    """A short digest of plain data: equal data, equal digest."""
+    """Compute a short digest of plain data."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def question_of(task: Task) -> str:
-    """The digest of a task's question, the same as that of a stored sample of the task."""
+    """Compute the digest of a task's prompt and reference, equal to that of a stored sample of the task."""
     return digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
 
 
 class SampleFile:
-    """The samples of one evaluation: read when it is opened, appended to while it runs. Without a folder, in memory only.
-
-    >>> with SampleFile.open(Path("runs/mine"), plan) as file:                # doctest: +SKIP
-    ...     file.append(row)
-    """
+    """The samples of one evaluation: loaded when it is opened, appended to while it runs. Without a folder, in memory only."""
 
     def __init__(self, folder: Path | None, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
@@ -131,7 +127,7 @@ class SampleFile:
         """Bytes of an unfinished last line that were removed."""
         self._file: TextIO | None = None
         self._new: tuple[Path, ...] = ()
-        """The files and the folder that it has created, until there is a sample."""
+        """Files and folder created by this object, to be removed unless a sample is written."""
 
     @classmethod
     def open(cls, folder: Path | None, plan: Plan) -> SampleFile:
@@ -170,7 +166,7 @@ class SampleFile:
         return sample
 
     def outdate(self) -> None:
-        """Remove the report: samples are about to be added. A plan that has grown is written now, when its policy has come up."""
+        """Remove the report, because samples are about to be added, and write an extended plan, now that the policy is loaded."""
         if self.folder is not None:
             (self.folder / REPORT).unlink(missing_ok=True)
             with writing(self.folder):
@@ -189,7 +185,7 @@ class SampleFile:
 
 
 def plan_of(folder: Path) -> Plan:
-    """The plan of an evaluation."""
+    """Load the plan of an evaluation."""
     path = folder / PLAN
     if not path.is_file():
         raise NotFound(f"{folder} is not an evaluation: it has no {PLAN}; name a folder that `rlvr eval --out` wrote")
@@ -200,22 +196,18 @@ def plan_of(folder: Path) -> Plan:
 
 
 def samples_of(folder: Path) -> dict[Key, Sample]:
-    """The samples of an evaluation; the last one of a key counts."""
+    """Load the samples of an evaluation; the last one of a key counts."""
     return {sample.key: sample for sample in map(sample_of, rows_in(folder))}
 
 
 def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows in the order in which they were written; an incomplete last line is left out."""
+    """Yield the rows in the order in which they were written, without an incomplete last line."""
     return iter(rows_of(folder / ROWS))
 
 
 @contextmanager
 def writing(folder: Path | None) -> Iterator[None]:
-    """Report a full disk as a `ConfigError`.
-
-    >>> with writing(Path("runs/mine")):                                      # doctest: +SKIP
-    ...     file.write(line)
-    """
+    """Context manager that reports write errors, such as a full disk, as a `ConfigError`."""
     try:
         yield
     except OSError as error:
@@ -226,18 +218,14 @@ def writing(folder: Path | None) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file completely or not at all."""
+    """Write a small file atomically."""
     with whole(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary path for a file: moved into place when the block succeeds, removed if it fails.
-
-    >>> with whole(Path("runs/mine/samples.csv")) as partial:                 # doctest: +SKIP
-    ...     partial.write_text("a,b", "utf-8")
-    """
+    """Context manager with a temporary path for a file: moved into place if the block succeeds, removed if it fails."""
     partial = path.with_name(f".{path.name}.part")
     try:
         yield partial

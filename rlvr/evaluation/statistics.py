@@ -1,7 +1,7 @@
-"""Compute figures with confidence intervals from the scores of samples.
+"""Compute metrics with confidence intervals from the scores of samples.
 
-A task is a cluster: its samples share a question, so they are not independent, and every figure here is a mean over tasks, with one
-value per task. The values are exact expectations over the available samples of a task; a figure at `k` leaves out tasks with fewer than
+A task is a cluster: its samples share a question, so they are not independent, and every metric here is a mean over tasks, with one
+value per task. The values are exact expectations over the available samples of a task; a metric at `k` leaves out tasks with fewer than
 `k` samples, and reports how many tasks it uses.
 
     avg@n     the mean score
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 Z95 = NormalDist().inv_cdf(0.975)
 IMAGINED = 1.0
-"""The weight of a prior, in imagined tasks at even odds with the spread of yes and no: few real tasks may show too little spread. It
-counts more near 0 and 1, where the mean says little about the spread because rare tasks may be missing. In simulations of pass@8 with 100
-tasks of 16 samples (benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases for all
-kinds of tasks; with a constant weight the coverage can fall to 84."""
+"""Weight of a prior on the spread, in pseudo-tasks with even odds, because few real tasks may underestimate the spread. The prior counts
+more near 0 and 1, where rare tasks may be missing. In simulations of pass@8 with 100 tasks of 16 samples
+(benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases for all kinds of tasks; with a
+constant weight the coverage can fall to 84."""
 
 
 def pass_at(right: int, samples: int, k: int) -> float | None:
-    """The chance that at least one of `k` samples, drawn without replacement, is right; None with fewer than `k` samples.
+    """Compute pass@k: the chance that at least one of `k` samples, drawn without replacement, is right; None with fewer samples.
 
     >>> pass_at(1, 4, 2)
     0.5
@@ -41,7 +41,7 @@ def pass_at(right: int, samples: int, k: int) -> float | None:
 
 
 def pass_all(right: int, samples: int, k: int) -> float | None:
-    """The chance that all of `k` samples, drawn without replacement, are right: pass^k.
+    """Compute pass^k: the chance that all of `k` samples, drawn without replacement, are right; None with fewer samples.
 
     >>> pass_all(3, 4, 2)
     0.5
@@ -50,9 +50,9 @@ def pass_all(right: int, samples: int, k: int) -> float | None:
 
 
 def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
-    """The expected score of the majority answer of `k` samples.
+    """Compute maj@k: the expected score of the majority answer of `k` samples; None with fewer samples.
 
-    `votes` names the class of equal answers that each sample belongs to. A tie is broken at random.
+    `votes` has the class of equal answers of each sample. Ties are broken at random.
     None is a sample without an answer: it is drawn like any other but has no vote; if no sample votes, the score is 0.
 
     >>> majority_at(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
@@ -72,9 +72,9 @@ def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: in
 
 @lru_cache(maxsize=65536)
 def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
-    """The chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
+    """Compute the chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
 
-    For each number `x` of its own votes: the number of ways in which the others get at most `x`, by how many of them tie.
+    For each number `x` of own votes, count the ways in which the others get at most `x`, by how many of them tie.
     """
     chance = 0.0
     for x in range(1, min(own, k) + 1):
@@ -93,7 +93,7 @@ def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
 
 
 def best_at(ranked: Sequence[float], k: int) -> float | None:
-    """The expected score of the most preferred of `k` samples; `ranked` holds the scores, the most preferred first.
+    """Compute best@k: the expected score of the most preferred of `k` samples; `ranked` has the scores, the most preferred first.
 
     >>> best_at([1.0, 0.0, 0.0], 2) == 2 / 3
     True
@@ -105,7 +105,7 @@ def best_at(ranked: Sequence[float], k: int) -> float | None:
 
 
 def budgets(n: int) -> list[int]:
-    """The values of k for the figures: powers of two up to `n`, and `n` itself.
+    """List the values of k for the metrics: powers of two up to `n`, and `n` itself.
 
     >>> budgets(12)
     [1, 2, 4, 8, 12]
@@ -130,9 +130,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
-    """The mean of one value per task. Tasks whose value is None are left out; None if no task has a value.
+    """Estimate the mean of one value per task. Tasks whose value is None are left out; None if no task has a value.
 
-    Tasks with the same entry in `questions` form one cluster: a repeated question adds little information.
+    Tasks with the same entry in `questions` form one cluster, because a repeated question adds little information.
     """
     labels: Sequence[Hashable] = range(len(values)) if questions is None else questions
     clusters: dict[Hashable, list[float]] = {}
@@ -148,9 +148,9 @@ def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | Non
 
 
 def mean_of(parts: Sequence[Estimate]) -> Estimate:
-    """The plain mean of independent estimates, such as those of a suite's environments: each counts the same, whatever its size.
+    """Compute the unweighted mean of independent estimates, such as those of a suite's environments.
 
-    Its interval is put together from theirs (MOVER), so it stays inside 0 and 1 and is as skewed as they are.
+    The interval is combined from theirs (MOVER), so it stays inside 0 and 1 and is as skewed as they are.
 
     >>> mean_of([estimate([1.0, 0.0]), estimate([1.0, 1.0, 1.0])]).value
     0.75
@@ -164,14 +164,14 @@ def mean_of(parts: Sequence[Estimate]) -> Estimate:
 
 
 def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """The mean, rounded once; `sizes` has the weight of each value."""
+    """Compute the mean with a single rounding; `sizes` has the weight of each value."""
     if sizes is None:
         return math.fsum(values) / len(values)
     return math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
 def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """The standard error of the mean of one value per cluster; it needs no model of the samples inside a cluster.
+    """Compute the standard error of the mean of one value per cluster, without a model of the samples inside a cluster.
 
     >>> standard_error([0.0, 1.0, 1.0, 0.0]) == (1 / 12) ** 0.5
     True
@@ -185,10 +185,10 @@ def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) 
 
 
 def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple[float, float]:
-    """The 95 % score interval of a mean of values from 0 to 1, one per cluster.
+    """Compute the 95 % score interval of a mean of values from 0 to 1, one per cluster.
 
-    It is Wilson's interval for the effective number of yes-or-no tasks: values that spread less than yes and no (several samples per
-    task) count for more. It stays between 0 and 1, and is not empty if all values are equal.
+    This is Wilson's interval for the effective number of yes-or-no tasks: values that spread less than yes and no (several samples per
+    task) count for more. The interval stays between 0 and 1, and is not empty if all values are equal.
 
     >>> [round(end, 3) for end in wilson([1.0] * 20)]
     [0.839, 1.0]
@@ -198,7 +198,7 @@ def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple
     widest = centre * (1 - centre) / (clusters - 1) if clusters > 1 else 0.0
     spread = min(standard_error(values, sizes) ** 2 / widest, 1.0) if widest > 0 else 1.0
     telling = 4 * clusters * centre * (1 - centre)
-    """How many tasks at even odds would give as much information about the spread."""
+    """Number of tasks at even odds that would give as much information about the spread."""
     worth = clusters * (telling + IMAGINED) / (telling * spread + IMAGINED)
     z2 = Z95**2 / worth
     middle = (centre + z2 / 2) / (1 + z2)
@@ -207,14 +207,14 @@ def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple
 
 
 def _worth(sizes: Sequence[int]) -> float:
-    """The effective number of clusters of equal size."""
+    """Compute the effective number of clusters of equal size."""
     return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
 def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> NDArray[np.float64]:
-    """The means of `draws` resamples of the tasks, sorted: the cluster bootstrap. The same seed gives the same means.
+    """Compute the sorted means of `draws` resamples of the tasks (cluster bootstrap). The same seed gives the same means.
 
-    They are widened around the mean to correct for the small number of tasks, so their quantiles form an interval.
+    The means are widened around their center to correct for a small number of tasks, so their quantiles form an interval.
     """
     sample = np.asarray(values, dtype=np.float64)
     tasks = len(sample)
@@ -225,7 +225,7 @@ def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) ->
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
-    """The 95 % interval of a mean by resampling tasks, for unbounded values such as differences.
+    """Compute the 95 % interval of a mean by resampling tasks, for unbounded values such as differences.
 
     >>> bootstrap([0.5, -0.5] * 50, seed=1) == bootstrap([0.5, -0.5] * 50, seed=1)
     True
@@ -235,7 +235,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) ->
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
+    """Compute the 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
 
     >>> round(t_quantile(19), 3)
     2.093

@@ -3,8 +3,8 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-It is given by name (`rlvr list suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training run,
-which stands for its environment.
+A suite is given by name (`rlvr list suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training
+run, which stands for the recipe's environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlvr.task import Message, Task
 FOLDER = Path(__file__).parent / "suites"
 
 ALL = 1_000_000
-"""How many rows of a data file are asked, unless --tasks says less: all."""
+"""Default number of tasks for a data file: all rows."""
 
 
 class Item(Section):
@@ -39,10 +39,10 @@ class Item(Section):
     """
 
     name: str = ""
-    """Its name in the report; by default the environment's name."""
+    """The name in the report; by default the environment's name."""
     env: dict[str, Any]
     tasks: int = Field(default=100, ge=1)
-    """How many tasks, from the first; fewer if the split has fewer."""
+    """Number of tasks, from the first; fewer if the split has fewer."""
     split: str = "test"
     n: int | None = Field(default=None, ge=1)
     """Answers for each task; default 1."""
@@ -53,14 +53,14 @@ class Item(Section):
     system: str | None = None
     """The system prompt, in place of the environment's own; an empty text means none."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """The most tokens of an answer, all turns together."""
+    """Maximum tokens of an answer, all turns together."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
-    """The most tokens of a turn; a longer one is cut, and the conversation continues."""
+    """Maximum tokens of a turn; a longer turn is truncated, and the conversation continues."""
     max_length: int | None = Field(default=None, ge=2)
     episode_s: float | None = Field(default=None, gt=0)
-    """After so many seconds a conversation ends with its present turn."""
+    """Timeout of a conversation in seconds; it ends with its current turn."""
     deadline_s: float | None = Field(default=None, gt=0)
-    """How long one verification, or one reply of the environment, may take; then the sample has no score. None: 600."""
+    """Timeout of one verification, or one step of the environment, in seconds; then the sample has no score. None: 600."""
     sampler: dict[str, Any] = Field(default_factory=dict)
     """Settings of the policy's sampler for this environment; --sampler takes precedence."""
 
@@ -70,18 +70,18 @@ class Item(Section):
         return named(value)
 
     def model_post_init(self, _: Any) -> None:
-        """Use the environment's name if it has none."""
+        """Use the environment's name if no name is given."""
         if not self.name:
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
 
     def settled(self) -> Item:
-        """The item with its number of answers and its temperature filled in."""
+        """Fill in the default number of answers and temperature."""
         n = self.n or 1
         usual = 0.0 if n == 1 else 1.0
         return self.model_copy(update={"n": n, "temperature": usual if self.temperature is None else self.temperature})
 
     def asks(self, task: Task) -> Task:
-        """The task as it is asked here: with the system prompt of this entry, if it has one."""
+        """Return the task with the system prompt of this item, if it has one."""
         if self.system is None:
             return task
         rest = [message for message in task.prompt if message["role"] != "system"]
@@ -101,15 +101,15 @@ class Suite:
 
 
 def suites() -> dict[str, Path]:
-    """The built-in suites, by name."""
+    """List the built-in suites, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: Any) -> Suite:
     """Load a suite by name or from a file, or make one of a single environment.
 
-    `settings` are for the environment (`path`), in a suite of several for the one named first (`gsm8k.path`). The values in `asked`
-    (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
+    `settings` are for the environment (`path`); in a suite of several environments the keys start with a name (`gsm8k.path`). The values in
+    `asked` (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
     """
     rows = _rows(target)
     if not rows:
@@ -125,7 +125,7 @@ def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: 
 
 
 def members(item: Item) -> list[Item]:
-    """The environments of a mixture, each with its own figures; any other environment stays as it is.
+    """Expand a mixture into its sub-environments, each with its own metrics; any other environment is returned unchanged.
 
     >>> [part.name for part in members(Item(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
     ['a', 'b']
@@ -163,7 +163,7 @@ def _rows(target: str) -> list[Any]:
 
 
 def _of_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The held-out tasks of a training recipe, with its limits for an answer; of a data set all of them.
+    """Make a suite row from a training recipe: its held-out tasks (all of a data set) and its limits for an answer.
 
     >>> _of_recipe({"env": "gsm8k", "rollout": {"max_completion_length": 256}, "train": {"steps": 3}})
     {'env': 'gsm8k', 'max_new_tokens': 256}
@@ -175,7 +175,7 @@ def _of_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_settings(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:
-    """The items with their environments' settings from the command line."""
+    """Apply environment settings from the command line to the items."""
     for key, value in settings.items():
         owner, dot, setting = key.rpartition(".")
         if not dot and len(items) > 1:

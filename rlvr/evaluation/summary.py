@@ -1,6 +1,6 @@
 """Summarise the samples of each environment of a suite: scores, missing scores, truncated and failed samples.
 
-The headline is the mean over tasks. It is refused if more than 2 % of the samples have no score, since the mean over the others may be
+The headline is the mean over tasks. It is withheld if more than 2 % of the samples have no score, since the mean over the others may be
 biased.
 """
 
@@ -18,9 +18,9 @@ from rlvr.evaluation.statistics import Estimate, best_at, budgets, estimate, maj
 
 UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
 CUT_AFTER = 0.01
-"""The share of answers that a suggested cap would still truncate, by extrapolation of the lengths."""
+"""Fraction of answers that a suggested cap would still truncate, by extrapolation of the lengths."""
 FURTHEST = 8.0
-"""The largest suggested cap, as a multiple of the present one; beyond it the lengths cannot be extrapolated."""
+"""Maximum suggested cap, as a multiple of the current one; beyond it the lengths cannot be extrapolated."""
 SELECTORS: Mapping[str, Callable[[Sample], float]] = {
     "shortest": lambda sample: sample.tokens,
     "longest": lambda sample: -sample.tokens,
@@ -43,29 +43,29 @@ class EnvSummary:
     n: int
     tasks: int
     samples: int
-    """How many samples there are, scored or not."""
+    """Number of samples, scored or not."""
     missing: int
-    """How many planned samples are missing."""
+    """Number of planned samples that are missing."""
     scored: int
     unscored: int
     """Without a score: a broken task, a dead sandbox, or no answer at all. Never counted as wrong."""
     failed: int
-    """Of the unscored, those to which the policy gave no answer."""
+    """Number of unscored samples to which the policy gave no answer."""
     truncated: int
-    """Truncated samples; judged as they are."""
+    """Number of truncated samples; they are verified as they are."""
     empty: int
-    """Scored samples with an empty answer; judged like any other answer."""
+    """Number of scored samples with an empty answer; they are verified like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
-    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. None if no task has k samples, or there is nothing to select by."""
+    """`pass_at`, `pass_all`, `maj_at`, `best_at`: estimates by k. None if no task has k samples, or there is nothing to select by."""
     completed: float | None
     """The mean score of the scored samples that were not truncated."""
     cap: int | None
-    """A length cap to try, if the present one truncates more than 2 in 100."""
+    """A length cap to try, if the current one truncates more than 2 in 100."""
     repeated: int
-    """Tasks that repeat the question of another task: they form one cluster with it."""
+    """Number of tasks that repeat the question of another task and form one cluster with it."""
     cut: dict[str, int] = field(default_factory=dict)
-    """How many were truncated, by the limit: `tokens`, `turns` or `window`."""
+    """Number of truncated samples by the limit: `tokens`, `turns` or `window`."""
     reasons: dict[str, int] = field(default_factory=dict)
     """The reasons for missing scores, with their counts."""
     tokens: int = 0
@@ -78,22 +78,22 @@ class EnvSummary:
 
     @property
     def talks(self) -> bool:
-        """Whether there is more to tell than one turn for each sample."""
+        """Whether there are samples of several turns, or tools."""
         return self.turns > 1 or self.calls is not None
 
     @property
     def refused(self) -> bool:
-        """Whether too much is unscored for a headline."""
+        """Whether too many samples have no score for a headline."""
         return self.unscored > UNSCORED_LIMIT * self.samples
 
     @property
     def cap_suffices(self) -> bool:
-        """Whether that cap is estimated to truncate 1 in 100."""
+        """Whether the suggested cap is estimated to truncate only 1 in 100."""
         told: float = CUT_AFTER ** (1 / FURTHEST)
         return self.cut.get("tokens", 0) <= told * self.samples
 
     def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """The summary as JSON for programs, with `best_at` if requested; figures are null if the headline is refused."""
+        """Convert the summary to JSON for programs, with `best_at` if requested; metrics are null if the headline is withheld."""
         shown = not self.refused or allow_unscored
         avg = self.avg if shown else None
 
@@ -107,7 +107,7 @@ class EnvSummary:
         return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **talk}
 
     def figures(self) -> dict[str, Any]:
-        """Everything as JSON: the content of `report.json`."""
+        """Convert all fields to JSON: the content of `report.json`."""
         return asdict(self) | {"refused": self.refused}
 
 
@@ -178,19 +178,19 @@ def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None
 
 
 def _cast(group: Sequence[Sample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
-    """The votes and the scores of the samples that have a score."""
+    """Return the votes and the scores of the samples that have a score."""
     return [vote for sample, vote in zip(group, classes, strict=True) if sample.score is not None], _scores(group)
 
 
 def selector_known(name: str) -> str:
-    """The name of a selector; an error that lists all if it is unknown."""
+    """Check the name of a selector and return it; an error lists all if it is unknown."""
     if name and name not in SELECTORS:
         raise ConfigError(f"unknown selector {name!r}; {suggest(name, SELECTORS)}")
     return name
 
 
 def _cap(samples: Sequence[Sample], truncated: int) -> int:
-    """The cap that would truncate 1 in 100, by extrapolating the fall of the lengths up to the present cap; at most FURTHEST."""
+    """Suggest a cap that would truncate 1 in 100, by extrapolating the distribution of lengths up to a maximum factor."""
     longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may report no counts
     share = min(truncated / len(samples), 0.95)
     wanted = longest * min(math.log(CUT_AFTER) / math.log(share), FURTHEST)

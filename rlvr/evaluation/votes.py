@@ -1,6 +1,6 @@
 """Group the equal answers of a task into classes, for a majority vote.
 
-Two answers are equal if the verifier says so: the declared answer of one is used as the reference, and the other is judged against it.
+Two answers are equal if the verifier says so: the declared answer of one is used as the reference for the other.
 So `1/2` and `0.5` vote together. If the reference is not a single text (unit tests, puzzles with many solutions), answers are equal if
 their words are equal.
 """
@@ -17,7 +17,7 @@ from rlvr.task import Task
 
 
 def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[int | None]:
-    """One class number per sample, in order; None for a sample that declares no answer, and so has no vote."""
+    """Return one class number per sample, in order; None for a sample that declares no answer, and so has no vote."""
     declared = [_declared(verifier, task, sample.text) for sample in samples]
     found: list[int | None] = []
     heads: list[int] = []
@@ -52,5 +52,5 @@ def _same(verifier: Verifier, task: Task, samples: Sequence[Sample], declared: S
         return True  # both equal the reference
     try:
         return verifier.verify(replace(task, reference=declared[a]), samples[b].text).passed
-    except Exception:  # a verifier that fails on such a reference has not called them equal
+    except Exception:  # if the verifier fails on such a reference, the answers do not count as equal
         return False

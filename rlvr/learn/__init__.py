@@ -1,1 +1,1 @@
-"""The learner: the policy, the update, the checkpoints and the loop."""
+"""Training: the training loop, the policy update, checkpoints and task sampling."""

@@ -1,10 +1,10 @@
 """Repeat one recorded step of a run from the checkpoint before it, and compare it with the log line by line.
 
-Where batches are sampled ahead, the checkpoint holds the answers of the next steps; then those steps are repeated, and one more
-with newly sampled answers.
+If batches are prefetched, the checkpoint holds the completions of the next steps; then these steps are repeated, and one more step with
+newly sampled completions.
 
-A run that cannot be repeated on this machine (other versions, another accelerator, a sampler without a seed) can still be
-resumed, but its results will not be bit-identical.
+A run that cannot be repeated on this machine (other versions, another accelerator, a sampler without a seed) can still be resumed, but
+its results will not be bitwise identical.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rlvr.runs.runlog import RunLog, rows_of
 
 SCRATCH = "rlvr-again-"
 ROUNDING = 0.01
-"""How much numbers may differ, absolutely or relatively, in a run that is not deterministic."""
+"""The absolute and relative tolerance of numbers in a run that is not deterministic."""
 
 
 def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path, crew_from: Callable[..., Crew] = assemble) -> str:
-    """Repeat the first step after a checkpoint that is still in the logs; return what was compared, or raise CheckFailed."""
+    """Repeat the first recorded step after a checkpoint; return a summary, or raise CheckFailed if it differs."""
     place = by_main(accelerator, lambda: repeatable(folder))
     with ExitStack() as stack:
         sweep(SCRATCH)
@@ -59,7 +59,7 @@ def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path, c
 
 
 def repeatable(folder: Path) -> Path:
-    """The newest checkpoint whose next step is in the logs."""
+    """Find the newest checkpoint whose next step is in the logs."""
     recorded = {row["step"] for row in rows_of(folder / "metrics.jsonl")}
     place = next((place for place in checkpoint.whole_ones(folder) if checkpoint.step_of(place) + 1 in recorded), None)
     if place is None:
@@ -68,12 +68,12 @@ def repeatable(folder: Path) -> Path:
 
 
 def recorded_after(folder: Path, step: int, most: int) -> list[int]:
-    """Which of the next `most` steps are in the logs."""
+    """Return those of the next `most` steps that are in the logs."""
     return [row["step"] for row in rows_of(folder / "metrics.jsonl") if step < row["step"] <= step + most]
 
 
 def compared(folder: Path, scratch: Path, step: int, *, episodes: bool, exact: bool = True) -> str:
-    """Compare one step's lines in two run folders; `exact`: they must be the same to the bit, and otherwise up to rounding."""
+    """Compare one step's log lines in two run folders; `exact`: bitwise, otherwise up to rounding."""
     before, again = (next(row for row in rows_of(home / "metrics.jsonl") if row["step"] == step) for home in (folder, scratch))
     same = operator.eq if exact else near
     differs = [key for key in sorted(before.keys() | again.keys()) if not same(before.get(key), again.get(key))]
@@ -90,7 +90,7 @@ def compared(folder: Path, scratch: Path, step: int, *, episodes: bool, exact: b
 
 
 def near(old: Any, new: Any) -> bool:
-    """Whether two values of a log differ at most by rounding; words, tokens and counts must be the same.
+    """Return whether two logged values differ at most by rounding; strings, tokens and counts must be equal.
 
     >>> near({"loss": 0.5, "tokens": [3]}, {"loss": 0.5001, "tokens": [3]}), near([3], [4])
     (True, False)

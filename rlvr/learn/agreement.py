@@ -1,8 +1,8 @@
 """Compare the log-probabilities that the sampler and the trainer give to the same tokens.
 
-The learner's ratios depend on the sampler's log-probabilities. Two implementations never agree exactly; this module measures how
-much they differ, by precision, by temperature and by the token's position in the answer, and explains the result. `checked` is the
-short form of it before every run (see `rlvr.model.honesty`); `hold` is applied to every step.
+The learner's ratios depend on the sampler's log-probabilities. Two implementations never agree exactly; this module measures the
+difference by precision, temperature and token position, and explains the result. `run_model_checks` is a short version that runs before
+every run (see `rlvr.model.honesty`); `check_logprob_mismatch` is applied to every step.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PRECISIONS: dict[str, tuple[str, str | None]] = {
     "bfloat16": ("bfloat16", None),
     "mixed bf16": ("float32", "bfloat16"),
 }
-"""By name: the precision of the weights, and that of the computation if it differs (`train.mixed_precision=bf16`)."""
+"""By name: the precision of the weights, and the compute precision if it differs (`train.mixed_precision=bf16`)."""
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.05, "mixed bf16": 0.05}
-"""The limit on the median difference that rounding can cause; the largest difference may be twenty times that."""
+"""The tolerance of the median difference, by precision; the maximum may be twenty times as large."""
 
 
 def in_process(sampler: Sampler) -> bool:
-    """Whether a sampler computes the trainer's own model, in this process."""
+    """Return whether a sampler runs the trainer's own model, in this process."""
     kind = type(sampler)
     own = kind.load is not Sampler.load and kind.receive is Sampler.receive and kind.suits is not Sampler.suits
     return own and getattr(sampler, "model", None) is not None
@@ -58,7 +58,7 @@ SAMPLER = "the sampler's tokens"
 def trusted(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
 ) -> list[honesty.Finding]:
-    """The table of the model that a run will train; ConfigError if it cannot be trained. One without weights yet has a short table."""
+    """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
     temperature = 1.0 if config.data is not None else config.rollout.temperature
     own, fp32_head = sampler if in_process(sampler) and config.data is None else None, config.model.fp32_head
     how: dict[str, Any] = {"temperature": temperature or 1.0, "precision": precision, "autocast": autocast, "fp32_head": fp32_head}
@@ -81,9 +81,9 @@ def checked(
     fp32_head: bool = False,
     longest: int = honesty.LONGEST,
 ) -> list[honesty.Finding]:
-    """The table of a model before a run.
+    """Run the numerics checks of a model before a run.
 
-    `sampler`: one in this process, which has the model; `precision`: what is computed in; `longest`: what a row of the run may reach.
+    `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `longest`: the maximum row length.
     """
     device, dtype = next(model.parameters()).device, getattr(torch, precision)
     with honesty.undisturbed(model), honesty.in_words(model, "the check before a run"):
@@ -100,7 +100,7 @@ def checked(
 
 
 def ways_of(policy: Any, how: packing.Packing, device: torch.device, autocast: Callable[[], Any] = nullcontext) -> dict[str, honesty.Way]:
-    """The ways in which a trainer computes rows: padded, in training mode, and packed, if they are."""
+    """Return the functions by which a trainer scores rows: padded, in training mode, and packed if possible."""
 
     def scored(rows: Rows, batch: Batch) -> Tensor:
         found = torch.zeros(rows.entries)
@@ -123,7 +123,7 @@ def ways_of(policy: Any, how: packing.Packing, device: torch.device, autocast: C
 
 
 def agreed(way: honesty.Way) -> honesty.Way:
-    """The numbers of the main process in all: what is computed next may depend on them, and all must compute the same."""
+    """Broadcast the scores of the main process, so that all processes make the same decisions."""
 
     def scored(rows: Rows) -> Tensor:
         mine = way(rows)
@@ -133,9 +133,9 @@ def agreed(way: honesty.Way) -> honesty.Way:
 
 
 def trusted_shards(learner: Learner, *, longest: int) -> list[honesty.Finding]:
-    """The table of a learner's model whose weights are sharded, and so were not there before; ConfigError if it cannot be trained.
+    """Check a learner's sharded model, which had no weights before; raise ConfigError if it cannot be trained.
 
-    All processes call it together; the table of the main one decides, so that all go on or none.
+    A collective operation; the results of the main process decide for all.
     """
     policy, model = learner.policy, learner.policy.model
     dtype = getattr(torch, computed_in(model, learner.accelerator))
@@ -154,7 +154,7 @@ def trusted_shards(learner: Learner, *, longest: int) -> list[honesty.Finding]:
 
 
 def examined(folder: str, sampler: str, *, device: str | None = None) -> tuple[list[honesty.Finding], str]:
-    """The table of the model in a folder, in float32, and why it cannot be trained ('' if it can)."""
+    """Check the model in a folder, in float32; return the results, and why it cannot be trained ('' if it can)."""
     tokenizer = tokenizer_from(folder)
     model = model_from(ModelConfig(path=folder)).eval().to(device_from(device))
     with build("sampler", sampler) as asked:
@@ -165,7 +165,7 @@ def examined(folder: str, sampler: str, *, device: str | None = None) -> tuple[l
 
 
 def trial(model: Any, sampler: Sampler, *how: Any) -> honesty.Finding:
-    """What `said_as_computed` finds, or that the sampler fails on this model."""
+    """Run `compare_sampler`; return a failed result if the sampler fails on this model."""
     try:
         return said_as_computed(model, sampler, *how)
     except (RlvrError, torch.OutOfMemoryError):
@@ -178,7 +178,7 @@ def trial(model: Any, sampler: Sampler, *how: Any) -> honesty.Finding:
 def said_as_computed(
     model: Any, sampler: Sampler, rows: Rows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
 ) -> honesty.Finding:
-    """Sample answers to the prompts of some rows, and compare their log-probabilities with a plain forward pass."""
+    """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""
     prompts = [tokens[: places[0]].tolist() for tokens, places in zip(rows.tokens, rows.places, strict=True)]
     limits = [min(4 + 2 * i, len(places)) for i, places in enumerate(rows.places)]
     requests = [Request(prompt, limit, seed=i) for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))]
@@ -194,10 +194,10 @@ def said_as_computed(
 
 
 def hold(figures: Mapping[str, float], limit: float | None, *, steady: bool) -> None:
-    """Stop a run whose sampler and trainer disagree although both compute the same model in float32 in this process: RlvrError.
+    """Raise RlvrError if sampler and trainer disagree although both compute the same model in float32 in this process.
 
-    `steady`: every token is held to it. Otherwise 98 % of them are: where a model has experts, or top_p cuts, a rounding error can
-    decide between two.
+    `steady`: the limit applies to every token. Otherwise it applies to 98 % of them, because with experts or top_p a rounding error can
+    change a discrete decision.
     """
     if limit is None or "sampling/logp_difference_max" not in figures:
         return
@@ -216,7 +216,7 @@ def hold(figures: Mapping[str, float], limit: float | None, *, steady: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The differences between the log-probabilities of some tokens.
+    """Statistics of the log-probability differences of some tokens.
 
     >>> Gap("float32", 1.0, "0-3", tokens=40, median=1e-7, p99=1e-6, largest=2e-6, kl=1e-13).precision
     'float32'
@@ -225,7 +225,7 @@ class Gap:
     precision: str
     temperature: float
     position: str
-    """Which tokens of an answer, counted from 0."""
+    """The range of token positions in the completion, counted from 0."""
     tokens: int
     median: float
     p99: float
@@ -234,7 +234,7 @@ class Gap:
     """KL(sampler || trainer) per token, estimated."""
 
     def record(self) -> dict[str, Any]:
-        """The row as plain JSON."""
+        """Return the statistics as plain JSON."""
         return asdict(self)
 
 
@@ -248,15 +248,15 @@ def measured(
     precisions: Sequence[str] = (),
     device: str | None = None,
 ) -> Iterator[Gap]:
-    """Sample, score again, compare: one row for each precision, temperature and depth, as they are found.
+    """Sample and rescore completions; yield the differences for each precision, temperature and range of positions.
 
-    The trainer computes on `device`, by default the accelerator. Mixed precision is compared there only: on a CPU a sampler takes
-    the precision of the weights.
+    The trainer computes on `device`, by default the accelerator. Mixed precision is compared on an accelerator only, because on a CPU a
+    sampler uses the precision of the weights.
     """
     place = device_from(device)
     precisions = precisions or [name for name, (_, mixed) in PRECISIONS.items() if mixed is None or place.type != "cpu"]
     tokenizer = tokenizer_from(folder)
-    # a sampler that refuses to run when its log-probabilities are off must not refuse here
+    # disable the sampler's own check of its log-probabilities
     unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in parameters(load("sampler", sampler)) else {}
     with build("env", env) as environment:
         mdp = TokenMDP(environment, tokenizer)
@@ -276,7 +276,7 @@ def measured(
 
 @torch.no_grad()
 def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], precision: str, temperature: float) -> Iterator[Gap]:
-    """The rows of one precision and temperature, by depth; depths that no answer reached are left out."""
+    """Compute the differences of one precision and temperature, by range of positions; empty ranges are omitted."""
     pairs = [(request, said) for request, said in zip(requests, found, strict=True) if said.finish != "error"]
     if not pairs:
         raise ConfigError(f"the sampler gave no answer at temperature {temperature:g}: {found[0].error}")
@@ -301,7 +301,7 @@ def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], p
 
 
 def verdict(rows: Sequence[Gap]) -> tuple[bool, str]:
-    """Whether these log-probabilities are good enough to train on, and why."""
+    """Return whether these log-probabilities are accurate enough for training, and an explanation."""
     if not rows:
         return False, "Nothing was compared: no answer was complete."
     bad = [row for row in rows if not (row.median <= ROUNDING[row.precision] and row.largest <= 20 * ROUNDING[row.precision])]

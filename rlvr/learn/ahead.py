@@ -1,25 +1,25 @@
-"""Sample the next batches while the trainer still trains on this one, with weights of a known age.
+"""Prefetch rollout batches while the trainer trains on the current one, with weights of a known age.
 
-With `rollout.max_staleness: k` the batch of step t is always sampled with the weights of version max(0, t - k), however fast
-sampler and trainer are: the schedule depends on the step's number only, so a repeated run gives the same numbers. With k = 1:
+With `rollout.max_staleness: k` the batch of step t is always sampled with the weights of version max(0, t - k), independent of timing, so
+a run is repeatable. With k = 1:
 
     worker     batch 0 by 0 | batch 1 by 0 | batch 2 by 1 | batch 3 by 2 | ...
     trainer                 | 0 -> 1       | 1 -> 2       | 2 -> 3       | ...
 
-One worker thread samples the batches in order, so a curriculum gets the answers in the order of the steps. The trainer
-changes its weights in place, so each batch that is being sampled has its own copy of them.
+One worker thread samples the batches in order, so that a curriculum sees the results in the order of the steps. The trainer changes its
+weights in place, so each batch in progress has its own copy of them.
 
-A rollout with several collectors can sample several batches at once (`Begins`). Then batch t + k is asked as soon as version t exists,
-before batch t is awaited, so a collector with nothing left of batch t takes the next one while others still sample batch t:
+A cluster can sample several batches concurrently (`AsyncRollout`). Then batch t + k is requested as soon as version t exists, before
+batch t is complete, so an idle rollout worker starts the next batch while others still sample batch t:
 
-    collector 1     0 0 0 0 0 0 | 1 1 1 1 | 2 2 2 ...
-    collector 2     0 0 | 1 1 1 1 1 | 2 2 2 2 2 2 ...
+    rollout worker 1     0 0 0 0 0 0 | 1 1 1 1 | 2 2 2 ...
+    rollout worker 2     0 0 | 1 1 1 1 1 | 2 2 2 2 2 2 ...
 
-That changes no episode, since tasks, seeds and versions are the same. Where a batch depends on the answers to the one before
-(`looks_back`), it is asked when these are judged.
+The episodes are the same, because tasks, seeds and versions are. If a batch depends on the results of the previous one
+(`needs_previous_batch`), it is requested when these are verified.
 
-With several learning processes, one place samples for all of them (`Rollout.shared`): the main process asks, and the others get each
-batch when it is complete. So nothing that runs ahead takes part in what the processes do together.
+With several training processes, the main process samples for all (`Rollout.main_process_samples`) and sends each complete batch to the
+others. So prefetching never participates in collective operations.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from rlvr.task import Verdict
 
 HOST = torch.device("cpu")
 LOOK_S = 1.0
-"""How often a thread that waits for a batch looks up: the loss of another process is an error that is raised in it."""
+"""The poll interval of a thread that waits for a batch, so that PeerLost can be raised in it."""
 
 
 class Ahead:
-    """The batches that are being sampled, the next one first.
+    """Prefetches rollout batches; holds the batches in progress, the next one first.
 
     >>> Ahead(crew).next(step=0).groups                                 # doctest: +SKIP
     """
@@ -72,15 +72,15 @@ class Ahead:
             )
         self._at_once = crew.rollout if isinstance(crew.rollout, Begins) and not looks_back(crew) else None
         self._asks = crew.accelerator.is_main_process
-        """Whether this process asks for the batches; the line of another one holds places without results."""
+        """True if this process requests batches; in other processes the pending batches are placeholders."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._line: deque[Future[Harvest]] = deque()
         self._copies: dict[int, Any] = {}
 
     def next(self, step: int) -> Harvest:
-        """The batch of this step; when it is returned, the batches up to `most` steps ahead are being sampled.
+        """Return the batch of a step, and start sampling the batches up to `max_staleness` steps ahead.
 
-        The deadlines of the sampler and of the verifier limit the wait.
+        The timeouts of the sampler and of the verifier limit the wait.
         """
         last = min(step + self.most, self.crew.config.train.steps - 1)
         self._ask(step, last if self._at_once is not None else step, version=step)
@@ -89,9 +89,9 @@ class Ahead:
         return harvest
 
     def settle(self) -> None:
-        """Before the sampler takes other weights: wait until nothing is being sampled, and raise any error.
+        """Wait until nothing is being sampled, before the sampler gets other weights; raise any error.
 
-        Collectors are not waited for: each of them loads the next weights when it has nothing left to do with its own.
+        Does not wait for rollout workers: each loads the next weights when it has finished with its own.
         """
         if self._at_once is None:
             self._wait()
@@ -108,23 +108,23 @@ class Ahead:
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches ahead, for the checkpoint; waits until all are sampled.
+        """Wait for the prefetched batches, and return them for the checkpoint.
 
-        They are stored, because sampling them again would need the older weights and a bit-identical sampler, which an engine in
-        another process does not guarantee. The next step must wait for the first of them in any case.
+        They are stored because resampling them would need the older weights and a bitwise deterministic sampler. The next step must wait
+        for the first of them in any case.
         """
         self._wait()
         return {"batches": json.dumps([written(batch.result()) for batch in self._line] if self._asks else [])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         for row in json.loads(state["batches"]):
             batch: Future[Harvest] = Future()
             batch.set_result(read_back(row))
             self._line.append(batch)
 
     def _wait(self) -> None:
-        """Until nothing is being sampled, in all processes; raise any error in all of them."""
+        """Wait in all processes until nothing is being sampled; raise any error in all of them."""
 
         def all_of_them() -> None:
             for batch in self._line:
@@ -133,7 +133,7 @@ class Ahead:
         by_main(self.crew.accelerator, all_of_them)
 
     def _ask(self, first: int, last: int, *, version: int) -> None:
-        """Ask for the batches of these steps that are not asked yet, with the current weights."""
+        """Request the batches of these steps that are not requested yet, with the current weights."""
         steps = range(first + len(self._line), last + 1)
         if self._at_once is not None and steps:
             self.crew.sampler.receive(self.crew.learner.weights, version)
@@ -142,7 +142,7 @@ class Ahead:
             self._line.append(self._worker.submit(self._begun(model, step, version)) if self._asks else Future())
 
     def _begun(self, model: Any, step: int, version: int) -> Callable[[], Harvest]:
-        """Start sampling the batch of a step, or prepare for it; what comes back ends it."""
+        """Start or prepare sampling the batch of a step; return a function that completes it."""
         if self._at_once is not None:
             return begin(self.crew, self._at_once, step, version=version)
         place = step % self.most
@@ -158,16 +158,16 @@ class Ahead:
 
 
 def awaited(batch: Future[Harvest]) -> Harvest:
-    """The harvest of a batch, when it is complete."""
+    """Wait for a batch and return it."""
     while not wait([batch], timeout=LOOK_S).done:
         pass
     return batch.result()
 
 
 def copy_for(sampler: Sampler, model: Any) -> Any:
-    """A copy of the weights: on the trainer's device only for a sampler that runs the model itself, otherwise in the computer's memory.
+    """Copy the model: to the trainer's device for a sampler that runs the model itself, otherwise to host memory.
 
-    Engines read files, so a copy on the device would only take the trainer's memory.
+    Engines read files, so a copy on the device would waste memory.
     """
     device = model.device if sampler.runs_model else HOST
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to(device, copy=True), p.requires_grad) for p in model.parameters()}
@@ -176,7 +176,7 @@ def copy_for(sampler: Sampler, model: Any) -> Any:
 
 
 def look_ahead(crew: Crew, stack: ExitStack) -> Ahead | None:
-    """Start sampling ahead if the configuration asks for it; the batches go into the checkpoints."""
+    """Create a prefetcher if `rollout.max_staleness` is set; its batches are saved in checkpoints."""
     if not crew.config.rollout.max_staleness:
         return None
     ahead = stack.enter_context(Ahead(crew))
@@ -185,7 +185,7 @@ def look_ahead(crew: Crew, stack: ExitStack) -> Ahead | None:
 
 
 def written(harvest: Harvest) -> dict[str, Any]:
-    """A batch as plain JSON, with every number exact."""
+    """Convert a batch to JSON, losslessly."""
     return {
         "groups": [_rows(group) for group in harvest.groups],
         "dropped": {reason: [_rows(group) for group in groups] for reason, groups in harvest.dropped.items()},
@@ -195,7 +195,7 @@ def written(harvest: Harvest) -> dict[str, Any]:
 
 
 def read_back(row: Mapping[str, Any]) -> Harvest:
-    """The batch that was written."""
+    """Build a batch from JSON."""
     dropped = {reason: [_group(rows) for rows in groups] for reason, groups in row["dropped"].items()}
     return Harvest([_group(rows) for rows in row["groups"]], dropped, row["figures"], Timing(**row["timing"]))
 

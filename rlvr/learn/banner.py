@@ -1,4 +1,4 @@
-"""The table printed before a run: the sizes that follow from the configuration, with their units."""
+"""The summary table printed before a run: derived sizes with their units, and warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CRITIC = "a linear head on the policy's own last hidden states, at 0 at first; i
 
 
 def banner(crew: Crew, folder: Path) -> Table:
-    """The derived batch sizes, and how the algorithm's settings differ from its preset."""
+    """Build the summary table: derived batch sizes, and settings that differ from the defaults."""
     config, rollout = crew.config, crew.config.rollout
     episodes, source = rollout.prompts_per_step * rollout.num_generations, ""
     if config.data is not None:
@@ -72,14 +72,14 @@ def banner(crew: Crew, folder: Path) -> Table:
 
 
 def on_policy(crew: Crew) -> str:
-    """What it means that the weights that train are those that sampled."""
+    """Describe that training is exactly on-policy, and which settings have no effect then."""
     idle = () if crew.algorithm.bypass else crew.algorithm.idle_on_policy
     told = f": every ratio is 1, so {', '.join(idle)} {'do' if len(idle) > 1 else 'does'} nothing" if idle else ""
     return f" (exactly on-policy{told})"
 
 
 def sampled_ahead(crew: Crew) -> str:
-    """How old the weights behind an answer may be, and how that is corrected."""
+    """Describe how old the sampling weights may be, and how that is corrected."""
     most = crew.config.rollout.max_staleness
     settings = {name: value for name, value, _ in crew.algorithm.describe()}
     how = settings.get("importance_sampling_correction")
@@ -95,7 +95,7 @@ def sampled_ahead(crew: Crew) -> str:
 
 
 def promised(crew: Crew) -> list[str]:
-    """What is the same for every number of collectors, in three sentences; none for a run without a cluster."""
+    """Describe what does not depend on the number of rollout workers; empty without a cluster."""
     if crew.config.cluster is None:
         return []
     deterministic = is_deterministic(crew.config, crew.accelerator.device)
@@ -117,7 +117,7 @@ def promised(crew: Crew) -> list[str]:
 
 
 def repeatable(crew: Crew) -> str:
-    """How exactly this run can be repeated, and what to set for more."""
+    """Describe how exactly the run can be repeated, and what to set for more."""
     if crew.exact:
         return "to the bit, if its tools are; rollout.lockstep=false is faster where they are slow" if crew.mdp.worlds else "to the bit"
     if is_deterministic(crew.config, crew.accelerator.device):

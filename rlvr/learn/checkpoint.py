@@ -5,9 +5,9 @@
     checkpoints/last             a link to the newest
 
 A checkpoint is written under a temporary name, hashed, and then renamed, so it is either complete or absent, even if the run is
-killed. The newest two are kept. If the files of one do not match its manifest, the one before is used.
+killed. By default the newest two are kept. If the files of a checkpoint do not match its manifest, the previous one is used.
 
-Where memory allows, a checkpoint is copied and then written by a thread, while training continues (`Writer`).
+If memory allows, a checkpoint is copied and then written by a thread while training continues (`CheckpointWriter`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlvr.model.device import device_random_state
 
 KEPT, HASHED_AT_ONCE = 2, 8
 SHARE = 0.5
-"""Of the free memory: what a copy of a checkpoint may take."""
+"""The maximum fraction of the free memory for a copy of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Progress:
     """
 
     step: int
-    """How many steps are complete."""
+    """The number of completed steps."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """The length of each log at that step."""
+    """The length of each log file at that step."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the final report needs: accuracy_before, seconds so far."""
+    """Values for the final report: accuracy_before, seconds so far."""
 
 
 def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> Path:
-    """Write one checkpoint and make it the last. `state`: tensors and plain values, by component."""
+    """Write a checkpoint and make it the last. `state` has tensors and plain values, by component."""
     partial = begin(folder, progress.step)
     with told(partial):
         model.save_pretrained(partial)
@@ -61,12 +61,12 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
 
 
 def complete(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with that of the random numbers of this moment."""
+    """Add the current state of the random generators to a state."""
     return {**state, "rng": torch.get_rng_state(), "device_rng": device_random_state()}
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty folder for a checkpoint that is being written."""
+    """Create an empty folder for a new checkpoint."""
     partial = folder / "checkpoints" / f".step-{step:06d}.part"
     if partial.exists():
         shutil.rmtree(partial)
@@ -75,7 +75,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def finish(partial: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress, *, keep: int | None = KEPT) -> Path:
-    """Write what belongs to the weights, flush all to the disk, and make it the last. `state`: a complete one. `keep`: None is all."""
+    """Write the state next to the weights, flush to disk, and publish the checkpoint. `keep`: how many to keep; None for all."""
     home = partial.parent
     place = home / f"step-{progress.step:06d}"
     with told(partial):
@@ -91,7 +91,7 @@ def finish(partial: Path, tokenizer: Any, state: Mapping[str, Any], progress: Pr
 
 
 class Writer:
-    """Writes one checkpoint at a time in a thread. A failed write is raised at the next step, never lost.
+    """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the next step.
 
     >>> with Writer(timeout_s=60) as writer:                            # doctest: +SKIP
     ...     writer.start(5, lambda: finish(partial, tokenizer, state, progress))
@@ -102,7 +102,7 @@ class Writer:
         self._written: Future[None] | None = None
 
     def start(self, step: int, write: Callable[[], object]) -> None:
-        """Begin to write the checkpoint of a step; what `write` reads must not change any more."""
+        """Start writing the checkpoint of a step; `write` must not read mutable state."""
         self.wait()
         done: Future[None] = Future()
         self.step, self._written = step, done
@@ -114,10 +114,10 @@ class Writer:
             except BaseException as error:
                 done.set_exception(error)
 
-        threading.Thread(target=work, name="checkpoint", daemon=True).start()  # a disk that hangs must not keep the process
+        threading.Thread(target=work, name="checkpoint", daemon=True).start()  # a daemon, so that a hanging disk does not block the exit
 
     def check(self) -> None:
-        """Raise the error of a write that has failed; does not wait."""
+        """Raise the error of a failed write, without waiting."""
         if self._written is not None and self._written.done():
             self.wait()
 
@@ -140,13 +140,13 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.wait()
-        else:  # what ended the run is the error to report
+        else:  # keep the original error
             with suppress(Exception):
                 self.wait()
 
 
 def copied(value: Any) -> Any:
-    """Plain values and tensors, with the tensors copied to this computer's memory; those that share memory still do.
+    """Copy plain values and tensors, with tensors in host memory; shared memory stays shared.
 
     >>> copied({"a": [torch.ones(2)], "b": "x"})
     {'a': [tensor([1., 1.])], 'b': 'x'}
@@ -167,7 +167,7 @@ def copied(value: Any) -> Any:
 
 
 def size_of(*values: Any) -> int:
-    """How many bytes the tensors in plain values have."""
+    """Return the total size in bytes of the tensors in nested values."""
     found: dict[tuple[Any, ...], int] = {}
 
     def look(value: Any) -> None:
@@ -182,7 +182,7 @@ def size_of(*values: Any) -> int:
 
 
 def room() -> int:
-    """How many bytes a copy may take: a share of the memory that is free on this computer and in its control group."""
+    """Return how many bytes a copy may use: a fraction of the free memory of the machine and its control group."""
     free = []
     with suppress(OSError, ValueError, IndexError):
         [line] = [line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")]
@@ -199,7 +199,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @contextmanager
 def told(partial: Path) -> Iterator[None]:
-    """A clear message where a checkpoint cannot be written; what there is of it is removed."""
+    """Remove the partial checkpoint and raise a clear RlvrError if writing fails."""
     try:
         yield
     except Exception as error:  # each library raises its own error when a disk is full
@@ -214,7 +214,7 @@ def told(partial: Path) -> Iterator[None]:
 
 
 def _write(place: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> None:
-    """Write the files of one checkpoint besides its weights, and flush all to the disk."""
+    """Write the files of a checkpoint other than its weights, and flush all to disk."""
     if tokenizer is not None:
         tokenizer.save_pretrained(place)
     torch.save(state, place / "learner.pt")
@@ -225,13 +225,13 @@ def _write(place: Path, tokenizer: Any, state: Mapping[str, Any], progress: Prog
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """A run's checkpoints, sorted by step as numbers; other files in the folder are ignored."""
+    """List a run's checkpoints, sorted by step; other files are ignored."""
     found = (folder / "checkpoints").glob("step-*")
     return sorted((place for place in found if place.name.removeprefix("step-").isdecimal()), key=step_of)
 
 
 def step_of(place: Path) -> int:
-    """How many steps were done at a checkpoint.
+    """Parse the number of completed steps from the name of a checkpoint.
 
     >>> step_of(Path("runs/a/checkpoints/step-000050"))
     50
@@ -240,12 +240,12 @@ def step_of(place: Path) -> int:
 
 
 def any_in(folder: Path) -> bool:
-    """Whether a run has written a checkpoint; without one it can only start from the beginning."""
+    """Return whether a run has written a checkpoint."""
     return bool(_in_order(folder))
 
 
 def newest(folder: Path) -> Path:
-    """The newest complete checkpoint of a run."""
+    """Return the newest complete checkpoint of a run."""
     found = _in_order(folder)
     whole = next(whole_ones(folder), None)
     if whole is None:
@@ -255,14 +255,14 @@ def newest(folder: Path) -> Path:
 
 
 def whole_ones(folder: Path) -> Iterator[Path]:
-    """The complete checkpoints, the newest first."""
+    """Yield the complete checkpoints, newest first."""
     for place in reversed(_in_order(folder)):
         if not torn(place):
             yield place
 
 
 def torn(place: Path) -> str:
-    """Why a checkpoint cannot be used; empty if it is complete."""
+    """Return why a checkpoint cannot be used; empty if it is complete."""
     try:
         manifest = json.loads((place / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -273,9 +273,9 @@ def torn(place: Path) -> str:
 
 
 def read(place: Path) -> tuple[dict[str, Any], Progress]:
-    """The components' states and the progress. The model itself is loaded by transformers."""
+    """Load the components' states and the progress. The model itself is loaded by transformers."""
     with understood(place):
-        # mapped and not read: each of several processes copies only the part of the optimizer state that it keeps
+        # memory-mapped: each process copies only its part of the optimizer state
         state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
         progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
         torch.set_rng_state(state.pop("rng").clone())
@@ -285,7 +285,7 @@ def read(place: Path) -> tuple[dict[str, Any], Progress]:
 
 @contextmanager
 def understood(place: Path) -> Iterator[None]:
-    """A clear message where a checkpoint's state has another form, as that of an earlier version may have."""
+    """Raise a clear ConfigError if a checkpoint's state has another format, such as that of an earlier version."""
     try:
         yield
     except Exception as error:
@@ -307,7 +307,7 @@ def clean(folder: Path) -> None:
 
 
 def _hashes(place: Path) -> dict[str, str]:
-    """The hash of every file except the manifest, by its path in the checkpoint; a tokenizer may write folders too."""
+    """Hash every file except the manifest, by its path in the checkpoint."""
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and path != place / "manifest.json"]
     with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
         return {path.relative_to(place).as_posix(): digest for path, digest in zip(files, pool.map(_hash, files), strict=True)}

@@ -1,6 +1,6 @@
-"""Collect the groups of one step: take tasks, sample answers, and report what was sampled but not kept.
+"""Collect the rollout batch of one step: take tasks, sample completions, and track dropped groups.
 
-Each process samples its share of the groups, or the main process all of them (`Rollout.shared`); then every process has all groups.
+Each process samples its shard of the groups, or the main process all of them; then every process has all groups.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlvr.task import Task
 Dropped = Mapping[str, list[Group]]
 """Groups that are not trained on, by reason."""
 LONGEST_REFERENCE = 2_000
-"""Characters of a reference that are stored with each answer; the answers of a group repeat it."""
+"""The maximum length of a reference that is stored with each episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """The result of one step's sampling.
+    """The rollout batch of one step.
 
     >>> Harvest(groups=[], dropped={"surplus": []}, figures={}, timing=Timing()).everything
     []
@@ -44,17 +44,17 @@ class Harvest:
     """The groups not trained on, by reason."""
     figures: Mapping[str, float]
     timing: Timing
-    """Of this process."""
+    """The timing of this process."""
 
     @property
     def everything(self) -> list[Group]:
-        """All groups that were sampled: first those that are trained on, then the others."""
+        """All sampled groups: first those that are trained on, then the dropped ones."""
         return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is asked in one round of sampling.
+    """The requests of one sampling round.
 
     >>> Round([], [([], Sampling())]).calls[0][1].temperature
     1.0
@@ -62,54 +62,54 @@ class Round:
 
     tasks: Asked
     calls: list[tuple[list[list[Draw]], Sampling]]
-    """What is sampled together, and how: a group for each task, then the honeypots; for a greedy baseline, one more draw for each task."""
+    """The calls of the round, each with its sampling parameters: the groups and canaries, then a greedy request per task if needed."""
 
 
 class Begun(Protocol):
-    """Draws that are being sampled."""
+    """Requests that are being sampled."""
 
     timing: Timing
 
     def result(self) -> list[Episode]:
-        """Wait for the episodes, one a draw."""
+        """Wait for the episodes, one per request."""
         ...
 
 
 @runtime_checkable
 class Begins(Protocol):
-    """A rollout that can be asked for more while it samples what was asked before."""
+    """A rollout that accepts new requests while it samples earlier ones."""
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Begun:
-        """Ask for one episode a draw, without waiting for them."""
+        """Request one episode per request, without waiting."""
         ...
 
 
 def looks_back(crew: Crew) -> bool:
-    """Whether what a step asks depends on the answers of the step before, so that it can be asked only when these are judged."""
+    """Return whether the requests of a step depend on the verified results of the previous step."""
     return crew.questions.looks_back or bool(crew.config.rollout.max_tokens_per_version) or crew.algorithm.sampling_rounds > 1
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step, by that version of the weights. Where one place samples for all, only the main process calls this."""
+    """Collect the batch of one step. If the main process samples for all, only it calls this function."""
     if crew.config.data is not None or "carried" in crew.saved or crew.algorithm.sampling_rounds > 1:
         return collect_otherwise(crew, step, version)
     return harvested(crew, *sampled(crew, crew.config.rollout.prompts_per_step, step, version))
 
 
 def collect_for_all(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step in all processes, where one place samples for them."""
+    """Collect the batch of one step in the main process, and send it to all processes."""
     return by_main(crew.accelerator, lambda: collect(crew, step, version=version))
 
 
 def collect_otherwise(crew: Crew, step: int, version: int) -> Harvest:
-    """The groups of a step that does not ask one round: stored ones, answers in parts, dynamic sampling."""
+    """Collect a batch from offline data, partial rollouts or dynamic sampling."""
     if crew.config.data is not None:
         return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
     return in_parts(crew, step, version) if "carried" in crew.saved else with_yardsticks(crew, until_enough(crew, step, version))
 
 
 def begin(crew: Crew, rollout: Begins, step: int, *, version: int) -> Callable[[], Harvest]:
-    """Ask for the groups of one step without waiting; what comes back waits for them. Harvests are taken in the order of the steps."""
+    """Request the groups of one step; return a function that waits for the batch. Call these in the order of the steps."""
     asked = posed(crew, crew.config.rollout.prompts_per_step, step)
     begun = [rollout.begin(list(chain(*draws)), sampling, version=version) for draws, sampling in asked.calls]
 
@@ -121,18 +121,18 @@ def begin(crew: Crew, rollout: Begins, step: int, *, version: int) -> Callable[[
 
 
 def harvested(crew: Crew, groups: list[Group], dropped: Dropped, timing: Timing) -> Harvest:
-    """The harvest of a step that takes one round."""
+    """Build the batch of a step with one sampling round."""
     return with_yardsticks(crew, Harvest(groups, dropped, crew.questions.figures() | crew.sampler.figures(), timing))
 
 
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Dropped, Timing]:
-    """One group for each of the next tasks: all members have the same task, each has its own seed. Then the honeypots, if there are any."""
+    """Sample one group for each of the next tasks, and the canaries; members of a group differ only in their seed."""
     asked = posed(crew, count, step, first=first)
     return judged(crew, asked, [answered(crew, draws, sampling, version) for draws, sampling in asked.calls])
 
 
 def posed(crew: Crew, count: int, step: int, *, first: int = 0) -> Round:
-    """Take the next tasks, and say what is sampled for them."""
+    """Take the next tasks, and build the requests for them."""
     tasks, draws, seed = crew.questions.take(count), list[list[Draw]](), crew.config.seed
     for place, (index, task) in enumerate(tasks, first):
         meta = {"split": "train", "index": index, **shown_reference(task)}
@@ -145,12 +145,12 @@ def posed(crew: Crew, count: int, step: int, *, first: int = 0) -> Round:
 
 
 def greedily(draws: Sequence[Sequence[Draw]], sampling: Sampling) -> tuple[list[list[Draw]], Sampling]:
-    """For a greedy baseline: one more draw for each group, sampled greedily."""
+    """Build one greedy request per group, for a greedy baseline."""
     return [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws], replace(sampling, temperature=0.0)
 
 
 def judged(crew: Crew, asked: Round, found: Sequence[tuple[list[Group], Timing]]) -> tuple[list[Group], Dropped, Timing]:
-    """Show the questions the answers of a round, by call; returns the groups, the honeypots apart from them."""
+    """Pass the results of a round to the task sampler; return the groups, the canary groups separately, and the timing."""
     (groups, timing), *greedy = found
     groups, opened = groups[: len(asked.tasks)], groups[len(asked.tasks) :]
     for best, more in greedy:
@@ -160,7 +160,7 @@ def judged(crew: Crew, asked: Round, found: Sequence[tuple[list[Group], Timing]]
 
 
 def shown_reference(task: Task) -> dict[str, object]:
-    """The reference for the record of an answer, where the viewer shows it. A long one, such as many tests, is left to the task.
+    """Return the reference as episode metadata for the viewer; empty for long references, such as many tests.
 
     >>> shown_reference(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"))
     {'reference': '4'}
@@ -170,14 +170,14 @@ def shown_reference(task: Task) -> dict[str, object]:
 
 
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
-    """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
+    """Sample episodes in the nesting of their requests; return them and this process's timing."""
     if crew.rollout.shared or crew.accelerator.num_processes == 1:
         return nested(draws, crew.rollout.collect(list(chain(*draws)), sampling, version=version)), crew.rollout.timing
     return shared_out(crew, draws, sampling, version)
 
 
 def shared_out(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
-    """The same, where each of several processes samples its share."""
+    """Sample episodes with each process sampling its shard of the groups."""
 
     def work(mine: Sequence[Sequence[Draw]]) -> list[Group]:
         return nested(mine, crew.rollout.collect(list(chain(*mine)), sampling, version=version))
@@ -186,20 +186,20 @@ def shared_out(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, 
 
 
 def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list[Group]:
-    """The episodes in the nesting of their draws."""
+    """Return the episodes in the nesting of their requests."""
     fresh = iter(episodes)
     return [[next(fresh) for _ in group] for group in draws]
 
 
 def carry(crew: Crew) -> None:
-    """Keep the answers that are cut (`rollout.max_tokens_per_version`) in the checkpoints."""
+    """Enable partial rollouts if configured; the partial completions are saved in checkpoints."""
     check_parts(crew)
     if crew.config.rollout.max_tokens_per_version:
         crew.saved["carried"] = Carried(crew.environment)
 
 
 def check_parts(crew: Crew) -> None:
-    """ConfigError for what cannot be sampled in parts."""
+    """Raise ConfigError if the configuration does not support partial rollouts."""
     if not (most := crew.config.rollout.max_tokens_per_version):
         return
     name = f"rollout.max_tokens_per_version is {most}, which continues answers of one turn in later steps"
@@ -214,7 +214,7 @@ def check_parts(crew: Crew) -> None:
 
 
 def in_parts(crew: Crew, step: int, version: int) -> Harvest:
-    """The groups that end in this step, while those that do not are carried to the next."""
+    """Collect the groups that end in this step; the others continue in the next step."""
     carried, timing = crew.saved["carried"], Timing()
     assert isinstance(carried, Carried)
     continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
@@ -230,7 +230,7 @@ def in_parts(crew: Crew, step: int, version: int) -> Harvest:
 
 
 def until_enough(crew: Crew, step: int, version: int) -> Harvest:
-    """Dynamic sampling: repeat until enough groups have a spread of rewards."""
+    """Sample rounds until enough groups have a spread of rewards (dynamic sampling)."""
     collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.sampling_rounds)
     timing, pots = Timing(), list[Group]()
     while not collector.done:
@@ -248,7 +248,7 @@ def until_enough(crew: Crew, step: int, version: int) -> Harvest:
 
 
 def taken(crew: Crew, step: int) -> list[Group]:
-    """The groups of one step where nothing is sampled: stored ones, or gold solutions."""
+    """Load the groups of one step from offline data or gold solutions."""
     count = crew.config.rollout.prompts_per_step
     if crew.stored is not None:
         return list(crew.stored.take(step * count, count))
@@ -256,10 +256,10 @@ def taken(crew: Crew, step: int) -> list[Group]:
 
 
 def with_yardsticks(crew: Crew, harvest: Harvest) -> Harvest:
-    """For KTO: the same groups, each with answers to other prompts added."""
+    """Add answers to other prompts to each group, if the algorithm needs them (KTO)."""
     return replace(harvest, groups=list(mismatched(harvest.groups))) if crew.algorithm.needs_mismatched else harvest
 
 
 def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:
-    """The total number of tokens that the policy chose."""
+    """Return the total number of policy tokens."""
     return sum(episode.length for group in groups for episode in group)

@@ -43,18 +43,18 @@ from rlvr.rollout.rollout import Rollout
 from rlvr.samplers._support import support_for
 
 PROMPTS_LOOKED_AT = 10_000
-"""How many prompts are measured before a run; most data sets have fewer, so all are."""
+"""The maximum number of prompts whose length is checked before a run."""
 
 
 class Stateful(Protocol):
     """An object that a checkpoint can hold: its state is written as plain data and read back."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, for the checkpoint."""
+        """Return the state for the checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         ...
 
 
@@ -79,22 +79,22 @@ class Crew:
     slow: str
     """Why sampling from this model is slow; empty where it is not."""
     checks: Sequence[honesty.Finding] = ()
-    """What was found when every way of computing the model was compared with a plain forward pass."""
-    uncompiled: str = ""  # why its layers are not compiled although they should be
+    """The results of the numerics checks."""
+    uncompiled: str = ""  # why layers are not compiled although requested
     stored: Stored | None = None
-    """Stored groups to train on instead of new answers, if any."""
+    """Offline data to train on instead of sampling, if any."""
     fill: Fill | None = None
-    """Where sharded weights come from; the model itself then has none yet."""
+    """Loads sharded weights; the model itself then has no weights yet."""
     learner: Learner = field(init=False)
-    """Set by `enlist`, when the initial weights are known."""
+    """Set by `setup_learner`, when the initial weights are known."""
     writer: checkpoint.Writer = field(default_factory=lambda: checkpoint.Writer(60.0))
     """Writes the checkpoints; the loop closes its own at the end."""
     saved: dict[str, Stateful] = field(default_factory=dict)
-    """Other states in a checkpoint, by name. They are taken first, so that nothing is being sampled when the others are."""
+    """Further states in a checkpoint, by name. They are collected first, which waits for running sampling."""
 
     @property
     def exact(self) -> bool:
-        """Whether a repeated step has the same bits. It has not where time decides: what is sampled together, or when it ends."""
+        """Whether repeating a step is bitwise identical. False if timing affects batch composition or truncation."""
         asked = self.config.rollout
         by_time = asked.episode_s is not None or asked.overlong == "cut" or (self.sampler.company and not self.rollout.lockstep)
         timed = self.mdp.takes_part and by_time
@@ -102,7 +102,7 @@ class Crew:
 
     @property
     def limit(self) -> float | None:
-        """How far sampler and trainer may be apart on a token; None where they differ by more than rounding, or were not compared."""
+        """The allowed log-probability difference of sampler and trainer; None if they legitimately differ or were not compared."""
         rollout, model = self.config.rollout, self.config.model
         plain = not rollout.stale and self.config.data is None
         wide = model.dtype == "float32" and trained_in(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
@@ -111,12 +111,12 @@ class Crew:
         return honesty.run_limit(self.checks, rollout.temperature) if plain and wide and exact and compared else None
 
     def hand_over(self, version: int) -> None:
-        """Give the sampler new weights; the only place that does. All processes call it together."""
+        """Send the current weights to the sampler. A collective operation."""
         self.sampler.receive(self.learner.weights, version)
 
 
 def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None) -> Crew:
-    """Build and check everything before the run begins. `weights` are those of a checkpoint."""
+    """Build and check all components before the run begins. `weights` is a checkpoint folder."""
     set_seed(config.seed)
     tokenizer = tokenizer_from(config.tokenizer_name)
     environment: Environment = stack.enter_context(from_config("env", config.env))
@@ -177,7 +177,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
 
 
 def policy_from(config: RunConfig, accelerator: Accelerator, tokenizer: Tokenizer, weights: Path | None) -> tuple[Any, Fill | None]:
-    """The model. If it will be sharded, it has no weights yet, and what fills it in each process comes with it."""
+    """Build the model. If it will be sharded, it has no weights yet, and is returned with its weight loader."""
     source = ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model
     if not accelerator.is_fsdp2:
         return model_from(source, tokenizer, config.seed).to(accelerator.device), None
@@ -186,7 +186,7 @@ def policy_from(config: RunConfig, accelerator: Accelerator, tokenizer: Tokenize
 
 
 def filling(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> Fill:
-    """What fills a model without weights: its folder, or the main process where the weights must be made or converted first."""
+    """Build the weight loader of a model without weights: from its folder, or from the main process if weights must be converted."""
     if source.path is not None and (rows := FromFolder.of(model, str(source.folder))):
         return rows
     held: list[Any] = []
@@ -195,7 +195,7 @@ def filling(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer
         held.append(model_from(source, tokenizer, seed))
         return torch.get_rng_state()
 
-    torch.set_rng_state(by_main(accelerator, load))  # as after loading it here
+    torch.set_rng_state(by_main(accelerator, load))  # as if loaded in this process
     return FromMain(dict(held[0].state_dict()) if held else None)
 
 
@@ -260,9 +260,9 @@ def compiled(learner: Learner) -> str:
 
 
 def frozen(crew: Crew, home: Path, *, resumed: bool) -> tuple[Any, Fill | None]:
-    """The initial model: loaded from where a fresh run kept it, or the current one, which is written there.
+    """Return the initial model: loaded from the run folder if resumed, otherwise the current one, which is saved there.
 
-    A sharded one is without weights; in a fresh run it is written when it has been filled.
+    A sharded model has no weights here; in a new run it is saved after its weights are loaded.
     """
     if crew.fill is not None:
         source = ModelConfig(path=str(home), dtype=crew.config.model.dtype)
@@ -280,7 +280,7 @@ def frozen(crew: Crew, home: Path, *, resumed: bool) -> tuple[Any, Fill | None]:
 
 
 def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
-    """Restore all components from a checkpoint; the crew was assembled with its weights."""
+    """Restore all components from a checkpoint; the trainer must have been built with its weights."""
     learner = enlist(crew, folder, resumed=True)
     state, progress = checkpoint.read(place)
     if crew.stored is not None:
@@ -296,14 +296,14 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
 
 
 def state_of(crew: Crew) -> dict[str, Any]:
-    """For the checkpoint: the state of every component, without the weights."""
+    """Collect the state of every component for the checkpoint, without the weights."""
     saved = {name: member.state_dict() for name, member in crew.saved.items()}
     members = {"learner": crew.learner.state_dict(), "questions": crew.questions.state_dict()}
     return {**saved, **members, "adapter": adapter.weights(crew.model), "data": crew.stored and crew.stored.digest}
 
 
 def optimization(config: RunConfig) -> Optimization:
-    """The learner's settings from the configuration."""
+    """Build the learner's settings from the configuration."""
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "process_timeout_s"):
         del settings[key]
@@ -312,14 +312,14 @@ def optimization(config: RunConfig) -> Optimization:
 
 
 def in_lockstep(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
-    """Whether conversations wait for each other. Unset, they do in a deterministic run: else it could not be repeated to the bit."""
+    """Return whether conversations wait for each other. If unset, True for deterministic runs, which must be repeatable."""
     if config.rollout.lockstep is None and mdp.worlds and sampler.company and is_deterministic(config, accelerator.device):
         return True
     return config.rollout.lockstep
 
 
 def check_company(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
-    """Check that there is something to compare: several answers to a prompt, several turns in a conversation."""
+    """Check that the algorithm has enough completions per prompt, and several turns if it requires them."""
     name = config.algorithm["name"]
     if config.data is None and algorithm.needs_company and config.rollout.num_generations < 2:
         raise ConfigError(
@@ -334,7 +334,7 @@ def check_company(config: RunConfig, algorithm: Algorithm, environment: Environm
 
 
 def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
-    """The length of the longest prompt; ConfigError if one does not fit, so that it is found here and not in step 700."""
+    """Return the length of the longest prompt; raise ConfigError if one does not fit, before the run begins."""
     longest = 0
     for index in indices:
         task = mdp.environment.task(split, index)

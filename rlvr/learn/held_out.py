@@ -1,4 +1,4 @@
-"""Held-out tasks: measure the policy's accuracy on them, and check that none was trained on."""
+"""Held-out tasks: evaluate the policy, and check that none was trained on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlvr.task import Task
 
 
 def accuracy(crew: Crew) -> float | None:
-    """The mean score on the held-out tasks; None if none could be judged."""
+    """Return the mean score on the held-out tasks; None if no verdict has a score."""
     return average(held_out_episodes(crew))
 
 
 def held_out_episodes(crew: Crew) -> list[Episode]:
-    """An answer to each held-out task, of all processes together."""
+    """Sample a completion of each held-out task, over all processes."""
     settings = crew.config.eval
     if not settings.tasks:
         return []
@@ -28,29 +28,29 @@ def held_out_episodes(crew: Crew) -> list[Episode]:
 
 
 def interval(crew: Crew, episodes: Sequence[Episode]) -> list[float] | None:
-    """The 95 % interval of the mean score; None if no answer has a score. Tasks with the same question count as one."""
+    """Estimate the 95 % interval of the mean score; None without scores. Tasks with the same question count as one."""
     questions = [crew.environment.task(crew.config.eval.split, index).question for index in range(len(episodes))]
     found = estimate([episode.reward if episode.scored else None for episode in episodes], questions)
     return [found.low, found.high] if found else None
 
 
 def by_member(crew: Crew, episodes: Sequence[Episode]) -> dict[str, float | None]:
-    """The mean score on each environment of a mixture; empty for any other environment."""
+    """Return the mean score on each environment of a mixture; empty for other environments."""
     return {name: average([e for e in episodes if member_of(e.task_id) == name]) for name in crew.environment.members}
 
 
 def mean_score(crew: Crew, split: str, tasks: int, temperature: float = 0.0) -> float | None:
-    """The mean score on the first tasks of a split."""
+    """Return the mean score on the first tasks of a split."""
     return average(answered(crew, split, tasks, temperature))
 
 
 def member_rewards(names: Sequence[str], episodes: Sequence[Episode]) -> dict[str, float | None]:
-    """The mean reward on each environment of a mixture, for the metrics of a step."""
+    """Return the mean reward on each environment of a mixture, as metrics of a step."""
     return {f"reward/{name}": average([e for e in episodes if member_of(e.task_id) == name]) for name in names}
 
 
 def member_of(task_id: str) -> str:
-    """The environment of a mixture that a task is from.
+    """Return the environment of a mixture that a task is from.
 
     >>> member_of("mixture/sums/arithmetic/train/7")
     'sums'
@@ -59,14 +59,14 @@ def member_of(task_id: str) -> str:
 
 
 def answered(crew: Crew, split: str, tasks: int, temperature: float) -> list[Episode]:
-    """An answer to each of the first tasks of a split, of all processes together."""
+    """Sample a completion of each of the first tasks of a split, over all processes."""
     sampling = Sampling(temperature, stop_ids=crew.tokenizer.stop_ids)
     asked = draws(crew.environment, split, tasks, 1, crew.config.seed)
     return spread(crew.accelerator, asked, lambda mine: crew.rollout.collect(mine, sampling), by_one=crew.rollout.shared)
 
 
 def held_out_seen(crew: Crew) -> tuple[int, int]:
-    """How many different tasks are held out, and how many of them were trained on."""
+    """Count the different held-out tasks, and those of them that were trained on."""
     config, environment = crew.config, crew.environment
     if not config.eval.tasks:
         return 0, 0
@@ -87,9 +87,5 @@ def held_out_seen(crew: Crew) -> tuple[int, int]:
 
 
 def asked(task: Task) -> tuple[str, str]:
-    """The identity of a task: its question, and its reference, since many tasks can share one question.
-
-    >>> asked(Task("t", user("Guess my number from 1 to 10."), "7"))        # doctest: +SKIP
-    ('Guess my number from 1 to 10.', "'7'")
-    """
+    """Return the identity of a task: its question and its reference, because many tasks can share one question."""
     return task.question, repr(task.reference)

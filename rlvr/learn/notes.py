@@ -1,4 +1,4 @@
-"""Notes: explanations of surprising metrics of a step, each printed once per run."""
+"""Explanations of surprising metrics of a step, each printed once per run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
 """Limits beyond which the sampler's and the trainer's probabilities differ by more than rounding."""
 
 APART = 0.1
-"""How far the reward may be above the second verifier's score on the same answers; correlations may fall by 0.2 more."""
+"""The allowed gap between reward and audit score on the same answers; correlations may fall by 0.2 more."""
 
 KINDS = ("desirable", "undesirable")
 OUTWEIGHED = 0.5
 """Below this ratio KTO's undesirable answers outweigh the desirable ones so far that training may collapse; its paper advises 1 to 4/3."""
 
 LATEST = 5
-"""The number of steps over which the times of a run with collectors are judged."""
+"""The number of steps over which the bottleneck of a cluster run is determined."""
 
 KEPT_FROM = 1e-4
 """From this learning rate, AdamW's steps are large enough to change most weights stored in 16 bits."""
 
 
 def lost_to_rounding(config: RunConfig) -> str:
-    """Why rounding would keep a run from learning, before it begins; empty if it would not.
+    """Return why rounding would prevent learning; empty if it would not.
 
     AdamW changes each weight by about the learning rate. In bfloat16, a step of less than 6e-5 does not change a weight of 0.02.
     """
@@ -42,7 +42,7 @@ def lost_to_rounding(config: RunConfig) -> str:
 
 
 class Notes:
-    """Writes each kind of note once.
+    """Prints each kind of note once.
 
     >>> notes = Notes(config)                                # doctest: +SKIP
     >>> notes.about({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
@@ -56,20 +56,20 @@ class Notes:
         algorithm = from_config("algorithm", config.algorithm)
         settings = {name: value for name, value, _ in algorithm.describe()}
         self._flat_is_idle = algorithm.silent_if_equal and config.data is None
-        """Whether a group with equal scores gives no gradient, so that other sampling would help."""
+        """True if a group with equal scores gives no gradient, so that other sampling would help."""
         self._weighs_nothing = settings.get("reward_weights") == {}
-        """Whether the algorithm weighs the parts of the verdict, and none has a weight."""
+        """True if the algorithm weighs the components of the verdict, but no weights are set."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KINDS]
 
     def about(self, row: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:
-        """The new notes on a step's metrics and times."""
+        """Return the new notes on a step's metrics and times."""
         found = {**self._of_learning(row), **self._of_sampling(row), **self._of_speed(times or {})}
         fresh = [text for name, text in found.items() if name not in self._said]
         self._said |= found.keys()
         return fresh
 
     def _of_speed(self, times: Mapping[str, Any]) -> dict[str, str]:
-        """What limited the last steps of a run with collectors; the first step is not like the others, since collectors start."""
+        """Find the bottleneck of the last steps of a cluster run, without the first step, in which rollout workers start."""
         if times.get("step", 1) > 1:
             self._times.append(times)
         kind, text = bottleneck(self._times, self.config.rollout.max_staleness) if len(self._times) == LATEST else ("", "")

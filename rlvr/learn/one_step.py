@@ -1,7 +1,6 @@
-"""One step of the loop: from tasks to episodes, from episodes to new weights, and the log lines.
+"""One training step: from tasks to episodes, from episodes to new weights, and the log lines.
 
-It depends only on the weights, the learner's state, the questions' state, the batches sampled ahead, the run's seed and the
-step's number.
+A step depends only on the weights, the states of learner and task sampler, the prefetched batches, the seed and the step number.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> 
 def concluded(
     crew: Crew, run: RunLog, step: int, harvest: Harvest, metrics: dict[str, float], clock: tuple[float, float, float], ahead: Ahead | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """After the update: its figures are checked, the sampler takes the new weights, and the step's lines are logged."""
+    """Finish a step after the update: check its metrics, send the new weights to the sampler, and write the logs."""
     rare = experts(crew.model) or crew.sampling.top_k or crew.sampling.top_p < 1
     hold(metrics, crew.limit, steady=not rare)
     every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
@@ -83,18 +82,18 @@ def concluded(
         run.episodes(step + 1, harvest.everything, [*learned, *nothing])
     if "honeypot" in harvest.dropped:
         run.honeypots(step + 1, paid(harvest.dropped["honeypot"]))
-    run.metrics(row, times)  # last: a step with a metrics line has all its episodes, even if the run is killed
+    run.metrics(row, times)  # last, so that a step with a metrics line has all its episodes even if the run is killed
     return row, times
 
 
 def made_of_episodes(learner: Learner) -> list[list[Learned]]:
-    """The advantages and log ratios of each episode in the last update, by group."""
+    """Return the advantages and log ratios of each episode in the last update, by group."""
     by_group = zip(learner.advantages, learner.log_ratios, strict=True)
     return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
 
 def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
-    """The learner's token counts plus the groups that it never got: sampled = trained + masked + dropped, by reason."""
+    """Add dropped groups to the learner's token counts, and check sampled = trained + masked + dropped."""
     whole = dict(metrics)
     for reason, groups in harvest.dropped.items():
         if tokens := tokens_of(groups):
@@ -109,7 +108,7 @@ def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
 
 
 def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
-    """Metrics of all sampled episodes, also those not trained on; the reward counts only episodes with a verdict."""
+    """Compute metrics of all sampled episodes, including dropped ones; the reward covers only scored episodes."""
     everyone = sampled_from(groups)
     rewards = [episode.reward for episode in everyone if episode.scored]
     lengths = [episode.length for episode in everyone]
@@ -127,18 +126,18 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
 
 
 def sampled_from(groups: Sequence[Group]) -> list[Episode]:
-    """The episodes that the metrics count: all but those that are only baselines."""
+    """Return the episodes that metrics count: all except baselines and canaries."""
     return [episode for group in groups for episode in group if not episode.aside]
 
 
 def session_times(harvest: Harvest) -> dict[str, float]:
-    """The times of tools and sessions, and how many sessions were open at once; times differ from run to run."""
+    """Return the times of tools and sessions, and the maximum number of open sessions."""
     asked = {"rollout/sampler_idle": harvest.timing.idle, "rollout/open_sessions": float(harvest.timing.open)}
     return tool_seconds(sampled_from(harvest.everything)) | (asked if harvest.timing.sampling else {})
 
 
 def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]:
-    """How many tokens were sampled with weights of which age, in steps: a histogram, which has at least `most` ages, and its mean."""
+    """Compute a histogram of token staleness in steps, with at least `most` bins, and its mean."""
     tokens: Counter[int] = Counter()
     for episode in (episode for group in groups for episode in group):
         for version, count in episode.meta.get("versions") or [[episode.policy_version, episode.length]]:
@@ -148,7 +147,7 @@ def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]
 
 
 def parts_metrics(everyone: Sequence[Episode]) -> dict[str, float | None]:
-    """The mean of each named part of the verdicts, and the correlation of a learned reward with the true one where both exist."""
+    """Compute the mean of each verdict component, and the correlation of a learned reward with the true one if both exist."""
     parts = [e.verdict.parts for e in everyone if e.scored and e.verdict is not None]
     names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
     row: dict[str, float | None] = {f"rewards/{name}/mean": math.fsum(part[name] for part in parts) / len(parts) for name in names}

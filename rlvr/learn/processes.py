@@ -1,9 +1,8 @@
-"""Run training in several processes through accelerate; with one process these functions do nothing.
+"""Helpers for training in several processes with accelerate; with one process they do nothing.
 
-Groups of episodes are the unit: group k belongs to process k mod W, which samples it and later trains on it. Where one place samples for
-all processes (`Rollout.shared`), the main one asks for all groups. After sampling every process has all groups, so decisions that depend on
-them are the same everywhere. Only the main process writes. An error in one process stops all, and `train.process_timeout_s` limits
-every wait.
+Group k belongs to process k mod W, which samples it and later trains on it. With `Rollout.main_process_samples`, the main process samples
+all groups. After sampling every process has all groups, so decisions that depend on them are the same everywhere. Only the main process
+writes. An error in one process stops all, and `train.collective_timeout_s` limits every wait.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LAUNCH = Path(__file__).parent / "launch"
 
 
 def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
-    """Devices, precision, trackers and the other processes, as `accelerate launch` set them up."""
+    """Build the Accelerator: devices, precision, trackers and processes, as set up by `accelerate launch`."""
     trackers: Any = checked_trackers(config.log.report_to) or None
     if "MASTER_ADDR" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise ConfigError(
@@ -68,19 +67,19 @@ def tell_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
 
 
 def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
-    """The share of a sequence that belongs to this process."""
+    """Return the shard of a sequence that belongs to this process."""
     return list(everything[accelerator.process_index :: accelerator.num_processes])
 
 
 def spread(accelerator: Accelerator, everything: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]], *, by_one: bool) -> list[T]:
-    """Run `work` in each process on its share, or with `by_one` in the main process on everything; all processes get all results."""
+    """Run `work` in each process on its shard, or with `by_one` in the main process on everything; all processes get all results."""
     if by_one:
         return by_main(accelerator, lambda: list(work(everything)))
     return together(accelerator, lambda: work(share(accelerator, everything)))
 
 
 def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
-    """Run `work` on each process's share; all processes get all results, in order. If one fails, all raise its error."""
+    """Run `work` in each process and all-gather the results, in order. If one process fails, all raise its error."""
     return list(work()) if accelerator.num_processes == 1 else _gathered(work)
 
 
@@ -99,13 +98,13 @@ def _gathered(work: Callable[[], Sequence[T]]) -> list[T]:
 
 
 def by_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
-    """Run `work` on the main process; all processes get its result or its error, so that none waits for one that exited."""
+    """Run `work` in the main process; all processes get its result or raise its error."""
     return work() if accelerator.num_processes == 1 else in_main(work)
 
 
 @contextmanager
 def watched(accelerator: Accelerator) -> Iterator[None]:
-    """Raise an error in words if another process is lost inside the block, whatever the backend does. Enter it last."""
+    """Raise a clear error if another process is lost inside the block, with any backend. Enter it last."""
     with deadline_told(accelerator):
         watch = Watch.begin()
     if watch is None and accelerator.num_processes > 1 and accelerator.is_main_process:
@@ -120,7 +119,7 @@ def watched(accelerator: Accelerator) -> Iterator[None]:
 
 @contextmanager
 def deadline_told(accelerator: Accelerator, watch: Watch | None = None) -> Iterator[None]:
-    """Replace the network error after the loss of another process by a clear message."""
+    """Replace the network error after the loss of another process by a clear RlvrError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Training a reward model on the pairs of an earlier run. Read it top to bottom.
+"""Train a reward model on the pairs of an earlier run.
 
     train_reward_model(config)
         begin            the run's pairs, some tasks held out; a new model, or the newest whole checkpoint
@@ -65,13 +65,13 @@ class RewardReport:
     """Since the start; for a resumed run, the sum over all its processes."""
     held_out_pairs: int
     accuracy: float | None
-    """The share of held-out pairs that it ranks like the verifier."""
+    """The fraction of held-out pairs that it ranks like the verifier."""
     correlation: float | None
-    """Between its scores and the verifier's, over all answers to held-out tasks."""
+    """The correlation of its scores with the verifier's, over all answers to held-out tasks."""
     status: str = "finished"
 
     def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
+        """Return the report as plain JSON."""
         return asdict(self)
 
 
@@ -146,7 +146,7 @@ def train_reward_model(
 
 
 def check_settings(config: RunConfig) -> None:
-    """Reject settings that have no effect on a reward model."""
+    """Raise ConfigError for settings that have no effect on a reward model."""
     for name, usual, reason in (
         ("mixed_precision", "auto", "it trains in the precision of its weights, model.dtype"),
         ("gradient_checkpointing", False, "its memory is bounded by train.max_tokens_per_microbatch"),
@@ -164,7 +164,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> Material:
-    """Pairs by the verifier's scores; whether a task is held out depends only on its id and the seed."""
+    """Build pairs by the verifier's scores; whether a task is held out depends only on its id and the seed."""
     assert config.data is not None
     talks = sum(e.turns != 1 for group in groups for e in group)
     if talks:
@@ -197,7 +197,7 @@ def one_step(trainer: ScorerTrainer, material: Material, config: RunConfig, step
 
 
 def measured(trainer: ScorerTrainer, material: Material) -> dict[str, float | None]:
-    """On held-out tasks: pairs ranked right, and the correlation with the verifier's own scores."""
+    """Evaluate on held-out tasks: the fraction of pairs ranked right, and the correlation with the verifier's scores."""
     flat = trainer.scores([row for a, b, _ in material.held_out for row in (a, b)])
     right = [a > b for a, b in zip(flat[::2], flat[1::2], strict=True)]
     scores, truth = trainer.scores([row for row, _ in material.answers]), [score for _, score in material.answers]
@@ -209,7 +209,7 @@ def measured(trainer: ScorerTrainer, material: Material) -> dict[str, float | No
 
 
 def end(trainer: ScorerTrainer, material: Material, run: RunLog, config: RunConfig, screen: Console, began: float) -> RewardReport:
-    """Print the accuracy, the curve and the output paths."""
+    """Evaluate the reward model, print the results, and write the report."""
     found = measured(trainer, material)
     ended = RewardReport(
         str(run.folder), config.train.steps, round(time.monotonic() - began, 2), len(material.held_out),

@@ -23,11 +23,11 @@ from rlvr.runs.runlog import Reports
 
 PROJECT, PROMETHEUS = "rlvr", "prometheus"
 ROWS = 100
-"""How many episodes a table shows; the run folder has all of them."""
+"""The maximum number of episodes in a table; the run folder has all of them."""
 
 
 def checked_trackers(names: Sequence[str]) -> list[str]:
-    """The trackers of `log.report_to`; ConfigError if one is unknown or not installed."""
+    """Return the trackers of `log.report_to`; raise ConfigError if one is unknown or not installed."""
     names = [name for name in names if name != PROMETHEUS]
     known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
     for name in names:
@@ -73,7 +73,7 @@ class Trackers(Reports):
 
 
 def settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """The start settings of each tracker: the run has the name of its folder, and by default no data leaves this machine."""
+    """Return the init settings of each tracker: the run is named after its folder, and by default no data leaves this machine."""
     name = folder.resolve().name
     wandb = {"name": name, "dir": str(folder), "mode": os.environ.get("WANDB_MODE", "offline")}
     return {"wandb": wandb, "trackio": {"name": name}}

@@ -1,11 +1,11 @@
-"""The training loop: sample groups, judge them, train on them. Read it top to bottom.
+"""The training loop: sample groups, verify them, train on them.
 
     train(config)
-        begin            a new run folder (also with --resume if there is none), or the newest complete checkpoint of an old one
-        warmstart        supervised steps on gold solutions, if configured
-        for each step    tasks -> episodes -> update -> the sampler takes the new weights -> logs -> checkpoint
-                         (with rollout.max_staleness, later steps are sampled at the same time: rlvr/learn/ahead.py)
-        end              held-out accuracy before and after, the curve, the report
+        start            a new run folder (also with --resume if there is none), or the newest complete checkpoint of an old one
+        SFT warmup       supervised steps on gold solutions, if configured
+        for each step    tasks -> episodes -> update -> weights to the sampler -> logs -> checkpoint
+                         (with rollout.max_staleness, later steps are sampled concurrently: rlvr/learn/ahead.py)
+        finish           held-out accuracy before and after, the reward curve, the report
 
 No random state is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the
 position in the schedule. So a run that was killed and resumed has the final weights of one that was not: to the bit where
@@ -55,7 +55,7 @@ from rlvr.runs.progress import Work
 from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
 
 SHARES = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
-"""What the progress line shows of a run with collectors: the shares of a step in which they sample, and in which the trainer trains."""
+"""Fractions of a step that the progress line of a cluster run shows: sampling and training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TrainReport:
     accuracy_after: float | None
     held_out_tasks: int
     held_out_seen: int = 0
-    """How many of them were trained on: must be 0."""
+    """The number of held-out tasks that were trained on; must be 0."""
     interval_after: list[float] | None = None
     """The 95 % interval of the accuracy after training."""
     members: dict[str, float | None] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class TrainReport:
     rewards: list[float] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
+        """Return the report as plain JSON."""
         idle = {"rewards", *(["members"] if not self.members else [])}
         return {key: value for key, value in asdict(self).items() if key not in idle}
 
@@ -105,7 +105,7 @@ def train(
     screen = (console or Console(stderr=True)) if main else Console(quiet=True)
     with ExitStack() as stack, watched(accelerator):
         stack.enter_context(deadline_told(accelerator))
-        folder = by_main(accelerator, lambda: folder)  # the clocks of two processes may differ by a second
+        folder = by_main(accelerator, lambda: folder)  # the default name contains the time, which may differ between processes
         fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
         if fresh and resume:  # a job that always passes --resume, killed before it wrote anything
             screen.print(f"{folder} contains no run yet: starting a new one", highlight=False, markup=False, soft_wrap=True)
@@ -149,13 +149,13 @@ def train(
 
 
 def folder_for(config: RunConfig) -> Path:
-    """The run folder of a run that names none."""
+    """Return the default run folder."""
     env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def check_call(config: RunConfig, out: str | Path | None, *, resume: bool, verify: bool, elsewhere: bool) -> None:
-    """Refuse arguments of `train` that do not fit each other, before anything is done."""
+    """Raise ConfigError for inconsistent arguments of `train`."""
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     if verify and not resume:
@@ -165,7 +165,7 @@ def check_call(config: RunConfig, out: str | Path | None, *, resume: bool, verif
 
 
 def about_model(crew: Crew) -> Iterator[str]:
-    """What is known when the learner has the model: how a sharded one is computed, what is slower than with other models, and why."""
+    """Yield notes about the model: numerics checks of a sharded model, and reasons for slow operation."""
     if crew.learner.sharded:
         yield f"model check: {told_of(crew.checks)}"
     if crew.slow:
@@ -195,7 +195,7 @@ def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
 
 
 def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
-    """Restore an old run as it was when its newest checkpoint was written."""
+    """Restore a run from its newest checkpoint."""
     by_main(crew.accelerator, lambda: checkpoint.clean(run.folder))
     progress = taken_back(crew, run.folder, place)
     run.rewind(progress.offsets)
@@ -203,7 +203,7 @@ def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
 
 
 def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progress:
-    """Write a checkpoint of everything that the next step depends on: where memory allows, a copy of it, while training continues."""
+    """Write a checkpoint; in the background if memory allows a copy."""
     state, accelerator, writer = checkpoint.complete(state_of(crew)), crew.accelerator, crew.writer
     progress = Progress(step, by_main(accelerator, run.offsets), facts)
     by_main(accelerator, writer.wait)
@@ -242,7 +242,7 @@ def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progre
 
 
 def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float) -> TrainReport:
-    """Print the accuracy after training, the curve and the output paths."""
+    """Evaluate and print the final accuracy, the curve and the output paths; write the report."""
     episodes = held_out_episodes(crew)
     before, after, between = done.facts.get("accuracy_before"), average(episodes), interval(crew, episodes)
     if episodes:
@@ -275,7 +275,7 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
 
 
 def closing(ended: TrainReport, folder: Path) -> str:
-    """The last lines of a run: the held-out accuracy, with its interval, and the outputs."""
+    """Format the last lines of a run: the held-out accuracy, with its interval, and the outputs."""
     told = [f"{value:.1%}" if value is not None else "not judged" for value in (ended.accuracy_before, ended.accuracy_after)]
     between = f" (95 %: {ended.interval_after[0]:.1%} to {ended.interval_after[1]:.1%})" if ended.interval_after else ""
     counted = f"{ended.held_out_tasks} task{'s' * (ended.held_out_tasks != 1)}, {ended.held_out_seen} of them trained on"
@@ -288,12 +288,12 @@ def closing(ended: TrainReport, folder: Path) -> str:
 
 
 def seconds_so_far(done: Progress, began: float) -> float:
-    """The run's time: this process and the earlier ones."""
+    """Return the total time of the run, including earlier processes."""
     return round(float(done.facts.get("seconds", 0.0)) + time.monotonic() - began, 2)
 
 
 def shown(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
-    """The metrics shown next to the progress bar."""
+    """Select the metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean")}
     numbers |= {"calls": row.get("tools/calls"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
     cluster = {name: f"{times[key]:.0%}" for name, key in SHARES.items() if key in times}
@@ -301,7 +301,7 @@ def shown(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
 
 
 def talked(row: Mapping[str, Any]) -> str:
-    """The turns and calls of a step as a line; empty for environments of one turn.
+    """Format the turns and calls of a step in one line; empty for single-turn environments.
 
     >>> talked({"turns/mean": 2.5, "tools/calls": 1.5, "tools/errors": 0.25})
     'last step: 2.5 turns, 1.5 calls and 0.25 errors per answer'

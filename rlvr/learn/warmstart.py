@@ -1,4 +1,4 @@
-"""Warm start: supervised steps on the environment's gold solutions, so that some of the first answers are right."""
+"""SFT warmup: supervised steps on gold solutions, so that some of the first completions are right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlvr.plugins.registry import build
 from rlvr.runs.progress import Work
 
 LOOK_EVERY, LOOKED_AT = 5, 400
-"""How often the accuracy is measured during a warm start, and on how many tasks."""
+"""The evaluation interval in steps during the warmup, and the number of evaluated tasks."""
 
 
 def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
@@ -34,7 +34,7 @@ def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
 
 
 def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
-    """The learner of the warm start, after its last step."""
+    """Train the SFT warmup, and return its learner."""
     schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
     learner = Learner(
         crew.model,

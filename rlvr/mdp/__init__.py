@@ -1,6 +1,6 @@
-"""The token-level MDP: its rules, the Gymnasium environments that follow them, tokenizers and transcripts.
+"""The token-level MDP: its transition rules, the Gymnasium environments built on them, tokenizers and transcripts.
 
-`TokenEnv` and `TokenVectorEnv` are imported when they are asked for: Gymnasium and numpy come with them.
+`TokenEnv` and `TokenVectorEnv` are imported lazily, because they import Gymnasium and numpy.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""Register our environments with Gymnasium as soon as both are imported, in either order.
+"""Register the rlvr environments with Gymnasium once both packages are imported, in either order.
 
-Importing Gymnasium (and numpy with it) takes most of the time that `rlvr --help` may take, so `import rlvr` does not do
-it; but `gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first.
+`import rlvr` does not import Gymnasium, because Gymnasium and numpy would dominate the time of `rlvr --help`. But
+`gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import ModuleType
 from rlvr.plugins.registry import Entry, entries
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""The characters that a Gymnasium id may have."""
+"""The characters that a Gymnasium id may contain."""
 
 
 def announce() -> None:
-    """Register every environment now if Gymnasium is imported, and otherwise as soon as it is."""
+    """Register all environments now if Gymnasium is imported, otherwise when it is imported."""
     if "gymnasium" in sys.modules and hasattr(sys.modules["gymnasium"], "register"):
         register_all()
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
@@ -28,7 +28,7 @@ def announce() -> None:
 
 
 def gym_id(name: str) -> str:
-    """The Gymnasium id of an environment.
+    """Format the Gymnasium id of an environment.
 
     >>> gym_id("guess_number")
     'rlvr/GuessNumber-v0'
@@ -37,7 +37,7 @@ def gym_id(name: str) -> str:
 
 
 def register_all() -> list[Entry]:
-    """Register every environment with Gymnasium; reads metadata only, imports no plugin and not `rlvr.mdp.env` either."""
+    """Register all environments with Gymnasium from their metadata; imports neither plugins nor `rlvr.mdp.env`."""
     import gymnasium
 
     found = []
@@ -56,14 +56,14 @@ def register_all() -> list[Entry]:
 
 
 class _Watcher(MetaPathFinder):
-    """Waits for `import gymnasium`, lets it proceed as usual, registers the environments, and removes itself."""
+    """An import hook that registers the environments after `import gymnasium`, and then removes itself."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "gymnasium":
             return None
-        for finder in sys.meta_path:  # a mere search for Gymnasium does not import it: stay until it is imported
+        for finder in sys.meta_path:  # find_spec may be called without importing Gymnasium, so the hook stays until it is imported
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _ThenRegister(spec.loader, self)
@@ -72,6 +72,8 @@ class _Watcher(MetaPathFinder):
 
 
 class _ThenRegister(Loader):
+    """A loader that registers the environments after it has executed the Gymnasium module."""
+
     def __init__(self, loader: Loader, watcher: _Watcher) -> None:
         self.loader, self.watcher = loader, watcher
 

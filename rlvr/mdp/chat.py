@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer and its chat template: prompts, and the text between the policy's turns.
+"""A Hugging Face tokenizer and its chat template: prompts, and the tokens between the policy's turns.
 
-History is append-only. A reply is taken from a small example conversation: what its template writes after the policy's last end
-token. So templates that rewrite earlier turns when the conversation continues (without their reasoning, say) can be used too.
+History is append-only. The tokens of a reply are those that the template writes, in a small example conversation, after the policy's
+last end token. So templates that rewrite earlier turns (for example to remove their reasoning) can be used too.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from rlvr.task import Message
 TOOL_ROLES = frozenset({"tool", "ipython", "function", "observation"})
 
 PLAIN = "fenced"
-"""The dialect where the chat template has no place for tools, or there is none."""
+"""The dialect if there is no chat template, or it does not support tools."""
 CALLS = ((False, False), (False, True), (True, False), (True, True))
-"""The ways to write a turn that calls a tool: with or without text next to the call, its arguments as a string or as a mapping."""
+"""The styles of a turn with a tool call: (has text next to the call, arguments are a string instead of a mapping)."""
 
 
 def heard(said: str | Sequence[Message]) -> list[Message]:
-    """The messages of a reply; a string is one message of the user.
+    """Convert a reply to messages; a string is one user message.
 
     >>> heard("Warmer.")
     [{'role': 'user', 'content': 'Warmer.'}]
     """
     messages: list[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
     if not messages or any(message["role"] == "assistant" for message in messages):
-        raise EnvError(f"a reply is one or more messages that are not the policy's own (role assistant), got {messages!r:.200}")
+        raise EnvError(f"a reply is one or more messages of roles other than assistant, got {messages!r:.200}")
     return messages
 
 
 def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with the fields that some templates require in a tool's result: its name, and an id of nine letters and digits.
+    """Add the fields that some templates require in a tool result: its name, and an id of nine letters and digits.
 
     >>> identified([{"role": "tool", "content": "4"}])
     [{'name': 'tool', 'role': 'tool', 'content': '4', 'tool_call_id': 'call00000'}]
@@ -50,7 +50,7 @@ def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer with the interface of the others. It takes a loaded one; nothing is imported here."""
+    """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface."""
 
     def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -60,10 +60,10 @@ class HFTokenizer:
         self.eos_id = int(tokenizer.eos_token_id)
         native = detect(template_source(tokenizer.chat_template))
         self.dialect = native.name if native else PLAIN
-        """How calls of tools are written."""
+        """The name of the tool call format."""
         known = {str(token.content): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
         self.stop_marks = {known[mark]: mark for mark in (native.stops if native else ()) if mark in known}
-        """Stop tokens that are marks of the dialect: without them the policy would go on and invent the result of its call."""
+        """Stop tokens that are marks of the dialect; without them the policy would continue and invent the result of its call."""
         self.stop_ids = frozenset({self.eos_id, *extra_stop_ids, *self.stop_marks})
         if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
             raise ConfigError(
@@ -75,7 +75,7 @@ class HFTokenizer:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the chat template describes tools and writes their results."""
+        """Whether the chat template describes tools and renders their results."""
         if self.dialect == PLAIN:
             return False
         about = {"name": self._turn, "description": "a", "parameters": {"type": "object", "properties": {}}}
@@ -85,16 +85,16 @@ class HFTokenizer:
         return False
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids. No special tokens are added, and none that the text spells. Marks such as <think> are tokens."""
+        """Convert text to ids, without special tokens, even if the text spells some. Marks such as <think> become tokens."""
         return self.control.encode_text(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text without stop ids; everything else is unchanged."""
+        """Convert ids to text, without stop ids."""
         said = [i for i in ids if i not in self.stop_ids]
         return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Use the chat template if there is one; otherwise the bare text of the messages, with this model's usual first token."""
+        """Render messages with the chat template; without one, their plain text after the model's BOS token."""
         if self.tokenizer.chat_template:
             ids = self._rendered(messages, tools)[0]
             self._check_asking()
@@ -104,7 +104,7 @@ class HFTokenizer:
         return self._beginning() + self._bare("\n".join(message["content"] for message in messages))
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """The template's text between the policy's stop id and its next turn."""
+        """Render the template's tokens between the policy's stop id and its next turn."""
         messages = identified(heard(said))
         if not self.tokenizer.chat_template:
             return self._bare("\n" + "\n".join(message["content"] for message in messages) + "\n")
@@ -120,11 +120,11 @@ class HFTokenizer:
 
     @cached_property
     def turn_end(self) -> list[int]:
-        """What the template writes at the end of a policy's turn; nothing without a template."""
+        """The tokens that the template writes at the end of a policy turn; empty without a template."""
         return [self._end_token()] if self.tokenizer.chat_template else []
 
     def history_note(self) -> str:
-        """How a conversation kept as sampled differs from what this template writes later; empty if it does not."""
+        """Describe how the sampled history differs from the template's rendering of it; empty if it does not."""
         if not self.tokenizer.chat_template:
             return ""
         prompt, reply = self.render([{"role": "user", "content": "a"}]), self.render_reply("c")
@@ -144,7 +144,7 @@ class HFTokenizer:
         )
 
     def _check_asking(self) -> None:
-        """Raise ConfigError, once, if the template leaves out a user's text: some for images expect contents as lists of parts."""
+        """Raise ConfigError if the template drops a user's text (image templates may expect lists of parts). Checked once."""
         if not self._asks and self._turn not in self._written([{"role": "user", "content": self._turn}]):
             raise ConfigError("this chat template does not write the text of a user's message (it may expect contents as lists of parts)")
         self._asks = True
@@ -157,12 +157,12 @@ class HFTokenizer:
         return self.control.encode(None if self.control.forged(text) else text, self.control.mask(text))
 
     def _beginning(self) -> list[int]:
-        """The BOS token of models that never saw a text without one."""
+        """Return the BOS token, for models whose tokenizer adds one."""
         bos = self.tokenizer.bos_token_id
         return [int(bos)] if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos] else []
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[list[int], str]:
-        """The ids of a conversation, and its text with the contents masked."""
+        """Render a conversation; return its ids and its text with masked contents."""
         everything = [list(messages), list(tools)]
         masked_messages, masked_tools = masked = self.control.mask(everything)
         if masked == everything:
@@ -170,7 +170,7 @@ class HFTokenizer:
             return self.control.read(text), text
         plain: str | None = None
         if not self.control.forged(everything):
-            with suppress(ConfigError):  # a template that refuses a content gets the masked one below
+            with suppress(ConfigError):  # the template rejects a content; the masked rendering is used
                 plain = self._written(messages, tools)
         safe = self._written(masked_messages, masked_tools)
         return self.control.encode(plain, safe), safe
@@ -181,12 +181,12 @@ class HFTokenizer:
         try:
             write = self.tokenizer.apply_chat_template
             return str(write(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt))
-        except Exception as error:  # a template may refuse what it does not know, such as a system message
+        except Exception as error:  # a template may reject unknown input, such as a system message
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the tokenizer's chat template cannot render a conversation of {roles}: {error}") from error
 
     def _before(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool] = CALLS[0]) -> list[dict[str, Any]]:
-        """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
+        """Build the example before a reply: a question, and a policy turn with one tool call per result in the reply."""
         results = [message for message in messages if message["role"] in TOOL_ROLES]
         arguments = json.dumps({"text": self._turn}) if way[1] else {"text": self._turn}
         turn: dict[str, Any] = {"role": "assistant", "content": "" if results and not way[0] else self._turn}
@@ -202,7 +202,7 @@ class HFTokenizer:
         return [{"role": "user", "content": "a"}, turn]
 
     def _first_way(self, messages: Sequence[Mapping[str, Any]], ways: Sequence[tuple[bool, bool]]) -> tuple[tuple[bool, bool], int]:
-        """The first way of writing a call that the template accepts, and where the turn ends; else ConfigError with the first reason."""
+        """Find the first call style that the template accepts, and where its turn ends; raise the first ConfigError if there is none."""
         reasons = []
         for way in ways:
             try:
@@ -212,7 +212,7 @@ class HFTokenizer:
         raise reasons[0]
 
     def _turn_end(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool]) -> int:
-        """The number of control tokens after the policy's last word, including the end of its turn; ConfigError if there is none."""
+        """Count the control tokens after the policy's last word, up to the end of its turn; raise ConfigError if the turn has no end."""
         roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
         for sample in ("x", "yzyz"):
             words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
@@ -249,7 +249,7 @@ class HFTokenizer:
         )
 
     def _end_token(self) -> int:
-        """The stop id that the template writes at the end of a policy's turn."""
+        """Return the stop id that the template writes at the end of a policy turn."""
         text = self._written(self._before([]), add_generation_prompt=False)
         stops = [i for i in self.control.read(text[text.rfind(self._turn) :]) if i in self.stop_ids]
         return stops[0] if stops else self.eos_id

@@ -1,10 +1,10 @@
-"""Keep text from becoming control tokens: a reply that spells `<|im_end|>` is read as those ten characters, and does not end a turn.
+"""Prevent text from becoming control tokens: a reply that spells `<|im_end|>` is encoded as ten characters and does not end a turn.
 
-A chat template writes one text in which its own control tokens and the contents of messages look alike. To distinguish them, the
-conversation is rendered twice: unchanged, and *masked*, with placeholders for each character of a content that could start a control token.
-Control tokens found in the masked text belong to the template. If both texts have the same control tokens, the ids are simply
-those of the plain text. If not, the masked text is encoded by a copy of the tokenizer that knows the control tokens by
-secret names only, with the contents restored.
+In the output of a chat template, the template's own control tokens and the contents of messages look alike. To distinguish them, the
+conversation is rendered twice: unchanged, and *masked*, with placeholders for every character of a content that could start a control
+token. Control tokens in the masked text belong to the template. If both texts have the same control tokens, the ids of the plain text
+are used. Otherwise the masked text is encoded by a copy of the tokenizer in which control tokens have secret names, and the contents
+are restored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 from rlvr.errors import EnvError
 
 AUTHORS = frozenset({"assistant", "system", "developer"})
-"""Roles whose text comes from the author of the task: marks such as <think> stay tokens there, as the policy writes them itself."""
+"""Roles whose text comes from the task's author. Marks such as <think> remain tokens there, as in the policy's text."""
 FIXED_KEYS = frozenset({"role", "type"})
 
 
 class ControlTokens:
     """The control tokens of one Hugging Face tokenizer, and how to encode text without forging any.
 
-    `hard` are the special tokens, and the added ones that are stop ids: no text ever yields one. `marks` are added tokens that are not
-    special but that the chat template writes, such as <think> or </tool_response>: users and tools cannot yield one either.
+    `reserved_ids` are the special tokens and the added stop tokens: no text may produce them. `mark_ids` are other added tokens that the
+    chat template writes, such as <think> or </tool_response>: texts of users and tools may not produce them.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Iterable[int]) -> None:
@@ -55,19 +55,19 @@ class ControlTokens:
         self._masked = re.compile(self.nonce + "h([0-9a-f]+)z")
 
     def read(self, text: str) -> list[int]:
-        """The plain encoding, including every control token that the text spells."""
+        """Encode a text as it is, including every control token that it spells."""
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
 
     def among(self, ids: Iterable[int]) -> list[int]:
-        """The control tokens of a sequence, in order."""
+        """Return the control tokens of a sequence, in order."""
         return [i for i in ids if i in self.ids]
 
     def spelled(self, text: str) -> Iterator[re.Match[str]]:
-        """The positions where a text spells control tokens."""
+        """Yield the matches where a text spells control tokens."""
         return self._any.finditer(text)
 
     def mask(self, value: Any, *, author: bool = False) -> Any:
-        """The same messages, with placeholders where a content could start a control token."""
+        """Replace every character of a content that could start a control token with a placeholder."""
         if isinstance(value, str):
             return self._mask_text(value, author)
         if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ class ControlTokens:
         return value
 
     def forged(self, value: Any, *, author: bool = False) -> bool:
-        """Whether a content spells a control token that it may not produce."""
+        """Return whether a content spells a control token that it may not produce."""
         if isinstance(value, str):
             return (self._hard if author else self._any).search(value) is not None
         if isinstance(value, Mapping):
@@ -89,7 +89,7 @@ class ControlTokens:
         return isinstance(value, list | tuple) and any(self.forged(item, author=author) for item in value)
 
     def encode(self, text: str | None, masked: str) -> list[int]:
-        """The ids of `text`, with the control tokens in `masked` and no others. `text` is None if it is known to forge some."""
+        """Encode `text` with the control tokens of `masked` and no others. `text` is None if it is known to spell forbidden ones."""
         if text == masked:
             return self.read(masked)
         frame = self.among(self.read(masked))
@@ -101,7 +101,7 @@ class ControlTokens:
         raise EnvError("a message spells control tokens that this tokenizer cannot encode as plain text; leave them out of the message")
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a text of the policy: marks are tokens, special tokens are not."""
+        """Encode a text of the policy: marks become tokens, special tokens do not."""
         masked = self._mask_text(text, True)
         return self.encode(None if masked != text and self._hard.search(text) else text, masked)
 
@@ -127,7 +127,7 @@ class ControlTokens:
         return self._masked.sub(back, masked)
 
     def _renamed(self, masked: str) -> list[int] | None:
-        """Encode with the copy with secret names; None if there is none, or if it reads the template's part differently."""
+        """Encode with the renamed copy of the tokenizer; None if there is none, or if it encodes the template's part differently."""
         if self._copy is None:
             return None
         found = self.tokenizer.backend_tokenizer.encode(masked, add_special_tokens=False)
@@ -156,7 +156,7 @@ class ControlTokens:
 
 
 def template_source(template: Any) -> str:
-    """The text of a chat template; of all of them where there are several, by name.
+    """Return the text of a chat template, or of all templates if there are several.
 
     >>> template_source(None), template_source({"default": "{{ a }}"})
     ('', '{{ a }}')
@@ -165,7 +165,7 @@ def template_source(template: Any) -> str:
 
 
 def is_mark(text: str, template: str) -> bool:
-    r"""Whether an added token is a mark of the chat template rather than ordinary text.
+    r"""Return whether an added token is a mark of the chat template rather than ordinary text.
 
     >>> is_mark("<think>", "... <think> ..."), is_mark("<table>", "... <think> ..."), is_mark("\n\n", "{{ x }}\n\n")
     (True, False, False)
@@ -176,7 +176,7 @@ def is_mark(text: str, template: str) -> bool:
 
 @lru_cache
 def look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
-    """The characters, and those that a normalizer may turn into them, such as the full-width \uff1c.
+    """Return the characters and those that NFKC normalization maps to them, such as the full-width \uff1c.
 
     >>> "\uff1c" in look_alikes(frozenset("<"))
     True
@@ -185,7 +185,7 @@ def look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
 
 
 def renamed(spec: str, names: Mapping[int, tuple[str, str]]) -> str:
-    """A tokenizer's JSON in which some tokens are renamed, so that no text produces them under the old names."""
+    """Rename tokens in a tokenizer's JSON, so that no text produces them under their old names."""
     tree = json.loads(spec)
     new = dict(names.values())
     for token in tree["added_tokens"]:

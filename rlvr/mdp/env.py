@@ -5,10 +5,10 @@
 >>> observation, info = env.reset(seed=7)                             # doctest: +SKIP
 >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())   # doctest: +SKIP
 
-The reward is 0.0 until the episode ends, then the verifier's score: a verdict comes at the end, also one that says when each part
-of its score was earned (`Verdict.earned`; the learner pays those where they belong). An episode that could not be judged ends truncated
-with reward 0.0 and `info["scored"]` False: leave it out, it is not a wrong answer.
-No time limit wrapper is ever registered: it would end the episode outside, and the verifier would never run.
+The reward is 0.0 until the episode ends, then the verifier's score, also if the verdict has step rewards (`Verdict.step_rewards`; the
+learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["scored"]` False:
+exclude it, because it is not a wrong answer.
+No TimeLimit wrapper is registered: it would end the episode without running the verifier.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from rlvr.task import Task, Verdict
 OBSERVATIONS = ("dict", "ids", "onehot_ids")
 _SPEAKERS = {"user": "env"}
 PROCEDURAL_TASKS = 2**31
-"""How many tasks of an endless source a seed may choose from."""
+"""The number of indices that are drawn for an environment with endless tasks."""
 
 
 class TokenEnv(gymnasium.Env[Any, Any]):
-    """One environment, one tokenizer, one token a step.
+    """A Gymnasium environment over one environment and one tokenizer; each step appends one token.
 
     Observations, all padded on the right to `max_length`:
-        dict          input_ids, attention_mask, loss_mask (where the policy acted), length
+        dict          input_ids, attention_mask, loss_mask (1 at policy tokens), length
         ids           Box of ids; the pad id is V, one past the last action
-        onehot_ids    the same numbers as MultiDiscrete, which learners such as stable-baselines3 one-hot by themselves
+        onehot_ids    the same ids as MultiDiscrete, which stable-baselines3 and others one-hot encode
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
@@ -72,12 +72,12 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             self.mdp = TokenMDP(
                 self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length, max_turn_tokens=max_turn_tokens
             )
-            split = split or self.environment.splits[0]  # an environment that is for evaluation has no "train"
+            split = split or self.environment.splits[0]  # evaluation environments have no "train" split
             if split not in self.environment.splits:
                 raise ConfigError(f"split is {split!r}; {suggest(str(split), self.environment.splits)}")
         except ConfigError:
             if self.environment is not env and isinstance(self.environment, Plugin):
-                self.environment.close()  # what was built here is put away here
+                self.environment.close()  # close only what was built here
             raise
         self.obs, self.split, self.on_length, self.render_mode = obs, split, on_length, render_mode
         self.pad_id = self.tokenizer.vocab_size
@@ -85,13 +85,13 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.observation_space = _space(obs, self.pad_id, self.mdp.max_length)
         self.state: State | None = None
         self.verdict: Verdict | None = None
-        # what is observed, kept up to date token by token; every observation is a copy
+        # observation buffers, updated token by token; every observation is a copy
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
         self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
         self._acted = np.zeros(self.mdp.max_length, dtype=np.int8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: the task at `options["index"]`, or one drawn with the seeded generator."""
+        """Start an episode with the task at `options["index"]`, or with one drawn from the seeded generator."""
         super().reset(seed=seed)
         unknown = next((key for key in options or {} if key != "index"), None)
         if unknown is not None:
@@ -105,7 +105,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return self.begin(self.environment.task(self.split, int(index)))
 
     def begin(self, task: Task, *, seed: int = 0, session: Session | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode of this very task, in the world of this seed or in this session. That of an episode that was left is closed."""
+        """Start an episode with the given task and session, or a new session with `seed`; the previous session is closed."""
         self._leave()
         self.state = None
         state = self.mdp.start(task, seed=seed, session=session)
@@ -120,14 +120,14 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return self._observe(), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Append one token; at the end of the episode, the verifier's score is the reward."""
+        """Append one token. At the end of the episode, the reward is the verifier's score."""
         self.append(action)
         if self.state is not None and self.state.end is not None:
             self.settle(self.mdp.judge(self.state))
         return self.outcome()
 
     def append(self, action: Any) -> bool:
-        """The half of a step before judging: append the token, say whether the episode is over."""
+        """Append a token, without verification; return whether the episode is over. The first half of `step`."""
         state = self.state
         if state is None or state.end is not None:
             raise EnvError("step() was called with no episode under way; call reset() first")
@@ -143,15 +143,15 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return state.end is not None
 
     def settle(self, verdict: Verdict) -> None:
-        """The half of a step after judging."""
+        """Store the verdict of a finished episode. The second half of `step`."""
         self.verdict = verdict
 
     def outcome(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """What `step` hands back: the five of Gymnasium."""
+        """Build the return value of `step`: observation, reward, terminated, truncated, info."""
         assert self.state is not None
         score = self.verdict.score if self.verdict is not None else None
         if self.verdict is not None and self.verdict.earned:
-            score = math.fsum(self.mdp.rewards(self.state, self.verdict))  # as an episode adds it up
+            score = math.fsum(self.mdp.rewards(self.state, self.verdict))  # the same sum as in `Episode.reward`
         end = self.state.end
         failed = self.verdict is not None and score is None
         by_length = end is End.TRUNCATED and self.on_length == "terminate"
@@ -160,7 +160,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return self._observe(), 0.0 if score is None else score, terminated, truncated, self._info()
 
     def render(self) -> str | None:
-        """The conversation as text."""
+        """Render the conversation as text."""
         if self.render_mode is None or self.state is None:
             return None
         opening = self.state.lease.opening if self.state.lease else ()
@@ -168,14 +168,14 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         turns, heard = self.state.turns, self.state.heard
         for place, turn in enumerate(turns):
             lines.append(f"policy: {turn.text}")
-            if place < len(heard) and (place + 1 < len(turns) or self.state.end is None):  # what nobody read is left out
+            if place < len(heard) and (place + 1 < len(turns) or self.state.end is None):  # skip messages that the policy never received
                 lines += [f"{_SPEAKERS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages]
         if self.state.end is None:
             lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
         return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
 
     def close(self) -> None:
-        """Put the session, the environment, and the verifier with it, away."""
+        """Close the session and the environment with its verifier."""
         self._leave()
         self.environment.close()
 
@@ -184,10 +184,10 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             self.state.close()
 
     def _write(self, start: int) -> None:
-        """Bring what is observed up to date with the conversation from `start` on."""
+        """Update the observation buffers with the tokens from `start` on."""
         assert self.state is not None
         tokens, end = self.state.tokens, len(self.state.tokens)
-        if end == start + 1:  # the common case: one token, the policy's
+        if end == start + 1:  # the common case: one policy token
             self._ids[start], self._acted[start], self._attention[start] = tokens[start], 1, 1
             return
         self._ids[start:end] = tokens[start:]
@@ -206,7 +206,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         }
 
     def _info(self) -> dict[str, Any]:
-        """The same keys with the same types on every call, so that vector environments can batch them."""
+        """Build the info dict, always with the same keys and types, so that vector environments can batch it."""
         assert self.state is not None
         verdict = self.verdict
         return {
@@ -234,13 +234,13 @@ def _space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
 
 
 def make_token_env(*, name: str, **kwargs: Any) -> TokenEnv:
-    """What Gymnasium calls: settings that are not TokenEnv's own go to the environment."""
+    """Build a TokenEnv, as Gymnasium's entry point; settings unknown to TokenEnv are passed to the environment."""
     own, rest = token_env_settings(kwargs)
     return TokenEnv(env={"name": name, **rest}, **own)
 
 
 def token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings parted into TokenEnv's own and those of the environment in it.
+    """Split settings into those of TokenEnv and those of the wrapped environment.
 
     >>> token_env_settings({"obs": "ids", "digits": 2})
     ({'obs': 'ids'}, {'digits': 2})

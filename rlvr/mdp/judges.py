@@ -1,7 +1,7 @@
-"""Judges: a few daemon threads that verify, which the exit of the process does not wait for.
+"""A pool of daemon threads for verification, which does not delay the exit of the process.
 
-Python joins the threads of its own pools before it exits, so a verifier that hangs would block a finished run. These are
-daemon threads: they end with the process.
+Python joins the threads of `ThreadPoolExecutor` before it exits, so a hanging verifier would block a finished run. Daemon threads end
+with the process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from rlvr.task import Fault, Verdict
 
 LEAVING_S = 1.0
-"""How long all threads together may take to exit."""
+"""The timeout for all threads together to exit."""
 MOST_HUNG = 256
-"""How many threads that hang are replaced. Once all threads hang, tasks wait until their deadline."""
+"""The maximum number of hung threads that are replaced. If all threads hang, tasks wait until their timeout."""
 
 
 def late(seconds: float) -> Verdict:
-    """The verdict after a timeout: no score, and a fault of the infrastructure.
+    """Build the verdict after a timeout: no score, and an infrastructure fault.
 
     >>> late(600.0).reason
     'the verifier gave no verdict within 600 s'
@@ -34,20 +34,20 @@ def late(seconds: float) -> Verdict:
 
 
 class Job(Future[Any]):
-    """A task for a thread, which knows when it began.
+    """A future that records when its task started.
 
     >>> Job().since
     0.0
     """
 
     since: float = 0.0
-    """0 while it waits for a thread."""
+    """The start time; 0 while the task waits for a thread."""
 
 
 class Judges:
-    """Run submitted functions in up to `workers` threads, in order; a thread is started when there is work for it.
+    """Runs submitted functions in order in up to `workers` daemon threads, which are started on demand.
 
-    A function may return a coroutine instead of a result. Any number of them wait in one further thread.
+    A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread.
 
     >>> judges = Judges(2)
     >>> judges.submit(max, 3, 4).result(timeout=10)
@@ -61,29 +61,29 @@ class Judges:
         self._lock = Lock()
         self._threads: list[Thread] = []
         self._busy = 0
-        """How many tasks are running or waiting for a thread."""
+        """The number of tasks that are running or queued."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: Thread | None = None
         self._waiting = dict[Future[Any], Future[Any]]()
-        """Tasks whose coroutine is under way."""
+        """The futures of running coroutines, by task."""
         self._given_up = set[Future[Any]]()
-        self.moved = time.perf_counter()
-        """When a task last began or ended."""
         """Running tasks whose results are no longer needed."""
+        self.moved = time.perf_counter()
+        """The time when a task last started or ended."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Job:
-        """A future of the result; `cancel` works until the task has started."""
+        """Submit a task and return its future; `cancel` works until the task has started."""
         job = Job()
         with self._lock:
             if self.closed:
-                raise RuntimeError("these judges were closed; they accept no more work")
+                raise RuntimeError("this executor is closed and accepts no more work")
             self._busy += 1
             self._work.put((job, lambda: work(*arguments)))
             self._staff()
         return job
 
     def give_up(self, future: Future[Any]) -> None:
-        """Cancel a task. If it is running, another thread replaces its thread, which ends when the task does; at most `MOST_HUNG` times."""
+        """Cancel a task. If it is running, a new thread replaces its thread, at most `MAX_HUNG_THREADS` times."""
         if future.cancel():
             return
         with self._lock:
@@ -101,7 +101,7 @@ class Judges:
 
     @property
     def spent(self) -> bool:
-        """Whether so many threads hang that no further one is replaced."""
+        """Whether too many threads hang, so that no further one is replaced."""
         return len(self._given_up) >= MOST_HUNG
 
     def _staff(self) -> None:
@@ -110,7 +110,7 @@ class Judges:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Accept no more work, drop what has not started, and wait only briefly for running tasks."""
+        """Accept no more work, drop queued tasks, and wait briefly for running tasks."""
         with self._lock, suppress(Empty):
             self.closed = True
             while dropped := self._work.get_nowait():
@@ -140,7 +140,7 @@ class Judges:
                         self._wait(job, result)
                     else:
                         job.set_result(result)
-                except BaseException as error:  # it is raised where the result is awaited
+                except BaseException as error:  # re-raised by `Future.result`
                     job.set_exception(error)
             self.moved = time.perf_counter()
             with self._lock:
@@ -150,7 +150,7 @@ class Judges:
                     return
 
     def _wait(self, job: Job, work: Coroutine[Any, Any, Any]) -> None:
-        """Wait for a coroutine. As for what waits for a thread, its time begins anew whenever another task ends."""
+        """Run a coroutine in the event loop. Like a queued task, its timeout restarts whenever another task ends."""
         began, job.since = job.since, 0.0
         with self._lock:
             if self.closed:
@@ -173,7 +173,7 @@ class Judges:
             job.set_exception(error)
 
     def _leave(self, future: Future[Any]) -> None:
-        """End a thread that was replaced while it ran a task."""
+        """Remove a thread that was replaced while it ran a task."""
         self._given_up.remove(future)
         self.workers -= 1
         if not self.closed:
@@ -181,7 +181,7 @@ class Judges:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped; what waits in it then is cancelled."""
+    """Run an event loop until it is stopped, then cancel its remaining tasks."""
     loop.run_forever()
     for task in asyncio.all_tasks(loop):
         task.cancel()

@@ -1,4 +1,4 @@
-"""What an environment says of its size and its limits, checked before anything is counted with it."""
+"""Validation of the sizes and limits that an environment declares."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ from rlvr.errors import ConfigError, EnvError
 
 
 def size_of(environment: Environment, split: str) -> int | None:
-    """How many tasks a split has, None where it does not end; an environment that says something else is told so.
-
-    >>> size_of(make("env", "arithmetic"), "train") is None                                  # doctest: +SKIP
-    True
-    """
+    """Return the number of tasks of a split, or None if it is endless; raise EnvError for an invalid value."""
     size = environment.size(split)
     if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 0):
         raise EnvError(
-            f"{type(environment).__name__}.size({split!r}) is {size!r}; it must be a whole number from 0, or None where it does not end"
+            f"{type(environment).__name__}.num_tasks({split!r}) is {size!r}; it must be a whole number from 0, or None if it is endless"
         )
     return None if size is None else int(size)
 
 
 def plain_limits(environment: Environment) -> None:
-    """Refuse splits and limits that are no names and no numbers, before anything is counted with them.
-
-    >>> plain_limits(make("env", "arithmetic"))                                              # doctest: +SKIP
-    """
+    """Raise ConfigError if an environment's splits, limits or tools are invalid."""
     kind = type(environment).__name__
     if isinstance(environment.splits, str) or not environment.splits:
         raise ConfigError(f"{kind}.splits is {environment.splits!r}; it must be a tuple of names, such as ('train', 'test')")
@@ -40,7 +33,7 @@ def plain_limits(environment: Environment) -> None:
             raise ConfigError(f"{kind}.tools has {tool!r:.80}; it must be a sequence of rlvr.Tool")
         if tool.needs_box and environment.sandbox is None:
             raise ConfigError(
-                f"{kind} has the tool {type(tool).__name__}, which runs in a box, and no sandbox; give it one (sandbox: docker)"
+                f"{kind} has the tool {type(tool).__name__}, which needs a sandbox, and no sandbox; set one (sandbox: docker)"
             )
     if environment.tools and environment.max_turns < 2:
-        raise ConfigError(f"{kind}.max_turns is 1, and a call of a tool takes a turn; set it to 2 or more")
+        raise ConfigError(f"{kind}.max_turns is 1, and a tool call takes a turn; set it to 2 or more")

@@ -1,4 +1,4 @@
-"""Turns, calls, results and tools as plain JSON, and back. Fields with their default value are left out."""
+"""Conversion of turns, calls, results and tools to plain JSON and back. Fields with default values are omitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R", Call, Result, ToolSpec, Turn)
 
 
 def turn_row(turn: Turn) -> dict[str, Any]:
-    """A turn with its calls. The content is left out where it is the whole text.
+    """Convert a turn with its calls to JSON. The content is omitted if it equals the text.
 
     >>> turn_row(Turn("4", content="4"))
     {'text': '4'}
@@ -29,7 +29,7 @@ def turn_row(turn: Turn) -> dict[str, Any]:
 
 
 def turn_from(row: Mapping[str, Any]) -> Turn:
-    """The turn of a row.
+    """Build a turn from JSON.
 
     >>> turn_from({"text": "4"}).content
     '4'
@@ -39,7 +39,7 @@ def turn_from(row: Mapping[str, Any]) -> Turn:
 
 
 def heard_row(heard: Heard) -> dict[str, Any]:
-    """What a session answered, with the results of the calls.
+    """Convert a step result, with its tool results, to JSON.
 
     >>> heard_row(Heard(over=True))
     {'messages': [], 'over': True}
@@ -49,7 +49,7 @@ def heard_row(heard: Heard) -> dict[str, Any]:
 
 
 def heard_from(row: Mapping[str, Any]) -> Heard:
-    """The answer of a row.
+    """Build a step result from JSON.
 
     >>> heard_from({"messages": [], "over": True}).results
     ()
@@ -58,7 +58,7 @@ def heard_from(row: Mapping[str, Any]) -> Heard:
 
 
 def tool_row(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as the policy saw it.
+    """Convert a tool spec to JSON.
 
     >>> tool_row(ToolSpec("now", "The time."))["name"]
     'now'
@@ -67,7 +67,7 @@ def tool_row(tool: ToolSpec) -> dict[str, Any]:
 
 
 def tool_from(row: Mapping[str, Any]) -> ToolSpec:
-    """The tool of a row.
+    """Build a tool spec from JSON.
 
     >>> tool_from({"name": "now", "description": "The time.", "parameters": {}}).name
     'now'

@@ -1,17 +1,17 @@
-"""The token-level MDP itself: what a token does to a conversation. Pure rules, no Gymnasium, no model.
+"""The transition rules of the token-level MDP, without Gymnasium and without a model.
 
-State = (task, the ids so far, which of them the policy chose). Action = one token id. A transition appends it; where it closes a turn, the
-environment's own tokens follow, marked as not acted. `TokenEnv.step` and the sampling loop both drive this class and cannot drift apart.
+State = (task, token ids, action mask). Action = one token id. A transition appends the token; if it closes a turn, the environment's
+tokens follow, with action mask False. `TokenEnv.step` and the sampling loop both use this class, so they cannot diverge.
 
 How an episode ends:
-    a stop id closes a turn, and the environment has nothing to answer   TERMINATED
-    a stop id closes the last allowed turn, and it would have answered   TRUNCATED
-    no token is left, by count or by window, and no stop id came         TRUNCATED
-    its time is up, and the environment would have answered              TRUNCATED
-    it is the last of its group (`overlong: cut`) and has enough turns   TRUNCATED
-A turn of `max_turn_tokens` is cut; the environment hears it, and the conversation continues if it answers. A stop id on the very
-last allowed token is a stop. Where calls of tools are plain text, the end of the first complete call closes a turn as a stop id does; the
-token that a chat template ends turns with then follows, as the environment's own.
+    a stop id closes a turn, and the environment has no reply                    TERMINATED
+    a stop id closes the last allowed turn, and the environment would reply      TRUNCATED
+    the token limit or the context window is reached without a stop id           TRUNCATED
+    the episode timeout has passed, and the environment would reply              TRUNCATED
+    it is the last of its group (`straggler_policy: truncate`) with enough turns TRUNCATED
+A turn of `max_turn_tokens` is truncated; the session still receives it, and the conversation continues if it replies. A stop id on the
+last allowed token counts as a stop. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
+end-of-turn token of the chat template is then appended as a token of the environment.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
 
 CHARACTERS_A_TOKEN, MARGIN = 16, 64
-"""How many characters of a reply are encoded for each token of room at first, and by how many tokens a cut may change the count."""
+"""The number of characters of a reply that are encoded per remaining token, and a margin in tokens for the cut."""
 
 
 class TokenMDP:
-    """The rules, for one environment and one tokenizer.
+    """The token-level MDP of one environment and one tokenizer.
 
     >>> mdp = TokenMDP(make("env", "arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
     >>> state = mdp.start(mdp.environment.task("train", 0)); mdp.advance(state, 20)         # doctest: +SKIP
@@ -54,7 +54,7 @@ class TokenMDP:
     ) -> None:
         if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
             raise ConfigError(
-                f"{environment!r:.80} cannot pose tasks; an environment derives from rlvr.Environment and sets self.verifier "
+                f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment and sets self.verifier "
                 f"to an rlvr.Verifier"
             )
         plain_limits(environment)
@@ -69,27 +69,27 @@ class TokenMDP:
         if max_turn_tokens is not None and max_turn_tokens < 1:
             raise ConfigError(f"max_turn_tokens is {max_turn_tokens}; a turn needs at least 1 token")
         self.max_turn_tokens = self.max_new_tokens if max_turn_tokens is None else max_turn_tokens
-        """A turn of so many tokens is cut, and the environment hears it."""
+        """A turn that reaches this length is truncated and passed to the session."""
         if self.max_length < 2:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stops = tokenizer.stop_ids
         self._tools: tuple[ToolSpec, ...] | None = None
         self.worlds = type(environment).open is not Environment.open or bool(environment.tools)
-        """Whether the environment has sessions of its own. What they answered is in the record, for it may never be answered again."""
+        """True if the environment has stateful sessions. Their replies are recorded, because they may not be reproducible."""
         self.takes_part = self.worlds or any(_overridden(environment, name) for name in ("reply", "answer"))
-        """Whether the environment is asked anything during a conversation. If not, a turn that the policy closes is its last."""
+        """True if the environment takes part in the conversation. Otherwise the first completed turn ends it."""
         self.pays_parts = any(_overridden(environment, name) for name in ("earned", "earned_in"))
-        """Whether the environment says when a score was earned."""
+        """True if the environment distributes the score over turns."""
         if environment.max_turns > 1:
-            tokenizer.render_reply("a")  # a chat template that cannot go on is found now, and not in every single conversation
+            tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
 
     def history_note(self) -> str:
-        """How the context of a long conversation differs from what a chat server would show the model; empty where it does not."""
+        """Describe how the context of a conversation differs from that of a chat server; empty if it does not."""
         note = getattr(self.tokenizer, "history_note", None)
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
     def start(self, task: Task, *, seed: int = 0, session: Session | None = None) -> State:
-        """The state before the policy's first token. A session of the environment's own is opened. Close the state if it is not judged."""
+        """Create the state before the policy's first token, and open the session. Close the state if it is not verified."""
         state = self.pose(posed(task), seed=seed, session=session)
         try:
             if self.worlds and state.lease:
@@ -101,12 +101,12 @@ class TokenMDP:
         return state
 
     def pose(self, task: Task, *, seed: int = 0, session: Session | None = None) -> State:
-        """The first part of `start`: a conversation without a prompt. A session of the environment's own is opened next."""
+        """Create a conversation without opening its session and without a prompt."""
         asked = self.takes_part or session is not None
         return State(task, [], [], lease=Lease(self.environment, task, seed=seed, session=session) if asked else None)
 
     def ask(self, state: State) -> None:
-        """The second part: the prompt, with the tools and the opening of the session. It uses the tokenizer, as `go_on` does."""
+        """Render the prompt, with the tools and initial messages of the session. Uses the tokenizer, so it runs in its thread."""
         task, lease = state.task, state.lease
         tokens = self.calls.render((*task.prompt, *lease.opening), lease.tools) if lease else self.tokenizer.render(task.prompt)
         if not 0 < len(tokens) < self.max_length:
@@ -114,7 +114,7 @@ class TokenMDP:
         state.tokens, state.acted, state.turn_start = tokens, [False] * len(tokens), len(tokens)
 
     def preview(self, task: Task) -> State:
-        """A conversation that never begins, to look at its prompt. It has the tools of the first session, and no opening."""
+        """Render the prompt of a task without starting a conversation: with the tools of the first session, and no initial messages."""
         if self.worlds and self._tools is None:
             with closing(self.start(task)) as state:
                 self._tools = state.lease.tools if state.lease else ()
@@ -133,33 +133,33 @@ class TokenMDP:
         )
 
     def budget(self, state: State) -> int:
-        """How many tokens the policy may still choose."""
+        """Return how many tokens the policy may still generate in this turn."""
         whole = min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens))
         return min(whole, self.max_turn_tokens - len(state.tokens) + state.turn_start)
 
     def advance(self, state: State, token: int) -> None:
-        """Append one token that the policy chose, and whatever follows from it."""
+        """Append one policy token; if it closes the turn, step the session and append its reply."""
         if self._append(state, [token]):
             self.listen(state)
             self.go_on(state)
 
     def extend(self, state: State, tokens: Sequence[int]) -> None:
-        """Append a whole turn: the same as stepping its tokens one by one, in one go. What follows its first call is left out."""
+        """Append a whole turn, equivalent to stepping its tokens one by one. Tokens after its first call are dropped."""
         if self.say(state, tokens[: self.turn_length(state, tokens)]):
             self.listen(state)
             self.go_on(state)
 
     def turn_end(self, state: State) -> CallEnd | None:
-        """What ends the present turn besides the stop ids."""
+        """Build the stop criterion of the current turn; None if only stop ids end it."""
         return self.calls.end(state.lease.tools, state.tokens, state.turn_start) if state.lease else None
 
     def turn_length(self, state: State, tokens: Sequence[int]) -> int:
-        """How many of these tokens are the present turn: all of them, or those up to the end of its first call."""
+        """Return how many of these tokens belong to the current turn: all, or those up to the end of its first call."""
         ends = self.turn_end(state)
         return ends.length([*state.tokens[state.turn_start :], *tokens]) - (len(state.tokens) - state.turn_start) if ends else len(tokens)
 
     def say(self, state: State, tokens: Sequence[int]) -> bool:
-        """The first part of `extend`: append the turn; returns whether the environment is to hear it."""
+        """Append a whole turn without stepping the session; return whether the session must be stepped."""
         fits = state.end is None and 0 < len(tokens) <= self.budget(state) and self._stops.isdisjoint(tokens[:-1])
         known = fits and min(tokens) >= 0 and max(tokens) < self.tokenizer.vocab_size
         if not known or (state.lease and self.turn_length(state, tokens) < len(tokens)):
@@ -171,16 +171,19 @@ class TokenMDP:
             return EnvError(f"{len(tokens)} tokens for task {state.task.id!r}, where {self.budget(state)} may follow (end: {state.end})")
         if not self._stops.isdisjoint(tokens[:-1]):
             return EnvError(
-                f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop set is not the task's"
+                f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop ids are not the tokenizer's"
             )
         if min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
             return EnvError(
                 f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
             )
-        return EnvError(f"tokens follow the call that ends a turn sampled for task {state.task.id!r}; the sampler's `ends` was not used")
+        return EnvError(f"tokens follow the call that ends a turn sampled for task {state.task.id!r}; the sampler ignored `stop_criterion`")
 
     def say_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool, turn: Turn | None = None) -> bool:
-        """The same for tokens that only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
+        """Append a turn whose tokens only encode a text, for which an endpoint used `spent` tokens of its own.
+
+        `cut` is true if the endpoint reached its limit. Returns whether the session must be stepped.
+        """
         state.tokens += tokens
         state.acted += [True] * len(tokens)
         state.chosen += spent
@@ -191,22 +194,22 @@ class TokenMDP:
         return heard
 
     def listen(self, state: State) -> None:
-        """The second part: the session hears the turn. It may take long, and runs in any thread."""
+        """Pass the last turn to the session and store its reply. May be slow; runs in any thread."""
         assert state.lease is not None
         state.heard.append(state.lease.hear(state.turns[-1]))
 
     def go_on(self, state: State) -> None:
-        """The third part: write what was heard, or end the conversation. It uses the tokenizer, so it runs in the thread that owns it."""
+        """Append the reply of the session, or end the conversation. Uses the tokenizer, so it runs in its thread."""
         if state.heard[-1].over:
             state.end, state.cut = (End.TRUNCATED, "turn") if state.turns[-1].finish == "length" else (End.TERMINATED, "")
             return
-        if spent := self._spent(state):  # nothing could follow what was heard, so it is not written
+        if spent := self._spent(state):  # no turn can follow the reply, so it is not appended
             state.end, state.cut = End.TRUNCATED, spent
             return
         room = self.max_length - len(state.tokens)
         closing = [] if state.tokens[-1] in self._stops else self.calls.closing
         ids = [*closing, *self._reply(state.heard[-1].messages, room - len(closing))]
-        if room <= len(ids):  # it takes from the window, not from the policy's own tokens
+        if room <= len(ids):  # replies use the context window, not the policy's token limit
             state.end, state.cut = End.TRUNCATED, "window"
             return
         state.tokens += ids
@@ -214,7 +217,7 @@ class TokenMDP:
         state.turn_start = len(state.tokens)
 
     def _reply(self, messages: Sequence[Message], room: int) -> list[int]:
-        """The tokens of a reply. If its beginning alone exceeds the room, only those: a very long text is not encoded whole."""
+        """Render a reply. A very long text is not encoded completely if its beginning already exceeds the remaining tokens."""
         most = CHARACTERS_A_TOKEN * (room + MARGIN)
         if sum(len(message["content"]) for message in messages) > most:
             begun = self.calls.reply([Message(**{**message, "content": message["content"][:most]}) for message in messages], room)
@@ -223,7 +226,7 @@ class TokenMDP:
         return self.calls.reply(messages, room)
 
     def _append(self, state: State, tokens: Sequence[int]) -> bool:
-        """Append what the policy chose; the last token may close its turn. Returns whether the environment is to hear it."""
+        """Append policy tokens, of which the last may close the turn; return whether the session must be stepped."""
         state.tokens += tokens
         state.acted += [True] * len(tokens)
         state.chosen += len(tokens)
@@ -232,17 +235,17 @@ class TokenMDP:
         if self.budget(state) > 0:
             return False
         limit = "tokens" if state.chosen >= self.max_new_tokens else "window" if len(state.tokens) >= self.max_length else "turn"
-        if limit != "turn" or state.lease is None:  # a session hears a turn that was cut
+        if limit != "turn" or state.lease is None:  # a truncated turn is passed to the session
             state.end, state.cut = End.TRUNCATED, limit
         return self._close_turn(state, cut=True)
 
     def _calls(self, state: State) -> bool:
-        """Whether the present turn ends with a call, after which nothing can follow."""
+        """Return whether the current turn ends with a complete call."""
         ends = self.turn_end(state)
         return ends is not None and ends(state.tokens[state.turn_start :])
 
     def _close_turn(self, state: State, *, cut: bool = False) -> bool:
-        """End the policy's turn; returns whether the environment is to hear it. If it takes no part, the conversation ends here."""
+        """Close the policy's turn; return whether the session must be stepped. Without a session, the conversation ends."""
         text = self.tokenizer.decode(state.tokens[state.turn_start :])
         turn = Turn(text, content=text, finish="length" if cut else "stop")
         tools = state.lease.tools if state.lease else ()
@@ -253,7 +256,7 @@ class TokenMDP:
         return state.end is None
 
     def _spent(self, state: State) -> str:
-        """What has run out for the policy, whatever the session says."""
+        """Return the name of the limit that the policy has reached; empty if it may continue."""
         if len(state.turns) >= self.environment.max_turns:
             return "turns"
         if state.chosen >= self.max_new_tokens:
@@ -261,7 +264,7 @@ class TokenMDP:
         return "time" if state.late else "overlong" if 0 < state.enough_turns <= len(state.turns) else ""
 
     def finish(self, state: State) -> Transcript | Verdict:
-        """Collect what will be judged, once, and close the session. Never raises."""
+        """Collect the transcript once, and close the session. Never raises."""
         if state.lease is not None:
             return self._collected(state, state.lease)
         return Transcript(state.turns[-1].text if state.turns else "", turns=tuple(state.turns), heard=tuple(state.heard))
@@ -272,13 +275,13 @@ class TokenMDP:
         return state.ending
 
     def judge(self, state: State) -> Verdict:
-        """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
+        """Verify a finished conversation. Never raises: a verifier that raises gives an infrastructure fault."""
         ending = self.finish(state)
         verdict = ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, state.task, ending)
         return self.with_earned(state, verdict) if verdict.earned or self.pays_parts else verdict
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
-        """The verdict with what the environment says of when its score was earned."""
+        """Add the environment's step rewards to a verdict."""
         if not verdict.scored or verdict.fault is Fault.ANSWER:
             return verdict
         try:
@@ -286,11 +289,11 @@ class TokenMDP:
                 verdict = replace(verdict, earned=tuple(earned))
                 self.rewards(state, verdict)
         except (Exception, SystemExit) as error:
-            return Verdict(None, f"{type(self.environment).__name__}.earned: {type(error).__name__}: {error}", fault=Fault.INFRA)
+            return Verdict(None, f"{type(self.environment).__name__}.step_rewards: {type(error).__name__}: {error}", fault=Fault.INFRA)
         return verdict
 
     def rewards(self, state: State, verdict: Verdict) -> list[float]:
-        """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it."""
+        """Compute the reward of each token: the score on the policy's last token, or each step reward on the token that completes it."""
         if verdict.earned:
             return earned_by(state, verdict, self.tokenizer)
         rewards = [0.0] * len(state.tokens)
@@ -299,7 +302,7 @@ class TokenMDP:
         return rewards
 
     def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
-        """The record of a conversation that is over."""
+        """Build the episode of a finished conversation."""
         if state.end is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
         return Episode(
@@ -319,7 +322,7 @@ class TokenMDP:
         )
 
     def _session_meta(self, state: State, lease: Lease) -> dict[str, Any]:
-        """What is recorded of a session: what went wrong in it, which turns have calls that could not be read, and what it answered."""
+        """Build the metadata of a session: warnings, the turns with malformed calls, and the session record."""
         meta: dict[str, Any] = {"trouble": lease.trouble} if lease.trouble else {}
         if malformed := [index for index, turn in enumerate(state.turns) if turn.malformed]:
             meta["malformed_turns"] = malformed
@@ -328,23 +331,23 @@ class TokenMDP:
         return meta
 
     def answer(self, state: State) -> str:
-        """The text that was judged; empty where nobody could say it, and the verdict says so."""
+        """Return the text that was verified; empty if it could not be collected."""
         ending = self.finish(state)
         return ending.answer if isinstance(ending, Transcript) else ""
 
 
 def _overridden(environment: Environment, name: str) -> bool:
-    """Whether an environment has a method of its own in place of the default."""
+    """Return whether an environment overrides a method."""
     return getattr(getattr(environment, name), "__func__", None) is not getattr(Environment, name)
 
 
 def posed(task: object) -> Task:
-    """The task that an environment posed, if it is one."""
+    """Return the value if it is a Task; raise EnvError otherwise."""
     if not isinstance(task, Task):
         raise no_task(task)
     return task
 
 
 def no_task(given: object) -> EnvError:
-    """The error where an environment posed something else than a task."""
-    return EnvError(f"the environment posed {given!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")
+    """Build the error for an environment that returned something other than a Task."""
+    return EnvError(f"the environment returned {given!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")

@@ -1,4 +1,4 @@
-"""A session under way: opened when it is first needed, driven by one thread at a time, closed exactly once whatever happens."""
+"""Session handles: a session is created on first use, used by one thread at a time, and closed exactly once."""
 
 from __future__ import annotations
 
@@ -20,25 +20,20 @@ from rlvr.turns import ToolSpec, Turn
 
 T = TypeVar("T")
 LONE = re.compile("[\ud800-\udfff]")
-"""Surrogates, which cannot be encoded."""
+"""Surrogates, which cannot be encoded in UTF-8."""
 
 
 class Lease:
-    """One conversation's hold on its session.
-
-    >>> lease = Lease(environment, task, seed=0)                                     # doctest: +SKIP
-    >>> lease.hear(Turn("500")).messages; lease.close()                              # doctest: +SKIP
-    ({'role': 'user', 'content': 'lower'},)
-    """
+    """The handle of one conversation's session. Creates it on first use, and closes it exactly once."""
 
     def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
         self.environment, self.task, self.seed = environment, task, seed
         self.trouble = ""
-        """What went wrong without a change to the verdict: it is recorded."""
+        """Problems that do not change the verdict, for the record."""
         self.asked = f"{type(environment).__name__}.open"
-        """What was asked last, by its name: the one to blame when it raises or hangs."""
+        """The name of the last method called, for error messages when it raises or hangs."""
         self.tools: tuple[ToolSpec, ...] = ()
-        """The tools of the session, and what it says first; known once it is open."""
+        """The tools of the session; known once it is open, like `initial_messages`."""
         self.opening: tuple[Message, ...] = ()
         self._session = session
         self._asked = False
@@ -46,28 +41,28 @@ class Lease:
         self._busy = self._left = False
 
     def open(self) -> None:
-        """Open the session now, and not with its first turn."""
+        """Open the session before its first turn."""
         self._do("open", lambda session: None)
 
     def hear(self, turn: Turn) -> Heard:
-        """What the session answers to a turn."""
+        """Step the session with a turn and return its reply."""
         heard = self._do("hear", lambda session: session.hear(turn))
         if heard is None:
             return Heard(over=True)
         if not isinstance(heard, Heard):
-            raise TypeError(f"hear gave {heard!r:.80}; it must be a Heard, or None where the conversation is over")
+            raise TypeError(f"step returned {heard!r:.80}; it must be a StepResult, or None to end the conversation")
         if any(LONE.search(message["content"]) for message in heard.messages):
-            self.note(f"{self.asked} gave lone surrogates, which no text may hold; they were replaced")
+            self.note(f"{self.asked} returned lone surrogates, which are invalid in text; they were replaced")
             messages = ({**message, "content": LONE.sub("\ufffd", message["content"])} for message in heard.messages)
             return replace(heard, messages=cast("tuple[Message, ...]", tuple(messages)))
         return heard
 
     def note(self, trouble: str) -> None:
-        """Record something that went wrong and changes no verdict."""
+        """Record a problem that does not change the verdict."""
         self.trouble = f"{self.trouble}; {trouble}" if self.trouble else trouble
 
     def collect(self, turns: tuple[Turn, ...], heard: tuple[Heard, ...]) -> Transcript | Verdict:
-        """What will be judged. Never raises: what cannot be collected is a verdict at once."""
+        """Collect the transcript. Never raises: a failure gives a verdict instead."""
         try:
             return self._do("evidence", lambda session: _collected(session, turns, heard))
         except (Exception, SystemExit) as error:
@@ -75,12 +70,12 @@ class Lease:
 
     @property
     def idle(self) -> bool:
-        """Whether the session is open and no thread is in it."""
+        """Whether the session is open and not in use by a thread."""
         with self._lock:
             return self._session is not None and not self._busy
 
     def close(self) -> None:
-        """Close the session, now or when the thread that is in it comes back. From any thread, any number of times."""
+        """Close the session now, or when the thread that uses it returns. Thread-safe; may be called more than once."""
         with self._lock:
             self._left, busy = True, self._busy
         if not busy:
@@ -95,7 +90,7 @@ class Lease:
             if self._session is None:
                 opened = self.environment.open(self.task, seed=self.seed)
                 if not isinstance(opened, Session):
-                    raise TypeError(f"{type(self.environment).__name__}.open gave {opened!r:.80}; it must be an rlvr.Session")
+                    raise TypeError(f"{type(self.environment).__name__}.new_session returned {opened!r:.80}; it must be an rlvr.Session")
                 self._session = opened
             plain = isinstance(self._session, Replying)
             if not (plain or self._asked):
@@ -110,15 +105,15 @@ class Lease:
                 self._close()
 
     def _ask(self, session: Session) -> None:
-        """What it offers and says before the policy's first turn."""
+        """Query the tools and the initial messages of the session."""
         self.asked = f"{type(session).__name__}.tools"
         self.tools = tuple(session.tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:
-            raise TypeError(f"tools gave {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
+            raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
         self.asked = f"{type(session).__name__}.opening"
         self.opening = tuple(session.opening())
         if wrong_messages := [said for said in self.opening if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()]:
-            raise TypeError(f"opening gave {wrong_messages[0]!r:.80}; it must be a sequence of messages with a role and a content")
+            raise TypeError(f"initial_messages returned {wrong_messages[0]!r:.80}; it must be a sequence of messages with role and content")
         self._asked = True
 
     def _close(self) -> None:
@@ -142,27 +137,27 @@ def _collected(session: Session, turns: tuple[Turn, ...], heard: tuple[Heard, ..
         left = session.evidence()
         try:
             evidence = plain_evidence(left)
-        except (ValueError, RecursionError, OverflowError) as error:  # not finite, too long a number, nested too deep: the answer's doing
+        except (ValueError, RecursionError, OverflowError) as error:  # not finite, too long a number, nested too deep: caused by the answer
             return Verdict(
-                0.0, f"the answer left evidence that cannot be stored: {type(error).__name__}: {error}"[:400], fault=Fault.ANSWER
+                0.0, f"the answer left artifacts that cannot be stored: {type(error).__name__}: {error}"[:400], fault=Fault.ANSWER
             )
     except (Exception, SystemExit) as error:
         return Verdict(None, f"the {owner}'s {asked}() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     size = sum(len(name) + (len(value) if isinstance(value, bytes) else len(json.dumps(value))) for name, value in evidence.items())
     if size > session.max_evidence_bytes:
         most = session.max_evidence_bytes
-        return Verdict(0.0, f"the answer left {size:,} bytes of evidence, at most {most:,} are judged", fault=Fault.ANSWER)
+        return Verdict(0.0, f"the answer left {size:,} bytes of artifacts; at most {most:,} are allowed", fault=Fault.ANSWER)
     return Transcript(answer, evidence, turns, heard)
 
 
 def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """An independent copy: JSON values and bytes by name; a TypeError for anything else.
+    """Copy artifacts: JSON values and bytes by name; raise TypeError for anything else.
 
     >>> plain_evidence({"log.txt": b"done", "moves": (1, 2)})
     {'log.txt': b'done', 'moves': [1, 2]}
     """
     if not isinstance(evidence, Mapping) or not all(isinstance(name, str) for name in evidence):
-        raise TypeError(f"it gave {evidence!r:.80}; it must be a mapping of names to JSON values and bytes")
+        raise TypeError(f"it returned {evidence!r:.80}; it must be a mapping of names to JSON values and bytes")
     return {
         name: bytes(value) if isinstance(value, bytes | bytearray) else json.loads(json.dumps(value, allow_nan=False))
         for name, value in evidence.items()
@@ -170,7 +165,7 @@ def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Recorded(Session):
-    """A session that was recorded: it answers what it answered then, and nothing happens again.
+    """Replays a recorded session: it returns the recorded replies without side effects.
 
     >>> Recorded({"heard": [{"messages": [], "over": True}], "answer": "4"}).hear(Turn("4")).over
     True
@@ -180,36 +175,32 @@ class Recorded(Session):
         self.record, self.place = record, 0
 
     def tools(self) -> Sequence[ToolSpec]:
-        """The tools that it had then."""
+        """Return the recorded tools."""
         return [tool_from(row) for row in self.record.get("tools", ())]
 
     def opening(self) -> Sequence[Message]:
-        """What it said first."""
+        """Return the recorded initial messages."""
         return tuple(self.record.get("opening", ()))
 
     def hear(self, turn: Turn) -> Heard | None:
-        """What was answered then, turn by turn."""
+        """Return the next recorded reply."""
         if self.place >= len(self.record["heard"]):
             raise EnvError(f"turn {self.place} was not recorded")
         self.place += 1
         return heard_from(self.record["heard"][self.place - 1])
 
     def answer(self, turns: Sequence[Turn]) -> str:
-        """What was judged then."""
+        """Return the recorded answer."""
         return str(self.record["answer"])
 
     def evidence(self) -> Mapping[str, Any]:
-        """What was left then."""
+        """Return the recorded artifacts."""
         files = {name: base64.b64decode(data) for name, data in self.record.get("files", {}).items()}
         return {**self.record.get("values", {}), **files}
 
 
 def session_record(lease: Lease, turns: Sequence[Turn], heard: Sequence[Heard], ending: Transcript | Verdict | None) -> dict[str, Any]:
-    """What `Recorded` reads, as plain JSON.
-
-    >>> session_record(Lease(environment, task, seed=7), [], [Heard(over=True)], Transcript("4"))        # doctest: +SKIP
-    {'seed': 7, 'turns': [], 'heard': [{'messages': [], 'over': True}], 'answer': '4'}
-    """
+    """Build the record of a session as plain JSON, for `RecordedSession`."""
     record: dict[str, Any] = {"seed": lease.seed} | ({"tools": [tool_row(spec) for spec in lease.tools]} if lease.tools else {})
     record |= {"opening": [dict(message) for message in lease.opening]} if lease.opening else {}
     record |= {"turns": [turn_row(turn) for turn in turns], "heard": [heard_row(said) for said in heard]}
@@ -223,7 +214,7 @@ def session_record(lease: Lease, turns: Sequence[Turn], heard: Sequence[Heard], 
 
 
 def recorded_ending(record: Mapping[str, Any]) -> Transcript | Verdict:
-    """What was to be judged when a session was recorded: the answer with its evidence, or the verdict if there was one already.
+    """Load the transcript from a session record, or the verdict if the transcript could not be collected.
 
     >>> recorded_ending({"seed": 7, "heard": [], "answer": "4"}).answer
     '4'
@@ -235,11 +226,7 @@ def recorded_ending(record: Mapping[str, Any]) -> Transcript | Verdict:
 
 
 def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
-    """A verdict on a text, whatever the verifier does: one that raises, exits or returns nonsense is the machinery's fault, never a score.
-
-    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
-    1.0
-    """
+    """Verify a text. If the verifier raises, exits or returns a wrong type, the verdict has no score and an infrastructure fault."""
     try:
         text = text_of(answer())
     except (Exception, SystemExit) as error:
@@ -248,9 +235,9 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
 
 
 def judged_whole(verifier: Verifier, task: Task, said: Transcript | str) -> Verdict:
-    """The same for a whole conversation with its evidence, or for an answer alone."""
+    """Verify a transcript or an answer. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        if isinstance(said, str) and type(verifier).judge is Verifier.judge:  # making a transcript would cost as much as a fast verifier
+        if isinstance(said, str) and type(verifier).judge is Verifier.judge:  # building a transcript would cost as much as a fast verifier
             verdict: object = verifier.verify(task, said)
         else:
             verdict = verifier.judge(task, Transcript(said) if isinstance(said, str) else said)
@@ -260,7 +247,7 @@ def judged_whole(verifier: Verifier, task: Task, said: Transcript | str) -> Verd
 
 
 def begun(verifier: Verifier, task: Task, transcript: Transcript) -> Begun:
-    """The same, and where the verdict must be waited for, a function that does so without a thread."""
+    """Start verification; return the verdict, or an async function that returns it. Failures give an infrastructure fault."""
     try:
         found: object = verifier.begin(task, transcript)
     except (Exception, SystemExit) as error:
@@ -279,7 +266,7 @@ async def _waited(verifier: Verifier, found: Callable[[], Awaitable[object]]) ->
 
 
 def waits(verifier: Verifier) -> bool:
-    """Whether a verifier may have to wait for a verdict, so that it is to be asked with `begun`."""
+    """Return whether a verifier is asynchronous, so that verification must be awaited."""
     kind = type(verifier)
     return kind.begin is not Verifier.begin or (kind.averify is not Verifier.averify and kind.judge is Verifier.judge)
 
@@ -289,11 +276,11 @@ def _no_verdict(verifier: Verifier, given: object) -> Verdict:
 
 
 def text_of(answer: object) -> str:
-    """What must be a text, if it is one.
+    """Return the value if it is a string; raise TypeError otherwise.
 
     >>> text_of("4")
     '4'
     """
     if not isinstance(answer, str):
-        raise TypeError(f"it gave {answer!r:.80}, not a text")
+        raise TypeError(f"it returned {answer!r:.80}, not a text")
     return answer

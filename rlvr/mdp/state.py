@@ -1,4 +1,4 @@
-"""The state of one conversation, and where in it the policy acted."""
+"""The state of one conversation, and the positions of the policy's tokens."""
 
 from __future__ import annotations
 
@@ -13,40 +13,36 @@ from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
 
 OVER = Heard(over=True)
-"""What is heard of an environment that takes no part in conversations."""
+"""The step result of an environment that is not interactive."""
 
 
 @dataclass(slots=True)
 class State:
-    """One conversation under way.
-
-    >>> State(Task("t", user("2+2=")), tokens=[1, 6, 2], acted=[False, False, False]).end is None  # doctest: +SKIP
-    True
-    """
+    """The state of one conversation."""
 
     task: Task
     tokens: list[int]
     acted: list[bool]
     turns: list[Turn] = field(default_factory=list)
-    """The policy's turns so far, decoded once each."""
+    """The policy's decoded turns so far."""
     heard: list[Heard] = field(default_factory=list)
-    """What the session answered to each of them that was closed."""
+    """The session's reply to each completed turn."""
     lease: Lease | None = field(default=None, compare=False)
-    """The conversation's hold on its session; None where the environment takes no part in it."""
+    """The handle of the conversation's session; None if the environment is not interactive."""
     ending: Transcript | Verdict | None = None
-    """What is judged, once the session has been closed; a verdict where that could not be collected."""
+    """The transcript to verify, collected before the session is closed; a verdict if it could not be collected."""
     turn_start: int = 0
-    """Where in `tokens` the policy's present turn begins."""
+    """The position in `tokens` where the policy's current turn begins."""
     chosen: int = 0
-    """How many tokens the policy has chosen."""
+    """The number of tokens that the policy has generated."""
     end: End | None = None
     cut: str = ""
-    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own), `turn` (those of a turn), `window`, `time` or
-    `overlong` (the others of its group are over, and it has as many turns as they)."""
+    """The limit that ended the conversation: `turns`, `tokens` (of the policy), `turn` (the tokens of one turn), `window`, `time` or
+    `overlong` (the rest of its group is done, and it has as many turns as the longest of them)."""
     enough_turns: int = 0
-    """After so many turns it ends where the policy would have another: the others of its group are over. 0: no such limit."""
+    """The turn limit of the last conversation of a group, once the others are done; 0 if there is none."""
     late: bool = False
-    """Whether its time is up: it ends where the policy would have another turn."""
+    """True if the episode timeout has passed; the conversation then ends before the policy's next turn."""
 
     @property
     def said(self) -> list[str]:
@@ -54,17 +50,13 @@ class State:
         return [turn.text for turn in self.turns]
 
     def close(self) -> None:
-        """Close the session of a conversation that is over or abandoned. Any number of times."""
+        """Close the session. May be called more than once."""
         if self.lease is not None:
             self.lease.close()
 
 
 def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
-    """Where the tokens of each of the policy's turns stand.
-
-    >>> turns_of(State(Task("t", user("2+2=")), [1, 9, 0, 2, 8], [False, True, True, False, True]), frozenset({0}))  # doctest: +SKIP
-    [[1, 2], [4]]
-    """
+    """Return the token positions of each policy turn."""
     turns: list[list[int]] = [[]]
     for place in (place for place, own in enumerate(state.acted) if own):
         if turns[-1] and (state.tokens[turns[-1][-1]] in stops or place > turns[-1][-1] + 1):
@@ -74,15 +66,11 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
 
 
 def earned_by(state: State, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
-    """What each token is paid if a score was earned in parts: each part on the token that completed it.
-
-    >>> earned_by(state, Verdict(1.0, earned=(Earned(0, 0.25), Earned(-1, 0.75))), tokenizer)                   # doctest: +SKIP
-    [0.0, 0.25, 0.75]
-    """
+    """Compute the reward of each token from step rewards: each amount is paid on the token that completes its position."""
     rewards, turns = [0.0] * len(state.tokens), turns_of(state, tokenizer.stop_ids)
     for part in verdict.earned:
         if not -len(turns) <= part.turn < len(turns):
-            raise ValueError(f"something was earned in turn {part.turn}, and there were {len(turns)}")
+            raise ValueError(f"a step reward is for turn {part.turn}, and there were {len(turns)}")
         places = turns[part.turn]
         said = [state.tokens[place] for place in places]
         if part.characters is None:
@@ -94,5 +82,5 @@ def earned_by(state: State, verdict: Verdict, tokenizer: Tokenizer) -> list[floa
 
 
 def last_acted(acted: Sequence[bool]) -> int:
-    """The position of the policy's last token, where a terminal reward is paid."""
+    """Return the position of the policy's last token, where a terminal reward is paid."""
     return len(acted) - 1 - list(reversed(acted)).index(True)

@@ -5,7 +5,7 @@
     bytes               UTF-8 bytes: any text survives the round trip
     PATH or ORG/NAME    a folder with a Hugging Face tokenizer, or a model of the Hub
 
-All of them are append-only: a conversation is never rendered again, so earlier tokens cannot change.
+All tokenizers are append-only: a conversation is never re-rendered, so earlier tokens cannot change.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ SPECIALS = ("<eos>", "<user>", "<policy>", "<unk>")
 
 
 class _Marked:
-    """The common part of both: four special ids, and turns marked by <user> and <policy>."""
+    """The base of the built-in tokenizers: four special ids, and turns marked by <user> and <policy>."""
 
     stop_ids = frozenset({EOS})
     eos_id = EOS
     dialect = "line"
-    """How calls of tools are written."""
+    """The name of the tool call format."""
 
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The conversation so far, up to the policy's next turn. Tools come first, one line of JSON each."""
+        """Render the conversation up to the policy's next turn. Tools come first, as one line of JSON each."""
         ids = [USER, *self.encode("\n".join(map(json.dumps, tools)))] if tools else []
         for message in messages:
             ids += [POLICY if message["role"] == "assistant" else USER, *self.encode(message["content"])]
@@ -48,7 +48,7 @@ class _Marked:
         return [*ids, POLICY]
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """The environment's reply, and the mark that starts the policy's turn."""
+        """Render the environment's reply, and the mark that starts the policy's turn."""
         ids: list[int] = []
         for message in heard(said):
             ids += [USER, *self.encode(message["content"])]
@@ -71,11 +71,11 @@ class CharTokenizer(_Marked):
         self._chars = ["", "\ufffd", "\ufffd", "\ufffd", *alphabet]
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids; a character outside the alphabet becomes <unk>."""
+        """Convert text to ids; a character outside the alphabet becomes <unk>."""
         return [self._ids.get(char, UNKNOWN) for char in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; stop ids are left out, the other special ids show as replacement characters."""
+        """Convert ids to text, without stop ids; other special ids become replacement characters."""
         return "".join([self._chars[i] for i in ids])
 
 
@@ -89,16 +89,16 @@ class ByteTokenizer(_Marked):
     vocab_size = len(SPECIALS) + 256
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids."""
+        """Convert text to ids."""
         return [len(SPECIALS) + byte for byte in text.encode("utf-8", "surrogatepass")]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; bytes that are not valid UTF-8 show as replacement characters."""
+        """Convert ids to text; invalid UTF-8 becomes replacement characters."""
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
 def tokenizer_from(spec: str) -> Tokenizer:
-    """The tokenizer that a configuration names.
+    """Load the tokenizer that a configuration names.
 
     >>> tokenizer_from("chars:01").vocab_size
     6

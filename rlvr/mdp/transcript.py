@@ -1,6 +1,6 @@
-"""A conversation as messages: from its state, from the record of its session, or from the tokens of a stored row.
+"""Convert a conversation to messages: from its state, from the record of its session, or from the tokens of a stored row.
 
-From tokens nothing is guessed: if this tokenizer renders the prompt or a reply differently, the conversation cannot be read.
+Tokens are decoded strictly: if this tokenizer renders the prompt or a reply differently, there is no result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ MARK = "0"
 
 
 def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
-    """The messages after the prompt: the policy's turns and the environment's replies, alternating; None if they cannot be read back.
-
-    >>> messages_of({"prompt": user("2+2="), "tokens": [1, 6, 14, 6, 15, 2, 8, 0], "acted": [0] * 6 + [1, 1]}, tokenizer)  # doctest: +SKIP
-    [{'role': 'assistant', 'content': '4'}]
-    """
+    """Decode the messages after the prompt: alternating policy turns and replies; None if the tokens do not match the tokenizer."""
     try:
         given = tokenizer.render(row["prompt"])
         if row["tokens"][: len(given)] != given:
@@ -50,7 +46,7 @@ def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, 
 
 
 def said_so_far(state: State) -> Said | None:
-    """A conversation that has tools or an opening, as messages; None for any other, whose tokens say it all."""
+    """Build the chat prompt of a conversation with tools or initial messages; None for others, whose tokens are sufficient."""
     lease = state.lease
     if lease is None or not (lease.tools or lease.opening):
         return None
@@ -58,7 +54,7 @@ def said_so_far(state: State) -> Said | None:
 
 
 def recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The messages after the prompt, up to the policy's last turn, from the record of a session; None if it has no turns.
+    """Load the messages after the prompt, up to the policy's last turn, from a session record; None if it has no turns.
 
     >>> recorded_messages({"turns": [{"text": "4"}], "heard": [{"messages": [], "over": True}]})
     [{'role': 'assistant', 'content': '4'}]
@@ -70,7 +66,7 @@ def recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def messages_between(opening: Sequence[Message], turns: Sequence[Turn], heard: Sequence[Heard]) -> list[dict[str, Any]]:
-    """The opening, then the policy's turns and what was answered to each, in the format of chat servers.
+    """Build the initial messages, policy turns and replies in the format of chat servers.
 
     >>> messages_between((), [Turn("4", content="4")], [])
     [{'role': 'assistant', 'content': '4'}]
@@ -89,7 +85,7 @@ def messages_between(opening: Sequence[Message], turns: Sequence[Turn], heard: S
 
 
 def server_id(call: str) -> str:
-    """The id of a call in nine letters and digits, as some servers want it.
+    """Convert the id of a call to nine letters and digits, as some servers require.
 
     >>> server_id("2.1")
     'call00201'
@@ -103,7 +99,7 @@ def _arguments(call: Call) -> str:
 
 
 def tokenizer_of(spec: str) -> Tokenizer | None:
-    """The tokenizer that a stored run names; None if it is not on this machine. Policies without a tokenizer use bytes."""
+    """Load the tokenizer of a stored run; None if it is not on this machine. Policies without a tokenizer use bytes."""
     try:
         return tokenizer_from(spec if spec.startswith(("chars", "bytes")) or Path(spec).is_dir() else "bytes")
     except (RlvrError, OSError):

@@ -5,10 +5,9 @@
 >>> observations, infos = envs.reset(seed=[7, 7, 8, 8])                                       # doctest: +SKIP
 >>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())   # doctest: +SKIP
 
-Step by step it returns exactly what `SyncVectorEnv` over the same environments would: Gymnasium's own class does the
-batching and the automatic resets. The difference is the time: k answers that end in one step take about as long as one
-verification. Environments with equal seeds get equal tasks, episode after episode, since every reset draws one number: so
-`seed=[7, 7, 8, 8]` makes two groups of two that stay groups.
+It returns exactly the results of `SyncVectorEnv` over the same environments, which does the batching and the automatic resets. But
+verification is parallel: k answers that end in one step take about as long as one verification. Environments with equal seeds get
+equal tasks in every episode, so `seed=[7, 7, 8, 8]` makes two groups of two.
 
 In the default mode `NextStep`, the step after an end ignores its action and returns the start of the next episode with
 reward 0.0: exclude that transition from training. `SameStep` puts the end into `final_obs` and `final_info`. `Disabled`
@@ -34,7 +33,7 @@ from rlvr.task import Verdict
 
 
 class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A TokenEnv whose token is already appended and judged: its step only returns the result."""
+    """Wraps a TokenEnv whose token is already appended and verified; `step` only returns the result."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         env: Any = self.env
@@ -73,7 +72,7 @@ class TokenVectorEnv(SyncVectorEnv):
         self._pool = Judges(min(workers, num_envs))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Append one token to every running episode, judge those that ended in parallel, and return the batch."""
+        """Append one token to every running episode, verify the finished ones in parallel, and return the batch."""
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,):
             raise EnvError(f"actions have the shape {chosen.shape}; allowed: one token id for each of the {self.num_envs} environments")
@@ -100,14 +99,14 @@ class TokenVectorEnv(SyncVectorEnv):
         return late(self.deadline_s)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the pool, the environment and its verifier; a hanging verifier is not waited for."""
+        """Close the executor, the environment and its verifier, without waiting for a hanging verifier."""
         if hasattr(self, "_pool"):
             self._pool.close()
         super().close_extras(**kwargs)
 
 
 def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
-    """Gymnasium's own values, or the names of its members: "NextStep" and "next_step" are the same."""
+    """Parse an autoreset mode: a Gymnasium member, its value ("NextStep") or its name ("next_step")."""
     if isinstance(wanted, AutoresetMode):
         return wanted
     known = {name: mode for mode in AutoresetMode for name in (mode.value, mode.name.lower())}
@@ -117,7 +116,7 @@ def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
 
 
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
-    """The entry point of `gymnasium.make_vec`: settings of neither the vector nor TokenEnv go to the environment."""
+    """Build a TokenVectorEnv, as the entry point of `gymnasium.make_vec`; unknown settings are passed to the environment."""
     own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "deadline_s") if key in kwargs}
     settings, rest = token_env_settings(kwargs)
     return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)

@@ -1,1 +1,1 @@
-"""What samplers and the learner share of a model: weights, attention, batches, reward models."""
+"""Model code shared by samplers and the learner: weights, attention, batches, reward models."""

@@ -1,10 +1,10 @@
-"""Attention computed by a layout: the caller, and not the model, decides where tokens are in memory.
+"""Attention computed by a layout object, which defines where tokens are in memory.
 
-The learner packs rows into one line; the sampler keeps keys and values in slots. Both pass their layout to the model as the
-keyword `rlvr_layout`, the model passes it on to this attention, and the layout computes the output. Without a layout
-(generation, evaluation) this is PyTorch's own attention. It needs a model that passes keyword arguments on (the usual families
-do) and has no other exchange between tokens; a sliding window or a soft cap on scores needs a layout that computes them, and a model
-that names them in the call. `adopt` tests it.
+The learner packs rows into one sequence; the sampler keeps a KV cache in slots. Both pass their layout to the model as the keyword
+argument `rlvr_layout`, the model forwards it to this attention function, and the layout computes the output. Without a layout
+(generation, evaluation) this is PyTorch's own attention. Requirements: the model forwards keyword arguments (the usual families do) and
+has no other exchange between tokens. A sliding window or a soft cap needs a layout that supports it, and a model that passes it as an
+argument. `enable_layout` tests all of this.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ NAME = "rlvr_layout"
 
 
 class Layout(Protocol):
-    """An object that computes attention for its own arrangement of tokens.
-
-    >>> Layout.attend                                                           # doctest: +SKIP
-    """
+    """An object that computes attention for its own arrangement of tokens."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Queries, keys and values are [rows, heads, length, size]; the output is [rows, length, heads, size].
+        """Compute attention: queries, keys and values are [rows, heads, length, size]; the output is [rows, length, heads, size].
 
-        A layout that computes a sliding window or a soft cap too names them in an attribute `shapes`, and gets them as keywords.
+        A layout that supports a sliding window or a soft cap names them in its attribute `shapes`, and receives them as keywords.
         """
         ...
 
@@ -38,7 +35,7 @@ class Layout(Protocol):
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, rlvr_layout: Layout | None = None, **kwargs: Any
 ) -> tuple[Tensor, Any]:
-    """The attention function that a model calls instead of PyTorch's."""
+    """Compute attention with the layout, or with PyTorch's attention if there is none. Models call this function."""
     if rlvr_layout is None:
         return cast(tuple[Tensor, Any], sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
     shape = {name: kwargs[name] for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None}
@@ -60,14 +57,14 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def handed(layout: Layout, positions: Tensor) -> dict[str, Any]:
-    """The arguments of a model's forward pass, except the tokens."""
-    # a mask of four dimensions is passed on unchanged: the model builds none, and the layout needs none
+    """Build the keyword arguments of a model's forward pass with a layout."""
+    # a 4-D mask prevents the model from building one; the layout needs none
     nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=positions.device)
     return {"position_ids": positions, "attention_mask": nothing, "rlvr_layout": layout, "use_cache": False}
 
 
 class Alone:
-    """A layout in which every token attends only to itself; it records which layers attended. For tests of a model.
+    """A layout in which every token attends only to itself; it records the layers that attended. Used to test models.
 
     >>> Alone().layers
     set()
@@ -76,12 +73,12 @@ class Alone:
     def __init__(self) -> None:
         self.layers: set[int] = set()
         self.windows: set[int] = set()
-        """The layers that named a sliding window."""
+        """The layers that passed a sliding window."""
 
     shapes = {"sliding_window", "softcap"}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, **shape: Any) -> Tensor:
-        """The value of the token itself."""
+        """Return the value of the token itself."""
         self.layers.add(layer)
         if shape.get("sliding_window"):
             self.windows.add(layer)
@@ -90,9 +87,9 @@ class Alone:
 
 @torch.enable_grad()
 def mixes_elsewhere(model: Any) -> str:
-    """Detect whether tokens of a model influence each other outside of attention; '' if they do not.
+    """Find out whether tokens of a model influence each other outside of attention; return the reason, or '' if they do not.
 
-    A state along the line (a convolution, a recurrence) would continue from one packed row into the next, and would be lost
+    A state along the sequence (a convolution, a recurrence) would leak from one packed row into the next, and would be lost
     between two sampling steps. In a new model its effect on the output is small, so the gradient is tested: with every token
     attending only to itself, the gradient of one token's logits with respect to another token must be exactly 0.
     """
@@ -115,14 +112,14 @@ def mixes_elsewhere(model: Any) -> str:
     if silent := sorted(set(range(layers)) - layout.layers):
         return f"{len(silent)} of its {layers} layers (such as {silent[0]}) do not call the attention function as a layout needs it"
     if unnamed := [layer for layer, kind in enumerate(hidden_kinds(config)) if kind and layer not in layout.windows]:
-        return f"its layer {unnamed[0]} hides distant tokens ({hidden_kinds(config)[unnamed[0]]}) without naming the window in the call"
+        return f"its layer {unnamed[0]} hides distant tokens ({hidden_kinds(config)[unnamed[0]]}) without passing the window as an argument"
     [slopes] = torch.autograd.grad(logits[0, here].float().square().sum(), kept[:1])
     elsewhere = [place for place in range(length) if place != here and bool((slopes[0, place] != 0).any())]
     return "its tokens influence each other outside of attention (a convolution or a recurrent state)" if elsewhere else ""
 
 
 def hidden_kinds(config: Any) -> list[str]:
-    """For each layer the kind of its attention if it does not see all tokens before it, else ''.
+    """Return, for each layer, the kind of its attention if it is local, else ''.
 
     A window may be longer than the few tokens that a model is tested with, so it is read from the configuration.
     """
@@ -131,14 +128,14 @@ def hidden_kinds(config: Any) -> list[str]:
 
 
 def alike(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two computations of log-probabilities or logits agree up to rounding in the model's precision."""
+    """Return whether two computations of log-probabilities or logits agree up to rounding in the model's precision."""
     room = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
     return bool(torch.allclose(found, expected, rtol=0.0, atol=room * (1 + float(expected.abs().max()))))
 
 
 @torch.no_grad()
 def adopt(model: Any, truth: Callable[[], Tensor], trial: Callable[[], Tensor], dtype: torch.dtype | None = None) -> str:
-    """Enable layouts in the model if `trial`, which uses one, agrees with `truth`; returns '', or the reason why not.
+    """Enable layouts in the model if `trial`, which uses one, agrees with `truth`; return '', or the reason why not.
 
     `dtype`: the precision of the computation, if it is not that of the weights.
     """

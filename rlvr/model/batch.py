@@ -1,8 +1,8 @@
 """Rows of tokens as tensors, divided into micro-batches by a token budget.
 
-A loss needs one flat vector with an entry per *acted* token; prompts, environment tokens and padding have no entry. A
-micro-batch knows where in the model's output each of its entries is predicted (`source`) and its position in the flat
-vectors of the whole step (`take`). So every loss is written once, for any layout.
+A loss uses flat vectors with one entry per *policy* token; prompts, environment tokens and padding have no entry. A micro-batch
+stores where in the model's output each entry is predicted (`source_positions`), and its position in the flat vectors of the step
+(`entry_positions`). So a loss does not depend on padding or packing.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Batch:
     input_ids: Tensor
     """[rows, length], padded on the right; under causal attention no real token attends to the padding, so no mask is needed."""
     count: int
-    """How many rows there are."""
+    """The number of rows."""
     source: Tensor
-    """[entries], where in `input_ids.view(-1)` each entry's token is predicted."""
+    """[entries], the position in `input_ids.view(-1)` whose output predicts each entry's token."""
     target: Tensor
-    """[entries], the token that was chosen there."""
+    """[entries], the token of each entry."""
     row: Tensor
-    """[entries], which row each entry belongs to."""
+    """[entries], the row of each entry."""
     take: Tensor
-    """[entries], each entry's position in the step's flat vectors; on the CPU, where these vectors are."""
+    """[entries], each entry's position in the step's flat vectors; on the CPU, like these vectors."""
     layout: Any = None
-    """How a line of packed tokens attends (see `rlvr.learn.update.packing`); None for padded rows."""
+    """The attention layout of packed tokens (see `rlvr.learn.update.packing`); None for padded rows."""
 
 
 class Rows:
-    """All rows of a step: their tokens, which of them were acted, and the position of each row's entries in the flat vectors.
+    """All rows of a step: their tokens, action masks, and the position of each row's entries in the flat vectors.
 
     >>> Rows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).entries
     3
@@ -57,25 +57,25 @@ class Rows:
         self.places = [np.flatnonzero(np.asarray(row, dtype=bool)) for row in acted]
         self.trained = np.array([len(p) for p in self.places], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.trained)])
-        # the last acted token is only predicted: it and everything after it is not an input
+        # the last policy token is only predicted: it and everything after it is not an input
         self.inputs = np.array([p[-1] if len(p) else 0 for p in self.places], dtype=np.int64)
 
     @property
     def entries(self) -> int:
-        """The total number of acted tokens."""
+        """The total number of policy tokens."""
         return int(self.starts[-1])
 
     def flat(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Values per token, aligned with the rows, as one entry per acted token."""
+        """Flatten values per token to one entry per policy token."""
         parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(values, self.places, strict=True)]
-        return torch.from_numpy(np.concatenate([np.zeros(0), *parts])).to(dtype)  # of no rows, an empty one
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts])).to(dtype)  # also works without rows
 
     def repeat(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        """One number per row, repeated for each of its entries."""
+        """Repeat one number per row for each of its entries."""
         return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.trained)).to(dtype)
 
     def nested(self, flat: Tensor) -> list[list[float]]:
-        """The inverse of `flat`: one list per row over all its tokens, 0.0 where the policy did not act."""
+        """Invert `flatten`: one list per row over all its tokens, 0.0 at non-policy tokens."""
         values = flat.detach().double().cpu().numpy()
         out = []
         for i, places in enumerate(self.places):
@@ -85,12 +85,12 @@ class Rows:
         return out
 
     def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row is a micro-batch of its own)."""
+        """Yield the chosen rows as micro-batches of at most `budget` computed tokens (a longer row is a micro-batch of its own)."""
         for rows in self.plan(chosen, budget):
             yield self.padded(rows, device)
 
     def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
-        """Rows grouped into micro-batches by similar length, so that there is little padding."""
+        """Group rows into micro-batches by similar length, to reduce padding."""
         order = sorted((i for i in chosen if self.trained[i]), key=lambda i: (-int(self.inputs[i]), i))
         bins, widest = list[list[int]](), 0
         for i in order:
@@ -101,7 +101,7 @@ class Rows:
         return bins
 
     def padded(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Batch:
-        """These rows as one micro-batch, padded on the right to the longest."""
+        """Build one micro-batch from rows, padded on the right to the longest."""
         lengths = self.inputs[list(rows)]
         width = int(lengths.max())
         ids = np.zeros((len(rows), width), dtype=np.int64)
@@ -110,7 +110,7 @@ class Rows:
         return self.laid(rows, ids, [r * width + self.places[i] - 1 for r, i in enumerate(rows)], device)
 
     def laid(self, rows: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None) -> Batch:
-        """These rows as one micro-batch, given the arranged tokens and where in them each row's entries are predicted."""
+        """Build one micro-batch from rows, given the arranged tokens and the positions that predict each row's entries."""
         target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
         row = np.repeat(np.arange(len(rows)), self.trained[list(rows)])
         take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])

@@ -1,8 +1,8 @@
-"""Decoder layers compiled with `torch.compile`, one program for all layers of a model.
+"""Decoder layers compiled with `torch.compile`, one compiled function for all layers of a model.
 
-Norm, rotary embedding, gate and residual of a layer become a few kernels. Attention stays outside: it is computed by a layout
-(`rlvr.model.attention`), which is Python. A compiled layer is used inside `running` only, which is the learner's forward pass; the
-sampler runs the same model with other shapes at every token, and would compile anew.
+Norm, rotary embedding, gate and residual of a layer are fused into a few kernels. Attention is not compiled: it is computed by a layout
+(`rlvr.model.attention`) in Python. Compiled layers are used only inside `use_compiled_layers`, in the learner's forward pass. The sampler
+runs the same model with new shapes at every token, and would trigger recompilation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 ROOM, LOW_ROOM = 1e-5, 0.05
-"""How much log-probabilities may differ, relative to the largest: in float32, and in 16 bits."""
+"""The tolerance of log-probabilities, relative to the largest: in float32, and in 16 bits."""
 BACKEND = "inductor"
 _RUNNING: ContextVar[bool] = ContextVar("rlvr_compiled_layers", default=False)
 _PROGRAMS: dict[type, Callable[..., Any]] = {}
 _FAILED: dict[type, str] = {}
-"""The kinds of layers that could not be compiled after all, and why: they run as they are written."""
+"""The layer classes that failed to compile, and why; they run uncompiled."""
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def running() -> Iterator[None]:
 
 
 def chosen(layer: nn.Module) -> Callable[..., Any]:
-    """The forward pass of a layer without its module: compiled or not, as it is now. A recomputation uses the same one."""
+    """Return the forward function of a layer, compiled or not. A recomputation in the backward pass uses the same one."""
     plain: Callable[..., Any] = type(layer).forward
     if not _RUNNING.get() or not getattr(layer, "rlvr_compiled", False) or type(layer) in _FAILED:
         return plain
@@ -46,13 +46,13 @@ def chosen(layer: nn.Module) -> Callable[..., Any]:
 
 
 def _guarded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The compiled forward pass; the plain one from the first time that a compilation fails."""
+    """Run the compiled forward function, or the plain one if compilation has failed."""
     kind = type(layer)
     if kind not in _PROGRAMS:
         _PROGRAMS[kind] = torch.compile(kind.forward, dynamic=True, backend=BACKEND)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of its own internals here
+            warnings.simplefilter("ignore")  # internal warnings of torch
             return _PROGRAMS[kind](layer, *args, **kwargs)
     except Exception as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -66,19 +66,19 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_layers(model: nn.Module, score: Callable[[], Tensor], precision: str = "no") -> str:
-    """Compile the decoder layers of a model; '' if it fits, else the reason, and the layers stay as they are.
+    """Compile the decoder layers of a model; return '', or the reason why they stay uncompiled.
 
     `score` computes some log-probabilities, with autocast to `precision`; they are compared with and without compilation, and
     differentiated once.
     """
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        return f"a {type(model).__name__} has no decoder layers that are known"
+        return f"a {type(model).__name__} has no known decoder layers"
     with torch.no_grad():
         truth = score().float()
     for layer in layers:
         layer.rlvr_compiled = True
-        if "forward" not in vars(layer):  # else it is recomputed in the backward pass, and asks `chosen` itself
+        if "forward" not in vars(layer):  # otherwise gradient checkpointing has set it, and calls `select_forward` itself
             layer.forward = MethodType(_forward, layer)  # bound: a copy of the model gets its own
     wide = precision == "no" and next(model.parameters()).dtype == torch.float32
     reason = _tried(model, layers, score, truth, ROOM if wide else LOW_ROOM)

@@ -1,7 +1,7 @@
-"""What a device gets: precision, tokens at a time, tiles of the output head, optimizer, attention and copies.
+"""Device-dependent defaults: precision, tokens per forward pass, tiles of the output head, optimizer and copies.
 
-Every choice that depends on the device is made here and printed before a run. A CPU has small caches and no kernels for packed
-rows; an accelerator has much memory, and waits for the CPU at every launch and every copy.
+All of these choices are printed before a run. A CPU has small caches and no kernels for packed rows; an accelerator has much memory, and
+waits for the CPU at every launch and every copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tokens = int | Literal["auto"]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a kind of device gets unless the configuration says otherwise.
+    """The defaults of a kind of device.
 
     >>> defaults_of(torch.device("cpu")).tokens_per_microbatch
     4096
@@ -25,14 +25,14 @@ class Defaults:
     mixed_precision: Literal["no", "bf16"]
     tokens_per_microbatch: int
     head_logits: int
-    """How many logits the output head computes at a time."""
+    """The maximum number of logits that the output head computes at a time."""
     fused_optimizer: bool
-    """AdamW as one kernel, without temporary tensors of the size of the weights."""
+    """Use fused AdamW, without temporary tensors of the size of the weights."""
     tf32: bool
     """Products of float32 matrices in TensorFloat-32."""
     deterministic: bool
     sampled_between_looks: int
-    """After how many tokens the hf sampler looks which answers have ended. Each look waits for the device."""
+    """The number of tokens between two stop checks of the hf sampler. Each check synchronizes with the device."""
 
 
 ON_CPU = Defaults(
@@ -42,7 +42,7 @@ ON_CPU = Defaults(
 
 
 def defaults_of(device: torch.device) -> Defaults:
-    """What this device gets. Tokens and logits fit the cache of a CPU; on an accelerator they are few, large kernels."""
+    """Return the defaults of a device. Sizes fit the cache of a CPU, or give few, large kernels on an accelerator."""
     if device.type == "cpu":
         return ON_CPU
     cuda = device.type == "cuda"
@@ -58,14 +58,14 @@ def defaults_of(device: torch.device) -> Defaults:
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Whether an accelerator has bfloat16 in hardware; a card that is only planned for has it."""
+    """Return whether an accelerator supports bfloat16 in hardware; assumed True for planned, absent devices."""
     if device.type == "cuda":
         return not torch.cuda.is_available() or bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "xpu"
 
 
 def precision_of(asked: str, device: torch.device, dtype: str = "float32") -> str:
-    """The mixed precision of a run, for `train.mixed_precision` and the precision of the weights.
+    """Resolve `train.mixed_precision`, given the device and the precision of the weights.
 
     >>> precision_of("auto", torch.device("cpu"))
     'no'
@@ -76,7 +76,7 @@ def precision_of(asked: str, device: torch.device, dtype: str = "float32") -> st
 
 
 def tokens_of(asked: Tokens, device: torch.device) -> int:
-    """The tokens of a forward pass, for `train.max_tokens_per_microbatch`.
+    """Resolve `train.max_tokens_per_microbatch` for a device.
 
     >>> tokens_of("auto", torch.device("cpu")), tokens_of(100, torch.device("cpu"))
     (4096, 100)
@@ -85,13 +85,13 @@ def tokens_of(asked: Tokens, device: torch.device) -> int:
 
 
 def copied(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A tensor of this process on a device. To CUDA it is copied from page-locked memory, without waiting for the device."""
+    """Copy a tensor to a device; to CUDA asynchronously, from page-locked memory."""
     to_cuda = torch.device(device).type == "cuda"
     return tensor.pin_memory().to(device, non_blocking=True) if to_cuda else tensor.to(device)
 
 
 def told(config: Any, device: torch.device, mixed_precision: str) -> str:
-    """One line about the precision and the sizes that a run got, for its banner; `auto` marks what the device decided."""
+    """Describe the precision and the sizes of a run in one line; `auto` marks device defaults."""
     train, own = config.train, defaults_of(device)
     computed = {"no": config.model.dtype, "bf16": "bfloat16", "fp16": "float16"}[mixed_precision]
     parts = [f"weights in {config.model.dtype}", f"computed in {computed}" + (" (auto)" if train.mixed_precision == "auto" else "")]

@@ -1,6 +1,6 @@
 """The device and the precision in which a model computes.
 
-Training leaves this to accelerate; `rlvr eval` and `rlvr doctor` have a model without a trainer.
+Training leaves this to accelerate; `rlvr eval` and `rlvr doctor` use a model without a trainer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ON = {"1", "true", "yes", "on", "y", "t"}
 
 
 def accelerator() -> torch.device | None:
-    """The accelerator that torch would use on this machine; None without one."""
+    """Return the accelerator that torch uses on this machine; None without one."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def device_from(name: str | None = None) -> torch.device:
-    """The device with this name; None: the accelerator, or the CPU without one or if ACCELERATE_USE_CPU is set.
+    """Return the device with this name; None: the accelerator, or the CPU without one or if ACCELERATE_USE_CPU is set.
 
     >>> device_from("cpu")
     device(type='cpu')
@@ -49,7 +49,7 @@ def computing_in(model: Any, precision: str | None) -> AbstractContextManager[An
 
 
 def trained_in(model: Any, mixed_precision: str, device: torch.device) -> str:
-    """The precision in which a trainer computes, and its sampler should too; on a CPU the precision of the weights.
+    """Return the compute precision of a trainer, for its sampler too; on a CPU the precision of the weights.
 
     >>> from types import SimpleNamespace
     >>> trained_in(SimpleNamespace(dtype=torch.float32), "bf16", torch.device("cuda"))
@@ -69,7 +69,7 @@ def free_cached_memory() -> None:
 
 
 def device_random_state(state: torch.Tensor | None = None) -> torch.Tensor | None:
-    """The random state of the accelerator, if there is one; `state`: restore this one first."""
+    """Return the random state of the accelerator, if there is one; restore `state` first if given."""
     if (found := accelerator()) is None:
         return None
     module: Any = getattr(torch, found.type)

@@ -1,4 +1,4 @@
-"""Weights that are whole in this process, as a sampler receives them."""
+"""The `Weights` of a model that is complete in this process."""
 
 from __future__ import annotations
 
@@ -16,27 +16,23 @@ T = TypeVar("T")
 
 
 class Plain(Weights):
-    """A model that this process holds completely.
-
-    >>> Plain(model).model() is model                                   # doctest: +SKIP
-    True
-    """
+    """The weights of an unsharded model without an adapter."""
 
     def __init__(self, model: Any, *, once: Callable[[Callable[[], Any]], Any] | None = None) -> None:
-        """`once` runs something in the main process of several; None: there is one."""
+        """`once` runs a function in the main process only; None for a single process."""
         self._model, self._once = model, once
 
     @property
     def structure(self) -> Any:
-        """The model itself."""
+        """The model itself; it may be run."""
         return self._model
 
     def model(self) -> Any:
-        """The model itself: nothing is copied."""
+        """Return the model itself, without a copy."""
         return self._model
 
     def save(self, folder: Path, dtype: str | None = None) -> None:
-        """Write it as transformers does."""
+        """Save the model with transformers."""
 
         def written() -> None:
             self._model.save_pretrained(folder, state_dict=in_precision(self._model, dtype))
@@ -44,16 +40,16 @@ class Plain(Weights):
         self.once(written)
 
     def shapes(self, dtype: str | None = None) -> dict[str, Any]:
-        """Names, types and shapes."""
+        """Return names, dtypes and shapes of the saved tensors."""
         return announced(self._model, self._named(), dtype)
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """The model's own tensors; those in another precision are copies, one at a time."""
+        """Yield the model's own tensors; converted ones are copies, one at a time."""
         for name, tensor in self._named():
             yield from as_saved(self._model, name, lowered(tensor.detach(), dtype)).items()
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tied weights come once, under their first name."""
+        """Yield all tensors; tied weights once, under their first name."""
         seen: set[int] = set()
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
@@ -61,18 +57,18 @@ class Plain(Weights):
                 yield name, tensor
 
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
-        """One forward pass."""
+        """Compute log-probabilities in one forward pass."""
         return trainer_scores(self._model, tokens, precision)
 
     def once(self, work: Callable[[], T]) -> T:
-        """Run it here, or in the main process if there are several."""
+        """Run `work` here, or in the main process if there are several."""
         result: T = work() if self._once is None else self._once(work)
         return result
 
 
 @torch.no_grad()
 def trainer_scores(model: Any, tokens: Sequence[int], precision: str | None = None) -> list[float]:
-    """The model's log-probability of each token except the first, from one forward pass in a precision."""
+    """Compute the log-probability of each token except the first, in one forward pass in a precision."""
     training = model.training
     model.eval()
     try:
@@ -86,14 +82,12 @@ def trainer_scores(model: Any, tokens: Sequence[int], precision: str | None = No
 
 
 def lowered(weight: torch.Tensor, dtype: str | None) -> torch.Tensor:
-    """A weight in the engine's precision. Vectors are not converted: they are small, and engines keep some of them (in routers
-    and state-space layers) in float32.
-    """
+    """Cast a matrix to the engine's precision. Vectors are not converted: engines keep some of them in float32."""
     return weight.to(getattr(torch, dtype)) if dtype and weight.is_floating_point() and weight.ndim > 1 else weight
 
 
 def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | None:
-    """The weights in the engine's precision, on the CPU: bfloat16 halves what is written and read. None if they are in it already."""
+    """Cast the weights to the engine's precision, on the CPU; None if they already have it."""
     if dtype is None or getattr(torch, dtype) == model.dtype:
         return None
     made: dict[tuple[int, torch.Size], torch.Tensor] = {}
@@ -107,7 +101,7 @@ def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | Non
 
 
 def announced(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
-    """Tensors with the names, types and shapes that they have in a model's files, without their values."""
+    """Return meta tensors with the names, dtypes and shapes of a model's files."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in named:
         like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -116,9 +110,9 @@ def announced(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str 
 
 
 def as_saved(model: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """One tensor under the names of the file format: transformers keeps the experts of a layer as one tensor, files have them apart."""
+    """Convert one tensor to its file names: transformers fuses the experts of a layer, files store them separately."""
     try:
         loading: Any = importlib.import_module("transformers.core_model_loading")
-    except ModuleNotFoundError:  # transformers 4 has the names of the files
+    except ModuleNotFoundError:  # in transformers 4, names equal file names
         return {name: tensor}
     return dict(loading.revert_weight_conversion(model, {name: tensor}))

@@ -1,11 +1,11 @@
-"""Honesty: whether every way in which a model is computed gives the probabilities of its own plain forward pass.
+"""Numerics check: compare every way in which a model is computed with its own plain forward pass.
 
-The trainer computes rows padded or packed, the sampler one token at a time. Each of them relies on how a family of models attends, counts
-positions and keeps state, and a family that does otherwise would be trained on wrong probabilities without an error. So before a run a few
-short rows are computed in every way and compared with the plainest one: evaluation mode, one row at a time, nothing padded, no cache.
+The trainer computes padded or packed rows, the sampler one token at a time. Both make assumptions about a model family's attention,
+positions and state; if they are wrong, the model would be trained on wrong probabilities without an error. So before a run a few short
+rows are computed in every way and compared with a plain forward pass: evaluation mode, one row at a time, no padding, no cache.
 
-The rows have about 100 tokens together, and each way computes them at most three times: for a model of 0.5B parameters about 1 TFLOP.
-Neither the weights nor the random state change.
+The rows have about 100 tokens, and are computed at most three times in each way: about 1 TFLOP for a model of 0.5B parameters. Neither
+the weights nor the random state change.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rlvr.model.attention import NAME, Alone, handed
 from rlvr.model.batch import Rows
 
 Way = Callable[[Rows], Tensor]
-"""Computes the log-probability of every acted token of some rows, in the order of their entries."""
+"""Computes the log-probability of every policy token of some rows, in the order of their entries."""
 TRAINING = "rows in training mode"
 ROOM, LOW_ROOM = 1e-5, 2e-2
-"""How much log-probabilities may differ by rounding, relative to 1 plus the largest: in float32, and where products are rounded more."""
+"""The rounding tolerance of log-probabilities, relative to 1 plus the largest: in float32, and in lower precision."""
 LONGEST = 29
-"""The length of the longest row."""
+"""The maximum length of a test row."""
 RUN_LIMIT = 1e-4
-"""In a run in float32: how much sampler and trainer may differ on a token at temperature 1."""
+"""The allowed difference of sampler and trainer on a token, in a float32 run at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the table: a way of computing the model, and how far it is from the plain forward pass.
+    """One result of the check: a way of computing the model, and its difference from the plain forward pass.
 
     >>> Finding("packed rows", gap=2e-7, allowed=3e-5).ok
     True
@@ -47,26 +47,27 @@ class Finding:
 
     way: str
     gap: float | None = None
-    """How far apart the log-probabilities are (see `apart`); None if the row is no comparison, or the way is not used."""
+    """The difference of the log-probabilities (see `compute_difference`); None if nothing was compared."""
     allowed: float = 0.0
     note: str = ""
     wrong: bool = False
-    """Whether the note says what makes the model unusable."""
+    """True if `note` describes why the model cannot be used."""
 
     @property
     def ok(self) -> bool:
-        """Whether the model can be trained as far as this row goes."""
+        """Whether this check passed."""
         return not self.wrong and (self.gap is None or self.gap <= self.allowed)
 
     def record(self) -> dict[str, Any]:
-        """The row as plain JSON."""
+        """Return the result as plain JSON."""
         return asdict(self) | {"ok": self.ok}
 
 
 def material(model: Any, longest: int = LONGEST, *, changed: bool = False) -> Rows:
-    """Five rows: three answers to one prompt, and answers to a prompt of one token and to a longer one. `changed`: another first answer.
+    """Build five test rows: three answers to one prompt, and answers to a prompt of one token and to a longer one.
 
-    `longest`: what a row of the run may reach; a model may compute longer ones otherwise.
+    `longest`: the maximum row length of the run, because a model may compute longer rows differently. `changed`: use a different first
+    answer.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     longest = max(2, min(longest, LONGEST, getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST))
@@ -85,7 +86,7 @@ def material(model: Any, longest: int = LONGEST, *, changed: bool = False) -> Ro
 
 @torch.no_grad()
 def plain(model: Any, rows: Rows, temperature: float = 1.0) -> Tensor:
-    """The log-probabilities by the model's own forward pass, one row at a time."""
+    """Compute log-probabilities with the model's own forward pass, one row at a time."""
     found, device = list[Tensor](), next(model.parameters()).device
     for tokens, places in zip(rows.tokens, rows.places, strict=True):
         ids = torch.from_numpy(tokens).to(device)
@@ -97,17 +98,17 @@ def plain(model: Any, rows: Rows, temperature: float = 1.0) -> Tensor:
 
 
 def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products are computed in float32 or better."""
+    """Return whether products are computed in float32 or better."""
     return dtype in (torch.float32, torch.float64) and (device.type == "cpu" or torch.get_float32_matmul_precision() == "highest")
 
 
 def room_for(values: Tensor, exact: bool) -> float:
-    """How much two computations of these log-probabilities may differ by rounding."""
+    """Return the rounding tolerance between two computations of these log-probabilities."""
     return (ROOM if exact else LOW_ROOM) * (1 + float(values.abs().max()))
 
 
 def apart(a: Tensor, b: Tensor, exact: bool) -> float:
-    """The largest difference; in low precision the root of the mean square, because rounding alone can move one unlikely token far."""
+    """Return the maximum difference; in low precision the RMS, because rounding can change one unlikely token a lot."""
     gaps = (a.double().cpu() - b.double().cpu()).abs()
     gap = float(gaps.max() if exact else gaps.square().mean().sqrt())
     return float("inf") if math.isnan(gap) else gap
@@ -115,7 +116,7 @@ def apart(a: Tensor, b: Tensor, exact: bool) -> float:
 
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """The model in evaluation mode in this block; afterwards its mode and all random states are as they were."""
+    """Set evaluation mode in this block; restore the mode and all random states afterwards."""
     training, device = model.training, next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model.eval()
@@ -127,7 +128,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 @contextmanager
 def in_words(model: Any, what: str) -> Iterator[None]:
-    """ConfigError for whatever the code of a family raises while `what` is computed; memory that runs out is another matter."""
+    """Convert errors of a model's code to ConfigError, except out-of-memory errors; `what` is the operation."""
     try:
         yield
     except (RlvrError, torch.OutOfMemoryError):
@@ -145,9 +146,9 @@ def in_words(model: Any, what: str) -> Iterator[None]:
 def compared(
     model: Any, ways: Mapping[str, Way], *, temperature: float = 1.0, dtype: torch.dtype | None = None, longest: int = LONGEST
 ) -> Iterator[Finding]:
-    """A row for a second plain pass; and two for each way: against the plain pass, and whether a row depends on another.
+    """Yield one result for a second plain pass, and two for each way: against the plain pass, and for independence of rows.
 
-    `dtype`: what is computed in, if it is not the type of the weights. ConfigError if the model's own code cannot.
+    `dtype`: the compute precision, if it is not that of the weights. Raises ConfigError if the model's own code fails.
     """
     exact = is_exact(dtype or model.dtype, next(model.parameters()).device)
     rows, changed = material(model, longest), material(model, longest, changed=True)
@@ -165,19 +166,19 @@ def compared(
         if leak and experts(model):
             allowed, note = room, "experts get other tokens"
         elif leak and (noise := apart(way(rows)[others], found[others], exact=True)):
-            allowed, note = 10 * noise, "the same rows again differ too: this device adds up in any order"
+            allowed, note = 10 * noise, "repeating the same rows differs too: sums on this device have no fixed order"
         yield Finding(f"{name}, another row changed", leak, allowed, note)
 
 
 def experts(model: Any) -> bool:
-    """Whether a model has experts: then the last bits of a row depend on how many tokens of other rows an expert gets."""
+    """Return whether a model has experts; the last bits of a row then depend on the other rows of the batch."""
     names = (type(module).__name__.lower() for module in model.modules())
     return any("expert" in name or "moe" in name for name in names)
 
 
 @torch.no_grad()
 def attending(model: Any) -> Finding:
-    """How many layers call our attention, next to what the configuration calls its layers."""
+    """Count the layers that call the layout attention, compared to the configuration."""
     config, layout = model.config.get_text_config(), Alone()
     layers = int(config.num_hidden_layers)
     before = str(getattr(model.config, "_attn_implementation", ""))
@@ -196,7 +197,7 @@ def attending(model: Any) -> Finding:
 
 
 def endings(model: Any, tokenizer: Tokenizer) -> Finding:
-    """Whether an answer can end: the tokenizer's end ids against the model's, and against the ids that it can give."""
+    """Check that a completion can end: compare the tokenizer's stop ids with the model's, and with its vocabulary."""
     size = int(model.get_input_embeddings().weight.shape[0])
     known, own = tokenizer.stop_ids, set[int]()
     for source in (model.generation_config, model.config.get_text_config()):
@@ -213,7 +214,7 @@ def endings(model: Any, tokenizer: Tokenizer) -> Finding:
 
 
 def refusal(family: str, findings: Sequence[Finding], way_out: str = "") -> str:
-    """Why the model cannot be trained, in one sentence; '' if it can."""
+    """Return why the model cannot be trained, in one sentence; '' if it can."""
     for bad in (finding for finding in findings if not finding.ok):
         if bad.wrong:
             return f"a model of the family {family} cannot be trained: {bad.note}"
@@ -228,7 +229,7 @@ def refusal(family: str, findings: Sequence[Finding], way_out: str = "") -> str:
 
 
 def told(findings: Sequence[Finding]) -> str:
-    """One line for a banner: the largest difference of each way, and what is not used."""
+    """Format the results in one line: the difference of each way, attending layers, stop ids."""
     plain_pass = [f for f in findings if f.gap is not None and "," not in f.way and f.way != "a second pass"]
     gaps = ", ".join(f"{f.way} {f.gap:.0e}" for f in plain_pass)
     layers = [f"layers that attend {f.note}" for f in findings if f.way == "layers that attend"]
@@ -237,13 +238,13 @@ def told(findings: Sequence[Finding]) -> str:
 
 
 def run_limit(findings: Sequence[Finding], temperature: float) -> float:
-    """How much sampler and trainer may differ on a token in a run in float32: more only if the model itself rounds more."""
+    """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
     measured = max((f.gap for f in findings if f.gap is not None), default=0.0)
     return max(RUN_LIMIT, 20 * measured) / min(1.0, temperature)
 
 
 def check_window(mdp: TokenMDP, config: Any, longest: int, name: str = "this model") -> None:
-    """Check the window against a model's number of positions; beyond them a model fails or writes nonsense. `longest`: of the prompts."""
+    """Check that the context window fits a model's positions; `longest` is the length of the longest prompt."""
     settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
@@ -261,7 +262,7 @@ def check_window(mdp: TokenMDP, config: Any, longest: int, name: str = "this mod
 
 
 def rope_of(settings: Any) -> tuple[str, int]:
-    """How a model scales its positions, and how many it had before scaling; transformers 4 uses another name."""
+    """Return a model's RoPE scaling type, and its original number of positions."""
     rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
     original = rope.get("original_max_position_embeddings") or getattr(settings, "original_max_position_embeddings", None)
     return str(rope.get("rope_type", "")), int(original or 0)

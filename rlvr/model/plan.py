@@ -1,4 +1,4 @@
-"""The memory of a training run on each device, by arithmetic: weights, gradients, optimizer, reference, activations, logits, engine.
+"""Estimate the memory of a training run on each device: weights, gradients, optimizer, reference, activations, logits, engine.
 
 No weights are allocated: the model is built on the meta device, where tensors have shapes and no data.
 """
@@ -35,16 +35,16 @@ class Part:
 
     @property
     def gigabytes(self) -> float:
-        """Its size in units of 10^9 bytes."""
+        """The size in units of 10^9 bytes."""
         return round(self.bytes / 1e9, 3)
 
     def record(self) -> dict[str, Any]:
-        """The item as plain JSON."""
+        """Return the item as plain JSON."""
         return asdict(self)
 
 
 def skeleton(config: RunConfig) -> Any:
-    """The model of a run, without data."""
+    """Build the model of a run on the meta device."""
     try:
         if config.model.path is not None:
             family = AutoConfig.from_pretrained(folder_of(config.model.path, config.model.revision, weights=False))
@@ -60,7 +60,7 @@ def skeleton(config: RunConfig) -> Any:
 
 
 def planned(config: RunConfig, device: torch.device, *, processes: int = 1, sharded: bool = False, reference: bool = False) -> list[Part]:
-    """The memory of one device, largest first. `sharded`: FSDP2 over `processes`; `reference`: the algorithm needs a frozen copy."""
+    """Estimate the memory of one device, largest item first. `sharded`: FSDP2 over `processes`; `reference`: a frozen copy is needed."""
     model = skeleton(config)
     shape, own = model.config.get_text_config(), defaults_of(device)
     share = processes if sharded else 1
@@ -92,7 +92,7 @@ def planned(config: RunConfig, device: torch.device, *, processes: int = 1, shar
 
 
 def gathered(model: Any, size: int, size_of_rest: int) -> Part:
-    """What FSDP2 has whole at a time: two layers, the one that computes and the next; the gradient of one; embedding, norm and head."""
+    """Estimate what FSDP2 gathers at a time: the current and the next layer, the gradient of one, embedding, norm and head."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [sum(p.numel() for p in module.parameters()) for module in model.modules() if type(module).__name__ in names]
     largest, rest = max(layers, default=0), sum(p.numel() for p in model.parameters()) - sum(layers)
@@ -101,7 +101,7 @@ def gathered(model: Any, size: int, size_of_rest: int) -> Part:
 
 
 def adapted(model: Any, config: RunConfig) -> int:
-    """How many numbers an adapter has."""
+    """Count the parameters of the adapter."""
     assert config.model.lora is not None
     names, head = config.model.lora.target_modules, model.get_output_embeddings()
     layers = [(name.rpartition(".")[2], m) for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
@@ -109,8 +109,8 @@ def adapted(model: Any, config: RunConfig) -> int:
 
 
 def activations(model: Any, tokens: int, wide: int, size: int, *, checkpointing: bool) -> float:
-    """What the layers keep for the backward pass of one micro-batch: the residual stream and norms in the type of the weights (`wide`
-    bytes), the rest in that of the computation. `tests/model/test_plan.py` compares it with counted tensors.
+    """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`wide` bytes), the rest
+    in the compute precision. `tests/model/test_plan.py` compares the estimate with counted tensors.
     """
     shape = model.config.get_text_config()
     width, heads = shape.hidden_size, shape.num_attention_heads
@@ -124,7 +124,7 @@ def activations(model: Any, tokens: int, wide: int, size: int, *, checkpointing:
 
 
 def engine(config: RunConfig, shape: Any, weights: int, size: int) -> list[Part]:
-    """The engine of the hf or vllm sampler, if it is in the training process."""
+    """Estimate the engine of the hf or vllm sampler, if it runs in the training process."""
     sampler = config.rollout.sampler
     kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
@@ -139,7 +139,7 @@ def engine(config: RunConfig, shape: Any, weights: int, size: int) -> list[Part]
 
 
 def advice(parts: list[Part], config: RunConfig) -> str:
-    """What to change so that the largest part gets smaller."""
+    """Suggest how to reduce the largest item."""
     return {
         "weights": "shard them with FSDP2 (--gpus), or set model.dtype=bfloat16 with model.lora",
         "gradients": "set model.lora.rank, or shard them with FSDP2 (--gpus)",

@@ -1,4 +1,4 @@
-"""The reward model: a causal model's trunk with a head that gives one score at the last token of prompt and answer.
+"""The reward model: a causal model's trunk with a scalar head on the last token of prompt and answer.
 
 It is saved as a sequence classifier of transformers with one label, so that other tools can load it.
 """
@@ -23,9 +23,9 @@ Rows = Sequence[Sequence[int]]
 
 
 def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
-    """A classifier with one label: the trunk of the model in a folder with a new head, or a new model from a configuration."""
+    """Build a classifier with one label: the trunk of an existing model with a new head, or a new model from a configuration."""
     torch.manual_seed(seed)
-    transformers.utils.logging.set_verbosity_error()  # it would warn that the head is new, which is intended
+    transformers.utils.logging.set_verbosity_error()  # suppress the warning about the new head
     dtype = getattr(torch, config.dtype)
     try:
         if config.path is not None:
@@ -48,18 +48,14 @@ def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
 
 
 class Scorer(nn.Module):
-    """Scores rows of tokens.
-
-    >>> Scorer(model)([[5, 6, 2]])        # doctest: +SKIP
-    tensor([0.1])
-    """
+    """A reward model that scores rows of tokens."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, rows: Rows) -> Tensor:
-        """One score per row. Padding is on the right, where no real token attends to it."""
+        """Compute one score per row. Padding is on the right, where no real token attends to it."""
         device = next(self.model.parameters()).device
         width = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)

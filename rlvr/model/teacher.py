@@ -1,4 +1,4 @@
-"""A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to (`reference.path`)."""
+"""Checks of a separate reference model (`reference.path`): the teacher of a distillation, or the anchor of a KL penalty."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rlvr.model.weights import exported
 
 
 def check_teacher(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, longest: int) -> None:
-    """Reject a reference that has no effect, that is missing, that has other tokens than the policy, or a window that is too short for
-    prompts of up to `longest` tokens and their answers.
+    """Raise ConfigError if the reference is missing or unused, has another vocabulary than the policy, or a too short context window.
+
+    `longest` is the length of the longest prompt.
     """
     name, reference = config.algorithm["name"], config.reference
     if reference is None:
@@ -58,6 +59,6 @@ def _check_tokens(path: str, folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
-    """Every token and its id; only the number of tokens of a tokenizer that transformers cannot save."""
+    """Return the ids of all tokens; only the vocabulary size for a tokenizer that transformers cannot save."""
     whole: Any = exported(tokenizer)
     return {"": tokenizer.vocab_size} if whole is None else dict(whole.get_vocab())

@@ -1,4 +1,4 @@
-"""Safetensors files read by rows and written one tensor at a time, so that a model never needs to be whole in memory.
+"""Safetensors files, read by rows and written one tensor at a time, so that a full model is never in memory.
 
 The format is a length in eight bytes, a JSON table of names, types, shapes and offsets, and then the bytes of all tensors.
 """
@@ -27,7 +27,7 @@ TYPES = {name: kind for kind, name in KINDS.items()}
 
 
 class _Place(NamedTuple):
-    """Where a tensor is in a file."""
+    """The dtype, shape and position of a tensor in a file."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -35,9 +35,9 @@ class _Place(NamedTuple):
 
 
 class TensorFolder:
-    """The tensors of a Hugging Face model folder, of which any rows can be read without the rest.
+    """The tensors of a Hugging Face model folder, with access to single rows.
 
-    Files are read and not mapped: a private mapping counts in full where memory is limited, however little of it is used.
+    Files are read instead of memory-mapped, because a private mapping counts in full toward memory limits.
 
     >>> TensorFolder("checkpoints/last").rows("model.norm.weight", (slice(0, 16),)).shape            # doctest: +SKIP
     torch.Size([16])
@@ -55,12 +55,12 @@ class TensorFolder:
             self._files = dict.fromkeys(self._table(single.name), single.name)
 
     def holds(self, expected: Mapping[str, Sequence[int]]) -> bool:
-        """Whether it has a tensor of each name, in exactly this shape."""
+        """Return whether the folder has all expected tensors with exactly the expected shapes."""
         places = {name: self._table(self._files[name]).get(name) for name in expected if name in self._files}
         return all((place := places.get(name)) is not None and place.shape == list(shape) for name, shape in expected.items())
 
     def rows(self, name: str, part: tuple[slice, ...]) -> Tensor:
-        """A part of one tensor; only the bytes of its rows are read."""
+        """Read a slice of one tensor; only the bytes of its rows are read."""
         dtype, shape, begin = self._table(self._files[name])[name]
         first, last, _ = part[0].indices(shape[0]) if part else (0, 1, 1)
         found = torch.empty([max(0, last - first), *shape[1:]] if part else shape, dtype=dtype)
@@ -76,7 +76,7 @@ class TensorFolder:
         return found[(slice(None), *part[1:])] if len(part) > 1 else found
 
     def _table(self, name: str) -> dict[str, _Place]:
-        """Where the tensors of one file are. Types that torch lacks are left out."""
+        """Read the header of one file. Tensors with dtypes that torch lacks are omitted."""
         if name not in self._tables:
             path = self.folder / name
             try:
@@ -103,7 +103,7 @@ def _unreadable(path: object, why: str) -> ConfigError:
 
 
 class TensorWriter:
-    """Writes one safetensors file, tensor by tensor, in the order that it was announced in.
+    """Writes one safetensors file, tensor by tensor, in the declared order.
 
     >>> with TensorWriter("model.safetensors", {"w": torch.empty(2, device="meta")}) as file:        # doctest: +SKIP
     ...     file.write("w", torch.ones(2))
@@ -125,7 +125,7 @@ class TensorWriter:
         """Write the next tensor."""
         expected, like = next(self._names)
         if (expected, like.shape, like.dtype) != (name, tensor.shape, tensor.dtype):
-            raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.dtype} was written where {expected} was announced as {like}")
+            raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.dtype} was written, but {expected} with {like} was expected")
         plain = tensor.detach().cpu().contiguous().reshape(-1)
         if plain.numel():
             self._file.write(plain.view(torch.uint8).numpy().data)
@@ -136,4 +136,4 @@ class TensorWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
         if kind is None and (missing := [name for name, _ in self._names]):
-            raise ValueError(f"{len(missing)} tensors were announced and not written, such as {missing[0]}")
+            raise ValueError(f"{len(missing)} declared tensors were not written, such as {missing[0]}")

@@ -1,8 +1,8 @@
-"""Threads of a CPU that other programs use too.
+"""OpenMP threads on a CPU that other programs use too.
 
-OpenMP's threads wait for each other at the end of every operation, by default in a busy loop. If another program has one of the
-cores, each operation then lasts as long as that program's time slice: with two threads on two busy cores, ten times as long as it
-should. Threads that sleep while they wait cost nothing there. The number of threads, on which the last bits depend, stays as it is.
+OpenMP threads wait for each other at the end of every operation, by default in a busy loop. If another program uses one of the cores,
+each operation takes as long as that program's time slice: with two threads on two busy cores, ten times as long as it should. Passive
+waiting avoids this. The number of threads, on which the last bits of results depend, is not changed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def sleep_while_waiting() -> None:
-    """Let OpenMP's threads sleep while they wait. OpenMP reads this when torch is imported; a setting of the user is kept."""
+    """Make OpenMP threads wait passively. OpenMP reads this when torch is imported; a user's setting is kept."""
     if not any(name in os.environ for name in (WAITING, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
         os.environ[WAITING] = "passive"
 
 
 def cores(cgroup: Path = CGROUP) -> int:
-    """How many cores this process may use: by its affinity and by the quota of its control group, at least 1."""
+    """Return how many cores this process may use, by its affinity and the quota of its control group; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name, total in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:

@@ -1,7 +1,7 @@
 """Attention over segments of different lengths without a mask: torch's `varlen_attn`, or the package flash_attn.
 
-Both exist on CUDA, for 16 bits. Causality is aligned to the end: the last query of a segment sees all its keys. So queries may be
-an answer and keys its prompt and itself, and several answers share the prompt.
+Both exist on CUDA for 16-bit dtypes. The causal mask is aligned to the end: the last query of a segment sees all its keys. So queries may
+be an answer and keys its prompt and itself, and several answers can share a prompt.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rlvr.model.defaults import copied
 
 
 class Lengths(NamedTuple):
-    """The segments of a line of queries, and of a line of keys.
+    """The segment boundaries of packed queries and of packed keys.
 
     >>> lengths_of([2, 3], [2, 5], "cpu").keys.tolist()
     [0, 2, 7]
     """
 
     queries: Tensor
-    """[segments + 1], where each segment begins, and the end; int32."""
+    """[segments + 1], the start of each segment, and the end; int32."""
     keys: Tensor
-    """The same of the keys."""
+    """[segments + 1], the start of each segment's keys, and the end; int32."""
     longest_query: int
     longest_key: int
 
@@ -37,12 +37,12 @@ class Kernel(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale: float | None, window: int, softcap: float
     ) -> Tensor:
-        """Queries [tokens, heads, size]; keys and values may have fewer heads. `window` 0 and `softcap` 0: none."""
+        """Compute attention of queries [tokens, heads, size]; keys and values may have fewer heads. `window` 0, `softcap` 0: none."""
         ...
 
 
 def lengths_of(queries: list[int], keys: list[int], device: torch.device | str) -> Lengths:
-    """The lengths of the segments, as the kernels need them."""
+    """Build the segment boundaries in the format of the kernels."""
     ends = [copied(torch.tensor([0, *part], dtype=torch.int32).cumsum(0, dtype=torch.int32), device) for part in (queries, keys)]
     return Lengths(ends[0], ends[1], max(queries, default=0), max(keys, default=0))
 
@@ -50,7 +50,7 @@ def lengths_of(queries: list[int], keys: list[int], device: torch.device | str) 
 def torch_varlen(
     query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
-    """The kernel of torch; it has no soft cap, so that is left to flash_attn."""
+    """Compute attention with torch's kernel; it has no soft cap, so flash_attn is used for that."""
     if softcap and not importlib.util.find_spec("flash_attn"):
         raise NotImplementedError("its attention has a soft cap, which torch's varlen_attn lacks; `pip install flash-attn` brings one")
     if softcap:
@@ -66,7 +66,7 @@ def torch_varlen(
 def flash_varlen(
     query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
-    """The kernel of the package flash_attn."""
+    """Compute attention with the kernel of flash_attn."""
     out: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
         query, key, value, lengths.queries, lengths.keys, lengths.longest_query, lengths.longest_key,
         softmax_scale=scale, causal=True, window_size=(window - 1, 0 if window else -1), softcap=softcap,
@@ -76,7 +76,7 @@ def flash_varlen(
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale: float | None, window: int, softcap: float) -> Tensor:
-    """The same, segment by segment with plain products: slow, and what a kernel is compared with."""
+    """Compute attention segment by segment with plain matrix products: the slow reference for testing kernels."""
     out = torch.empty_like(query)
     times = query.shape[1] // key.shape[1]
     bounds = zip(*(ends.tolist() for ends in (lengths.queries[:-1], lengths.queries[1:], lengths.keys[:-1], lengths.keys[1:])), strict=True)
@@ -91,7 +91,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale:
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str]:
-    """The kernel for packed rows on this device; or None, and why."""
+    """Choose the kernel for packed rows on a device; return None and the reason if there is none."""
     if device.type != "cuda":
         return None, "only CUDA has kernels for it"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -110,14 +110,14 @@ def kernel_for(device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None,
 
 @torch.no_grad()
 def differs(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
-    """Compare a kernel with plain products on random numbers; '' if they agree, else what is wrong."""
+    """Compare a kernel with plain products on random numbers; return '' if they agree, else the problem."""
     dice, lengths = torch.Generator().manual_seed(0), lengths_of([5, 3, 9, 1], [5, 8, 9, 6], device)
     query, key, value = (torch.randn(n, heads, 64, generator=dice).to(device, dtype) for n, heads in ((18, 4), (28, 2), (28, 2)))
     for window in (0, 3):
         how: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": 0.0}
         try:
             found = kernel(query, key, value, lengths, **how).float()
-        except Exception as error:  # each kernel refuses a device in its own way
+        except Exception as error:  # each kernel raises its own error on an unsupported device
             return f"its kernel fails ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
         gap = float((found - dense(query.float(), key.float(), value.float(), lengths, **how)).abs().max())
         if not gap < 0.05:

@@ -1,4 +1,4 @@
-"""The policy's weights, loaded from a folder or created from a configuration; and its tokenizer in transformers' form."""
+"""Load the policy from a folder or create it from a configuration; export its tokenizer for transformers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
 
 LOADING = threading.RLock()
-"""Held wherever a model is made or loaded: transformers changes its own classes meanwhile, and two threads that do so at once can leave the
-changed classes behind. From then on no model of the process has tied weights."""
+"""Held while a model is created or loaded. transformers temporarily patches its own classes; two threads at once can leave the patches in
+place, after which no model of the process has tied weights."""
 fast: Any = importlib.import_module("tokenizers")  # by name: type checkers confuse `tokenizers` with our own module
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<policy>{{ message.content }}<eos>"
@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, seed: int = 0) -> Any:
-    """The policy as a Hugging Face causal language model; a tokenizer is needed only to create a new one."""
+    """Load or create the policy as a Hugging Face causal language model; a tokenizer is needed only to create one."""
     dtype = getattr(torch, config.dtype)
     if config.path is not None:
         return _model_in(config, dtype)
@@ -37,7 +37,7 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
 
 
 def blank_from(config: ModelConfig, tokenizer: TokenizerContract | None = None) -> Any:
-    """The same model without weights: its parameters are on the meta device and take no memory, its buffers have their values."""
+    """Build the policy without weights: parameters on the meta device, buffers with their values."""
     with LOADING, init_empty_weights(include_buffers=False):
         if config.path is None:
             model = _new(config, tokenizer)
@@ -49,7 +49,7 @@ def blank_from(config: ModelConfig, tokenizer: TokenizerContract | None = None) 
                 )
             except ConfigError:
                 raise
-            except Exception as error:  # as for `_model_in`
+            except Exception as error:  # each library raises its own error
                 raise _no_model(config.path, error) from error
     model.tie_weights()
     if config.path is not None and (config.folder / "generation_config.json").is_file():
@@ -58,7 +58,7 @@ def blank_from(config: ModelConfig, tokenizer: TokenizerContract | None = None) 
 
 
 def _new(config: ModelConfig, tokenizer: TokenizerContract | None) -> Any:
-    """A new model with random weights."""
+    """Create a new model with random weights."""
     settings = dict(config.config or {})
     family = settings.pop("model_type", None)
     if not isinstance(family, str):
@@ -73,7 +73,7 @@ def _new(config: ModelConfig, tokenizer: TokenizerContract | None) -> Any:
 
 
 def _model_in(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """The model of a folder or of the Hub, with every weight loaded from it, and with a generation config that can be saved again."""
+    """Load a model from a folder or the Hub; check that no weight is missing, and make its generation config savable."""
     logging.disable_progress_bar()  # only our own progress bar
     name, folder = str(config.path), config.folder
     try:
@@ -98,7 +98,7 @@ def _no_model(folder: str, error: Exception) -> ConfigError:
 
 
 def _savable(usual: Any) -> Any:
-    """A generation config that can be saved: one with a temperature without do_sample, for example, loads but cannot be."""
+    """Return a generation config that can be saved; one with a temperature but without do_sample, for example, cannot."""
     try:
         usual.validate(strict=True)
     except ValueError:
@@ -107,7 +107,7 @@ def _savable(usual: Any) -> Any:
 
 
 def exported(tokenizer: TokenizerContract) -> Any:
-    """The tokenizer as transformers saves and loads it, so that a checkpoint folder is complete.
+    """Convert the tokenizer to one that transformers can save, so that a checkpoint folder is complete.
 
     Characters are written as byte-level symbols (a space as Ġ): AutoTokenizer loads any folder whose model is a Qwen2 as a
     byte-level tokenizer, and would lose characters that are not byte-level symbols.
@@ -130,5 +130,5 @@ def exported(tokenizer: TokenizerContract) -> Any:
 
 
 def parameters(model: Any) -> int:
-    """The number of parameters."""
+    """Return the number of parameters of a model."""
     return sum(weight.numel() for weight in model.parameters())

@@ -1,4 +1,4 @@
-"""Plugins of other packages: their entry points, read from metadata only, so that a broken package does not hide the others."""
+"""Plugins of third-party packages: their entry points, read from metadata only, so that a broken package does not affect others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 
 
 def points(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, by name; a name that several packages use has several.
+    """Find the entry points of a group, by name; a name may be defined by several packages.
 
     >>> points("rlvr.nothing")
     {}
@@ -24,7 +24,7 @@ def points(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def owner(dist: Distribution | None) -> str:
-    """The name of the package that defines an entry point.
+    """Return the name of the package that defines an entry point.
 
     >>> owner(None)
     '?'
@@ -36,7 +36,7 @@ def owner(dist: Distribution | None) -> str:
 
 
 def packages(groups: Iterable[str]) -> set[str]:
-    """The top-level packages that the entry points of these groups import.
+    """Find the top-level packages that the entry points of these groups import.
 
     >>> packages(["rlvr.nothing"])
     set()

@@ -1,4 +1,4 @@
-"""Fill in the plugins that another one needs: one of each kind, or a list by the plural of the kind."""
+"""Build the plugins that another plugin needs: one of each kind, or a list named by the plural of the kind."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from rlvr.contracts import Plugin
 from rlvr.errors import ConfigError
 
 LISTS: Mapping[str, str] = {"tools": "tool", "verifiers": "verifier"}
-"""Names in `needs` that take a list, and the kind of its members."""
+"""Names in `needs` that take a list, and the kind of the list items."""
 AROUND = ("tools", "sandbox", "max_turns", "max_new_tokens", "dialect")
-"""The settings of `with_tools` besides the environment."""
+"""The settings of `with_tools` other than the environment."""
 
 
 def fill(needs: Mapping[str, Any], given: dict[str, Any], make: Callable[[str, Any], Any], built: list[Any]) -> None:
-    """Replace the names in `given`, and the defaults of `needs`, by plugins. What was made here goes into `built` too.
-
-    >>> given = {"tools": ["calculator"]}
-    >>> fill({"tools": [], "sandbox": "docker"}, given, lambda kind, wanted: Calculator(), [])           # doctest: +SKIP
-    >>> given                                                                                             # doctest: +SKIP
-    {'tools': (<Calculator>,), 'sandbox': None}
-    """
+    """Replace the plugin names in `given`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
 
     def one(kind: str, wanted: Any) -> Any:
         made = make(kind, wanted)
@@ -35,12 +29,12 @@ def fill(needs: Mapping[str, Any], given: dict[str, Any], make: Callable[[str, A
             given[name] = tuple(one(LISTS[name], member) for member in _list(name, wanted))
         elif name == "sandbox" and "tools" in needs and not any(tool.needs_box for tool in given.get("tools", ())):
             given[name] = wanted if isinstance(wanted, Plugin) else None
-        elif name in given or wanted:  # a default of "" means that it must be given
+        elif name in given or wanted:  # a default of "" means required
             given[name] = one(name, wanted)
 
 
 def with_tools(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The settings of `with_tools`, where an environment that has no tools of its own is given some.
+    """Return settings for `with_tools` if tools are given to an environment that does not support them; else None.
 
     >>> with_tools("gsm8k", {"path": None}, {"path": "data", "tools": ["python"], "max_turns": 6})
     {'tools': ['python'], 'max_turns': 6, 'env': {'name': 'gsm8k', 'path': 'data'}}
@@ -52,7 +46,7 @@ def with_tools(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -
 
 
 def with_shadow(name: str, fields: Mapping[str, Any], needs: Mapping[str, Any], given: dict[str, Any]) -> None:
-    """Write `shadow: {verifier: symbolic, share: 0.05}` on an environment as its verifier, which it wraps.
+    """Replace the setting `shadow: {verifier: symbolic, share: 0.05}` of an environment by an audit verifier around its verifier.
 
     >>> given = {"shadow": {"verifier": "symbolic"}}
     >>> with_shadow("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]

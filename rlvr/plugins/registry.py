@@ -1,11 +1,11 @@
 """Find and build plugins by name: `build("verifier", "numeric", tolerance=0.01)`.
 
-A name is looked for, in this order, as
+A name is resolved, in this order, as
   1. `path/to/file.py:Object`                      an object in a user's file
-  2. a file of that name in the kind's own folder    `verifiers/numeric.py`
+  2. a file of that name in the folder of the kind   `verifiers/numeric.py`
   3. an entry point of that name in `rlvr.verifiers`  an installed package
 Listing plugins reads only metadata; building one imports only that one.
-The constructor's signature is the configuration schema; `needs` is filled in here.
+The constructor's signature is the configuration schema; the plugins that `needs` names are built here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """The entry-point group that other packages use."""
+        """The entry-point group for third-party packages."""
         return f"rlvr.{self.plural}"
 
 
@@ -70,7 +70,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One plugin as it is listed: known by metadata, not yet imported.
+    """A listed plugin, known from metadata and not imported.
 
     >>> Entry("numeric", "verifier", "rlvr", "Compare two numbers.").name
     'numeric'
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What another process needs to build the same plugin, as plain data.
+    """The data from which another process can build the same plugin.
 
     >>> Spec("verifier", "numeric", {"tolerance": 0.01}).kwargs
     {'tolerance': 0.01}
@@ -103,7 +103,7 @@ class Spec:
 
 
 def kind_of(word: str) -> Kind:
-    """The kind for a word such as `env` or `envs`; anything else is an error."""
+    """Return the kind for a word such as `env` or `envs`; raise NotFound for others."""
     for kind in KINDS.values():
         if word in (kind.name, kind.plural):
             return kind
@@ -111,7 +111,7 @@ def kind_of(word: str) -> Kind:
 
 
 def entries(kind: str) -> list[Entry]:
-    """All registered plugins of one kind, sorted by name; nothing is imported."""
+    """List all registered plugins of one kind, sorted by name, without importing them."""
     k = kind_of(kind)
     found = {name: Entry(name, k.name, "rlvr", summary) for name, summary in _ours(k).items()}
     for name, points in foreign.points(k.group).items():
@@ -125,7 +125,7 @@ def entries(kind: str) -> list[Entry]:
 
 
 def examined(kind: str) -> list[Entry]:
-    """Like `entries`, but imports every plugin of other packages, so that a broken one shows its error."""
+    """List the plugins of one kind, and import those of other packages, so that a broken one shows its error."""
     rows = []
     for entry in entries(kind):
         if entry.point and not entry.error:
@@ -192,7 +192,7 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
                 f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that one"
             )
         return made
-    except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not end the command with success
+    except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not exit successfully
         for plugin in built:
             plugin.close()
         if isinstance(error, RlvrError):
@@ -203,7 +203,7 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
 
 
 def from_config(kind: str, wanted: Any) -> Any:
-    """A plugin from a configuration: a name, a mapping with a `name`, or the plugin itself."""
+    """Build a plugin from a configuration: a name, a mapping with a `name`, or the plugin itself."""
     if isinstance(wanted, str):
         return build(kind, wanted)
     if isinstance(wanted, Mapping):
@@ -218,13 +218,13 @@ def from_config(kind: str, wanted: Any) -> Any:
 
 
 def _weighs(wanted: Mapping[str, Any]) -> bool:
-    """Whether a mapping names verifiers, each with its weight. One with settings and no `name` is a mistake."""
+    """Return whether a mapping gives weights of verifiers, in contrast to settings without a `name`."""
     known = {entry.name for entry in entries("verifier")}
     return any(name in known or ":" in name for name in wanted) and all(type(weight) in (int, float) for weight in wanted.values())
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The settings of a plugin: its constructor's keyword arguments."""
+    """Return the settings of a plugin: its constructor's keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -234,7 +234,7 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(kind: str, name: str, fields: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
-    """Raise an error for a setting that the plugin does not have, naming the nearest one."""
+    """Raise ConfigError for an unknown setting, with the nearest known one."""
     for key in given:
         if key not in fields:
             raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {suggest(key, fields)}")
@@ -252,14 +252,14 @@ def module_of(target: str) -> tuple[Path, str]:
 
 
 def _ours(kind: Kind) -> dict[str, str]:
-    """The plugins that come with rlvr, with their summaries."""
+    """List the built-in plugins, with their summaries."""
     folder = PACKAGE / kind.folder
     return {path.stem: _summary(path) for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")}
 
 
 @lru_cache(maxsize=256)
 def _summary(path: Path) -> str:
-    """The first line of a file's docstring, read without running the file."""
+    """Read the first line of a file's docstring, without executing the file."""
     try:
         return _first_line(ast.get_docstring(ast.parse(path.read_text("utf-8"))))
     except (OSError, SyntaxError, ValueError):
@@ -272,7 +272,7 @@ def _first_line(text: str | None) -> str:
 
 def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
     path, attribute = module_of(target)
-    # a file is imported once, as one module; another file with the same name is another module
+    # each file is imported once; files with the same name become different modules
     alias = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(alias, path)

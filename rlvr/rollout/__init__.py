@@ -1,1 +1,1 @@
-"""Conversations from the first prompt to the verdict: rollouts, judging in threads, replay."""
+"""Rollouts: conversations from the prompt to the verdict, verification in threads, and replay."""

@@ -1,9 +1,8 @@
-"""Groups of episodes as columns: a few arrays of numbers, and a table for the rest. It is the form in which they travel and wait.
+"""A binary encoding of groups of episodes, for transport and checkpoints: a few arrays of numbers, and JSON for the rest.
 
-Token ids take 2 or 4 bytes, the mask one bit, the log-probability of a token that the policy chose 4 bytes, a reward its place and 8
-bytes. Texts, verdicts and metadata are one block of JSON. Every value comes back equal. Metadata comes back in plain types: an enum as the
-text or number that it equals, a float of numpy as a float, any mapping as a dict. Reading never unpickles or imports anything, so bytes
-from another machine can do no more than be wrong.
+A token id takes 2 or 4 bytes, a mask entry one bit, the log-probability of a policy token 4 bytes, a nonzero reward its position and 8
+bytes. Texts, verdicts and metadata are one block of JSON. The encoding is lossless, but metadata is decoded to plain types: an enum to its
+value, a numpy float to a float, any mapping to a dict. Decoding never unpickles or imports anything, so untrusted bytes are safe.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from rlvr.errors import RlvrError
 from rlvr.task import Earned, Fault, Verdict
 
 MAGIC = b"rlvr columns 1\n"
-"""What the bytes begin with. Another layout gets another number."""
+"""The magic bytes at the start, with the version of the layout."""
 HEAD = struct.Struct("<IQ")
-"""After it: the checksum and the length of all that follows."""
+"""The header after the magic bytes: checksum and length of the payload."""
 ARRAYS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("<u2", "<i4", "<i8"),
     "acted": ("|u1",),
@@ -37,22 +36,22 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
     "reward_at": ("<i8",),
     "rewards": ("<f8",),
 }
-"""The arrays in their order, and the types that each may have."""
+"""The arrays in their order, and the dtypes that each may have."""
 SHARED = 1 << 20
-"""Token ids below this are one object each in the lists that are read."""
+"""Token ids below this share int objects between decoded lists."""
 NAMES = tuple(field.name for field in fields(Episode))
 Array = np.ndarray[Any, Any]
 WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What reading raises where the values in a block are not those of columns."""
+"""The exceptions that decoding raises for invalid values."""
 
 
 class Damaged(RlvrError):
-    """Bytes that are not columns, or not as they were written."""
+    """The bytes are not encoded episodes, or are corrupt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Groups of episodes, one array for each kind of number. N = tokens of all episodes, A = those that the policy chose.
+    """Encoded groups of episodes, one array per kind of number. N = all tokens, A = policy tokens.
 
     >>> to_columns([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED)]]).logprobs   # doctest: +SKIP
     array([-0.5], dtype=float32)
@@ -61,21 +60,21 @@ class Columns:
     tokens: Array
     """N token ids."""
     acted: Array
-    """The mask of the policy's tokens, eight in a byte."""
+    """The action mask, packed as bits."""
     logprobs: Array
-    """A log-probabilities: the others are 0."""
+    """A log-probabilities; the others are 0."""
     reward_at: Array
-    """Which of the N tokens have a reward other than 0."""
+    """The positions, among the N tokens, of rewards other than 0."""
     rewards: Array
     lengths: list[int]
     """The number of tokens of each episode."""
     sizes: list[int]
     """The number of episodes of each group."""
     rest: list[Any]
-    """Of each episode what is neither token nor number, as plain JSON."""
+    """The remaining fields of each episode, as plain JSON."""
 
     def to_bytes(self) -> bytes:
-        """The columns as one block, with a checksum."""
+        """Serialize to one block of bytes, with a checksum."""
         arrays: list[Array] = [getattr(self, name) for name in ARRAYS]
         shapes = [[part.dtype.str, len(part)] for part in arrays]
         table = json.dumps([shapes, self.lengths, self.sizes, self.rest], ensure_ascii=False, separators=(",", ":"))
@@ -88,7 +87,7 @@ class Columns:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Columns:
-        """The columns of a block. The arrays are views of it. Damaged: the block is not one, or not as it was written."""
+        """Deserialize a block; the arrays are views of it. Raises CorruptData for an invalid block."""
         view = memoryview(data).cast("B")
         if (begins := bytes(view[: len(MAGIC)])) != MAGIC:
             if begins.startswith(MAGIC[:13]):
@@ -125,7 +124,7 @@ class Columns:
         return found
 
     def _check(self) -> None:
-        """Whether the arrays fit each other."""
+        """Raise an error if the arrays are inconsistent."""
         if not all(isinstance(part, list) for part in (self.lengths, self.sizes, self.rest)):
             raise TypeError("the lengths, the sizes and the rest must be lists")
         if not all(type(count) is int for count in (*self.lengths, *self.sizes)):
@@ -139,7 +138,7 @@ class Columns:
 
 
 def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
-    """Episodes as columns. TypeError for metadata that is not plain: text, numbers, None, lists, tuples and mappings of these."""
+    """Encode groups of episodes. Raises TypeError for metadata other than text, numbers, None, lists, tuples and mappings."""
     groups = list(groups)
     everyone = [episode for group in groups for episode in group]
     logprobs, mask = array("d"), bytearray()
@@ -164,7 +163,7 @@ def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
 
 
 def _paid(rewards: list[float]) -> Iterable[int]:
-    """Where the rewards other than 0 are. To count and to find is much faster than to look at each; most answers have one, at the end."""
+    """Return the positions of nonzero rewards. Fast for the usual case of one reward at the end."""
     if (paid := len(rewards) - rewards.count(0.0)) == 0:
         return ()
     if paid == 1 and rewards[-1]:
@@ -173,7 +172,7 @@ def _paid(rewards: list[float]) -> Iterable[int]:
 
 
 def _flags(acted: list[bool]) -> bytes:
-    """A mask with a byte for each token; most are one run of True."""
+    """Convert a mask to bytes. Fast for the usual case of one run of True."""
     count = acted.count(True)
     begin = acted.index(True) if count else len(acted)
     if begin + count < len(acted):
@@ -182,7 +181,7 @@ def _flags(acted: list[bool]) -> bytes:
 
 
 def _ids(lists: Sequence[list[int]]) -> Array:
-    """All token ids, one after the other."""
+    """Concatenate all token ids in one array."""
     for kind in ("i", "q"):
         found = array(kind)
         try:
@@ -197,7 +196,7 @@ def _ids(lists: Sequence[list[int]]) -> Array:
 
 
 def from_columns(columns: Columns) -> list[list[Episode]]:
-    """The episodes, in their groups; each is checked as any episode is."""
+    """Decode the groups of episodes, with the validation of `Episode`."""
     edges = [0, *accumulate(columns.lengths)]
     mask = np.unpackbits(columns.acted, count=edges[-1]).view(np.bool_)
     paid = defaultdict[int, list[tuple[int, float]]](list)
@@ -223,7 +222,7 @@ def from_columns(columns: Columns) -> list[list[Episode]]:
 
 
 def _acted(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
-    """The lists of one episode: which tokens the policy chose, and the log-probabilities of these."""
+    """Expand one episode's action mask and log-probabilities to lists over all its tokens."""
     count, chosen = len(logprobs), logprobs.tolist()
     begin = int(mask.argmax()) if count else len(mask)
     if begin + count == len(mask) and mask[begin:].all():  # one run, at the end
@@ -234,7 +233,7 @@ def _acted(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
 
 
 def _listed(tokens: Array) -> Callable[[int, int], list[int]]:
-    """What gives a part of the token ids as a list. Equal ids are one object where that is possible: to make one for each takes longer."""
+    """Return a function that slices the token ids as a list. Small ids share int objects, which is faster than creating new ones."""
     if len(tokens) and tokens.min() >= 0 and (most := int(tokens.max())) < SHARED:
         table = _objects(1 << most.bit_length())
         return lambda begin, end: table[tokens[begin:end]].tolist()
@@ -243,12 +242,12 @@ def _listed(tokens: Array) -> Callable[[int, int], list[int]]:
 
 @cache
 def _objects(size: int) -> Array:
-    """The numbers below this one, as objects."""
+    """Return the integers below `size` as an object array."""
     return np.array(range(size), dtype=object)
 
 
 def _sound(columns: Columns, mask: Array, edges: Sequence[int]) -> bool:
-    """Whether the numbers of all episodes are as `Episode` wants them, looked at together: one by one takes as long as all the rest."""
+    """Return whether the numbers of all episodes are valid. Vectorized, because checking each episode is slow."""
     firsts = [begin for begin, end in pairwise(edges) if end > begin]
     numbers = bool(((columns.logprobs > -np.inf) & (columns.logprobs <= ABOVE_ZERO)).all() and np.isfinite(columns.rewards).all())
     paid_to_policy = bool(mask[columns.reward_at].all()) and not mask[firsts].any()
@@ -256,7 +255,7 @@ def _sound(columns: Columns, mask: Array, edges: Sequence[int]) -> bool:
 
 
 def _narrow(wide: Array, name: str) -> Array:
-    """The same numbers in the smallest type that has every one of them exactly."""
+    """Convert to the smallest dtype that represents every number exactly."""
     with np.errstate(over="ignore", invalid="ignore"):
         for kind in ARRAYS[name]:
             if np.array_equal(narrow := wide.astype(kind), wide):
@@ -265,7 +264,7 @@ def _narrow(wide: Array, name: str) -> Array:
 
 
 def _rest(episode: Episode) -> list[Any]:
-    """What `_episode` takes beside the arrays, as plain JSON."""
+    """Encode the fields of an episode that are not in the arrays, as plain JSON."""
     verdict = episode.verdict
     judged = None
     try:
@@ -274,13 +273,13 @@ def _rest(episode: Episode) -> list[Any]:
             judged = [verdict.score, verdict.reason, _told(dict(verdict.parts)), verdict.fault.value, _told(verdict.detail), earned]
         meta = _told(episode.meta)
     except (TypeError, RecursionError) as error:
-        raise TypeError(f"the episode of {episode.task_id!r} cannot travel: {error}; put plain values into meta and detail") from error
+        raise TypeError(f"the episode of {episode.task_id!r} cannot be encoded: {error}; put plain values into meta and detail") from error
     named = [episode.task_id, episode.group, episode.end.value, episode.policy_version]
     return [*named, judged, episode.text, episode.turns, episode.error, meta]
 
 
 def _episode(rest: Sequence[Any], numbers: Sequence[list[Any]], *, sound: bool) -> Episode:
-    """The episode of a row and its lists. Where all numbers were found sound, they are not looked at again."""
+    """Build an episode from its metadata and lists. Validation is skipped if all numbers were already validated."""
     task_id, group, end, version, judged, text, turns, error, meta = rest
     verdict = None
     if judged is not None:
@@ -296,7 +295,7 @@ def _episode(rest: Sequence[Any], numbers: Sequence[list[Any]], *, sound: bool) 
 
 
 def _told(value: Any) -> list[Any]:
-    """A plain value as JSON: as it is if JSON gives it back, else with a word for each kind that JSON lacks."""
+    """Encode a value for JSON: unchanged if JSON round-trips it, otherwise with type tags."""
     try:
         if json.loads(json.dumps(value)) == value:
             return ["plain", value]
@@ -306,13 +305,13 @@ def _told(value: Any) -> list[Any]:
 
 
 def _heard(told: Sequence[Any]) -> Any:
-    """The value behind the JSON of `_told`."""
+    """Decode a value of `_encode_plain`."""
     how, value = told
     return value if how == "plain" else _unmarked(value)
 
 
 def _marked(value: Any) -> Any:
-    """A value as JSON, in which each list, tuple and mapping begins with its kind."""
+    """Encode a value for JSON, with a type tag at the start of every list, tuple and mapping."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -330,7 +329,7 @@ def _marked(value: Any) -> Any:
 
 
 def _unmarked(told: Any) -> Any:
-    """The value behind the JSON of `_marked`."""
+    """Decode a value of `_encode_tagged`."""
     if not isinstance(told, list):
         return told
     kind, *inside = told

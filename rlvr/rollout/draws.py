@@ -1,4 +1,4 @@
-"""What is to be collected: draws, and the seeds that decide everything about them."""
+"""Rollout requests: the episodes to sample, and the seeds that determine them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlvr.task import Task
 
 
 def seed_of(*parts: object) -> int:
-    """One seed from whatever names a random choice; the same parts give the same seed in every process."""
+    """Derive a seed from the values that identify a random choice; it is the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is there of an answer.
+    """A partial completion: its tokens so far.
 
     >>> Part([7, 9], [-0.5, -0.1], [[3, 2]]).tokens
     [7, 9]
@@ -26,10 +26,10 @@ class Part:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[list[int]] = field(default_factory=list)
-    """Which version of the weights sampled how many of the tokens, in their order."""
+    """Spans of [version of the weights, number of tokens], in order."""
 
     def and_then(self, completion: Completion, version: int) -> Part:
-        """With what was sampled after it."""
+        """Return this partial completion extended by a sampled completion."""
         before, count = self.versions, len(completion.tokens)
         same = before and before[-1][0] == version
         spans = [*before[:-1], [version, before[-1][1] + count]] if same else [*before, [version, count]]
@@ -38,20 +38,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One episode to collect: which task, in which group, with which randomness.
-
-    >>> Draw(Task("t", user("2+2=")), group="0:t", seed=7).group        # doctest: +SKIP
-    '0:t'
-    """
+    """A request for one episode: the task, the group and the seed."""
 
     task: Task
     group: str
     seed: int
     meta: dict[str, object] = field(default_factory=dict)
     world: int | None = None
-    """The seed of its session; None: one for the whole group, so that its members begin in the same world."""
+    """The seed of the session; None: one seed for the whole group, so that its members start in the same state."""
     part: Part | None = None
-    """What is there of an answer that is sampled in parts, at first nothing; None: the answer is sampled whole."""
+    """The partial completion to continue (initially empty); None: no partial rollout."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, Task):
@@ -59,5 +55,5 @@ class Draw:
 
     @property
     def world_seed(self) -> int:
-        """The seed that the session is opened with."""
+        """The seed of the session."""
         return seed_of("world", self.group, self.task.id) if self.world is None else self.world

@@ -1,6 +1,6 @@
-"""Sample long answers in parts: one is cut after so many tokens, and continues in a later call, by the weights of that time.
+"""Partial rollouts: a long completion is interrupted after a number of tokens and continued later, with newer weights.
 
-What is there of an answer travels with its draw, so any process can sample the next part.
+The partial completion is part of the rollout request, so any process can continue it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,18 @@ CUT = "the answer continues in the next step"
 
 
 class Parts(Sampler):
-    """A sampler whose answers end after `most` tokens inside `cutting`, and are complete outside. Each request is known by its seed.
-
-    >>> with parts.cutting({}, version=3) as known:                                     # doctest: +SKIP
-    ...     episodes = rollout.collect(draws, Sampling())
-    >>> len(known)                                                                      # doctest: +SKIP
-    64
-    """
+    """Wraps a sampler: inside `cut_completions`, completions are interrupted after `max_tokens`. Requests are identified by their seed."""
 
     def __init__(self, inner: Sampler, most: int, tokenizer: Tokenizer) -> None:
         self.inner, self.most, self.version, self.tokens = inner, most, 0, tokenizer
         self.known: dict[int, Part] | None = None
-        """What is there of each answer; None: nothing is cut."""
+        """The partial completion of each request, by seed; None outside of `cut_completions`."""
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     @contextmanager
     def cutting(self, begun: Mapping[int, Part], version: int) -> Iterator[dict[int, Part]]:
-        """Cut answers, and continue those that are begun; gives what is there of each, as it becomes known."""
+        """Interrupt completions in this block, and continue the given partial ones; yields the dict of partial completions."""
         self.known, self.version = dict(begun), version
         try:
             yield self.known
@@ -47,20 +41,20 @@ class Parts(Sampler):
             self.known = None
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Each request's completion, whole or as far as it may go."""
+        """Yield each request's completion, complete or interrupted."""
         shorter = [self._shorter(request) for request in requests]
         for place, completion in self.inner.stream(shorter, sampling):
             yield place, self._joined(requests[place], completion)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """The same for requests that come while others are answered."""
+        """Yield completions, complete or interrupted, while new requests arrive."""
         asked = dict[int, Request]()
         for given in self.inner.serve(_Shorter(self, feed, asked), sampling):
-            known = given is not None and given[0] in asked  # what was never asked is refused by whoever gets it
+            known = given is not None and given[0] in asked  # an unknown number is rejected by the caller
             yield (given[0], self._joined(asked.pop(given[0]), given[1])) if given and known else given
 
     def _shorter(self, request: Request) -> Request:
-        """The request for the next part of an answer."""
+        """Build the request for the next part of a completion."""
         if self.known is None:
             return request
         part, room = self._room(request, self.known)
@@ -68,7 +62,7 @@ class Parts(Sampler):
         return replace(request, prompt=[*request.prompt, *part.tokens], max_tokens=room, seed=seed)
 
     def _joined(self, request: Request, completion: Completion) -> Completion:
-        """The answer is cut here if it can go on; else all parts of it, which are looked at as any answer is."""
+        """Return an error that marks an interrupted completion, or all its parts joined if it has ended."""
         if self.known is None or completion.finish == "error":
             return completion
         before, room = self._room(request, self.known)
@@ -79,22 +73,20 @@ class Parts(Sampler):
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CUT)
 
     def _goes_on(self, part: Part) -> bool:
-        """Whether a sampler can be asked for what comes after it: no token ends the turn or is none, no log-probability is impossible."""
+        """Return whether a partial completion can be continued: no stop id, no invalid token and no invalid log-probability."""
         among = self.tokens.stop_ids.isdisjoint(part.tokens) and min(part.tokens) >= 0 and max(part.tokens) < self.tokens.vocab_size
         return among and all(-math.inf < p <= ABOVE_ZERO for p in part.logprobs)
 
     def _room(self, request: Request, known: Mapping[int, Part]) -> tuple[Part, int]:
-        """What is there of the answer to a request, and how many tokens its next part may have."""
+        """Return the partial completion of a request, and the token limit of its next part."""
         part = known.get(request.seed, Part())
         return part, min(self.most, request.max_tokens - len(part.tokens))
 
 
 class RolloutInParts(Rollout):
-    """A rollout in which the answers to draws that have a part are cut after `most` tokens.
+    """A rollout that interrupts the completions of requests with a partial completion after `max_tokens` tokens.
 
-    One that is cut is an episode without a verdict, with the tokens that are there: `part_of`.
-
-    >>> RolloutInParts(mdp, sampler, 512, workers=8).collect(draws, Sampling(), version=3)      # doctest: +SKIP
+    An interrupted completion gives an episode without a verdict (see `get_partial_completion`).
     """
 
     def __init__(self, mdp: TokenMDP, sampler: Sampler, most: int, **how: Any) -> None:
@@ -102,7 +94,7 @@ class RolloutInParts(Rollout):
         super().__init__(mdp, self.parts, **how)
 
     def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
-        """Each draw's index with its episode."""
+        """Yield the index of each request with its episode."""
         begun = {_asked(draw): draw.part for draw in draws if draw.part is not None}
         if not begun:
             yield from super().stream(draws, sampling, version=version)
@@ -113,12 +105,12 @@ class RolloutInParts(Rollout):
 
 
 def rollout_of(mdp: TokenMDP, sampler: Sampler, *, most: int | None, **how: Any) -> Rollout:
-    """A rollout, in parts of so many tokens if there is a number."""
+    """Build a rollout; a partial rollout if a number of tokens is given."""
     return Rollout(mdp, sampler, **how) if most is None else RolloutInParts(mdp, sampler, most, **how)
 
 
 def part_of(episode: Episode) -> Part | None:
-    """What is there of an answer that was cut; None for one that has ended or failed.
+    """Return the partial completion of an interrupted episode; None if it has ended or failed.
 
     >>> part_of(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CUT, meta={"versions": [[3, 1]]}))
     Part(tokens=[7], logprobs=[-0.5], versions=[[3, 1]])
@@ -130,7 +122,7 @@ def part_of(episode: Episode) -> Part | None:
 
 
 def begins_with(episode: Episode, part: Part) -> bool:
-    """Whether an episode goes on from this part, if it has tokens of the policy at all: a failed one may have none."""
+    """Return whether an episode continues this partial completion. True for failed episodes, which may have no tokens."""
     begin, versions = episode.prompt_length, episode.meta.get("versions") or [[episode.policy_version, episode.length]]
     if episode.end is End.FAILED and episode.error != CUT:
         return True
@@ -142,7 +134,7 @@ def begins_with(episode: Episode, part: Part) -> bool:
 
 
 def _told(episode: Episode, part: Part) -> Episode:
-    """The episode that names the versions of the weights that sampled it, if there were several; a cut one with all that is there."""
+    """Record the weight versions of an episode, if there are several; add the tokens so far to an interrupted one."""
     if episode.error == CUT:
         before, count = len(episode.tokens), len(part.tokens)
         lists: dict[str, Any] = {
@@ -159,18 +151,18 @@ def _told(episode: Episode, part: Part) -> Episode:
 
 
 def _asked(draw: Draw) -> int:
-    """The seed of the request for the only turn of a draw."""
+    """Return the seed of the sampler request for the only turn of a rollout request."""
     return seed_of(draw.seed, 0)
 
 
 class _Shorter(Feed):
-    """A feed whose requests are those for the next parts."""
+    """A request queue that replaces each request by the request for its next part."""
 
     def __init__(self, parts: Parts, feed: Feed, asked: dict[int, Request]) -> None:
         self.parts, self.feed, self.asked = parts, feed, asked
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "notify":  # the schedule calls that of its own feed
+        if name == "notify":  # the scheduler calls the callback of its own queue
             self.feed.notify = value
         else:
             super().__setattr__(name, value)

@@ -1,8 +1,7 @@
-"""Replay: recorded episodes stepped once more through `TokenEnv.step`, and compared bit by bit.
+"""Replay: step recorded episodes again through `TokenEnv.step`, and compare them exactly.
 
-Sampling and stepping drive one core, so they should never differ; this is the audit that says whether they did. Only
-the policy's tokens are stepped: what the environment said between them must be the same again, or, if it has sessions of its own,
-is taken from the record.
+Rollouts and `TokenEnv` share one implementation, so they should never differ; replay verifies it. Only the policy's tokens are stepped.
+The replies of the environment must be the same again; stateful sessions are replayed from the record.
 """
 
 from __future__ import annotations
@@ -24,31 +23,30 @@ KEYS = ("split", "index", "tokens", "acted", "end", "reward")
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What a replay found.
+    """The result of a replay.
 
     >>> ReplayReport(episodes=10_000, mismatches=0).record()
     {'episodes': 10000, 'mismatches': 0, 'failed': 0, 'details': []}
     """
 
     episodes: int = 0
-    """How many were stepped."""
+    """The number of episodes that were stepped."""
     mismatches: int = 0
     failed: int = 0
-    """Episodes recorded as failed: the machinery's, so there is nothing to compare. Not stepped, not counted above."""
+    """Episodes recorded as failed. They are not stepped and not counted in `episodes`."""
     recorded: int = 0
-    """How many of them had sessions of their own. What those answered was taken from the record, since they may have changed something
-    that no second run finds as it was; it was not asked for again."""
+    """The number of episodes whose stateful sessions were replayed from the record."""
     details: list[str] = field(default_factory=list)
-    """One line for each mismatch, the first few only."""
+    """One line for each of the first mismatches."""
 
     def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
+        """Return the report as plain JSON."""
         recorded = {"recorded": self.recorded} if self.recorded else {}
         return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, **recorded, "details": list(self.details)}
 
 
 def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
-    """Step every episode that a run recorded, in the environment that its configuration names.
+    """Replay every recorded episode of a run, in the environment of its configuration.
 
     >>> replay(Path("runs/quickstart")).mismatches           # doctest: +SKIP
     0
@@ -65,7 +63,7 @@ def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
 
 
 def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int = 20) -> ReplayReport:
-    """Step recorded episodes, one row each, through `env`."""
+    """Replay recorded episodes, one row each, in `env`."""
     report = ReplayReport()
     for number, row in enumerate(rows, 1):
         missing = [key for key in KEYS if key not in row]
@@ -99,10 +97,10 @@ def mismatch(
     timed: bool = False,
     **other: Any,
 ) -> str:
-    """What differs when this episode is stepped again, in words; "" when nothing does. A recorded `session` answers what it answered then.
+    """Step an episode again and describe the first difference; empty if there is none. `session`: the session record to replay.
 
-    `timed`: its time was up, or it was the last of its group, which stepping does not see; then the rest of the tokens is compared, and no
-    end. `other` replaces fields of the task, for a honeypot.
+    `timed`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
+    compared, not the end. `other` replaces fields of the task, for canary tasks.
 
     >>> mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
@@ -120,19 +118,19 @@ def mismatch(
         _, paid, _, _, info = env.step(token)
         last = info["end"]
         if not last and paid != 0.0:
-            return f"token {k} of the policy was paid {paid} before the end"
+            return f"token {k} of the policy has the reward {paid} before the end"
     if timed and env.state.end is None:
         same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.acted[: len(acted)] == [bool(own) for own in acted]
         return "" if same else f"the tokens differ: {_first(env.state.tokens[: len(tokens)], tokens)}"
     if env.state.end is None:
-        return f"the episode goes on after the policy's {len(chosen)} tokens, and was recorded as {end}"
+        return f"the episode continues after the policy's {len(chosen)} tokens, and was recorded as {end}"
     if env.state.tokens != list(tokens):
         return f"the tokens differ: {_first(env.state.tokens, tokens)}"
     if env.state.acted != [bool(own) for own in acted]:
-        return f"what the policy acted differs: {_first(env.state.acted, [bool(own) for own in acted])}"
+        return f"the action mask differs: {_first(env.state.acted, [bool(own) for own in acted])}"
     if last != end:
         return f"stepping ended {last}, recorded {end}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.scored else "")
-    return "" if paid == reward else f"stepping paid {paid!r}, recorded {reward!r}"
+    return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
 
 
 def _first(stepped: Sequence[Any], recorded: Sequence[Any]) -> str:

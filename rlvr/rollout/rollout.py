@@ -1,7 +1,7 @@
-"""Tasks and a sampler in, episodes out. A failure becomes a failed episode: data, not a crash.
+"""Rollouts: sample episodes of an environment. A failure gives a failed episode, not an exception.
 
-Each conversation continues as soon as its own session has replied, independently of the others. Sessions are asked in one bounded pool of
-threads, answers are judged in another; the sampler and the tokens belong to the thread that asks for episodes.
+Each conversation continues as soon as its own session has replied, independently of the others. Sessions run in one bounded thread pool,
+verification runs in another; the sampler and the tokenizer are used only in the calling thread.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rlvr.rollout.timing import Timing as Timing
 from rlvr.rollout.timing import covered as covered
 
 DEADLINE_S = 600.0
-"""How long one verification, or one call of a session, may take unless it is set."""
+"""The default timeout of one verification or one session call."""
 
 
 class Rollout:
-    """Collects episodes of one environment with one sampler.
+    """Samples episodes of one environment with one sampler.
 
     >>> with Rollout(mdp, sampler) as rollout:                                        # doctest: +SKIP
     ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
     """
 
     shared = False
-    """Whether the main process samples for all learning processes. Otherwise each samples its share."""
+    """True if the main process samples for all training processes; otherwise each process samples its shard."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class Rollout:
         overlong: str = "wait",
         lockstep: bool | None = None,
     ) -> None:
-        """Set how much runs in parallel, and the timeouts.
+        """Create the rollout with its thread pools.
 
         Args:
             mdp: the environment and the tokenizer.
-            sampler: who answers.
-            workers: how many answers are judged at once.
-            actors: how many sessions are asked at once.
-            open_sessions: how many sessions are open at once, where the environment has sessions of its own.
-            deadline_s: how long one verification, or one call of a session, may take; then the episode has no verdict.
-            episode_s: after so many seconds from its first request a conversation ends with its present turn, and is judged; None: never.
-            overlong: "cut" ends the last conversation of a group, once the others are over, where it has as many turns as the longest of
-                them; it is judged as it is. "wait": it ends by itself.
-            lockstep: whether all conversations wait for the slowest before each turn. The company in which an answer is sampled may decide
-                its last bits (`Sampler.company`), and without lockstep it depends on how long replies take. None: only for such a sampler,
-                with an environment that replies and has no sessions of its own.
+            sampler: the sampler of the policy.
+            workers: the number of concurrent verifications.
+            actors: the number of concurrent session calls.
+            open_sessions: the maximum number of open sessions, for environments with stateful sessions.
+            deadline_s: the timeout of one verification or one session call; after it the episode has no verdict.
+            episode_s: after this time a conversation ends with its current turn and is verified; None: no limit.
+            overlong: "cut" ends the last conversation of a group when the others are done and it has as many turns as the longest of
+                them; it is verified as it is. "wait" lets it finish.
+            lockstep: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
+                depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
+                timing. None: only for such samplers, with a stateless interactive environment.
         """
         if workers < 1 or deadline_s <= 0:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
@@ -76,17 +76,17 @@ class Rollout:
         self.episode_s, self.overlong = episode_s, overlong
         self.lockstep = bool(sampler.company) and mdp.takes_part and not mdp.worlds if lockstep is None else lockstep
         self.waits = waits(mdp.environment.verifier)
-        """Whether verdicts are awaited without a thread."""
+        """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""
         self.timing = Timing()
         self.judges, self.actors = Judges(workers), Judges(actors, name="session")
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """One episode a draw, in order."""
+        """Return one episode per request, in order."""
         found = dict(self.stream(draws, sampling, version=version))
         return [found[i] for i in range(len(draws))]
 
     def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
-        """Each draw's index with its episode, as soon as it is judged. However this ends, all its sessions are closed."""
+        """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end."""
         self.timing = Timing()
         schedule = (SessionSchedule if self.mdp.takes_part else Schedule)(self, draws, self.timing)
         try:
@@ -96,11 +96,11 @@ class Rollout:
             schedule.close()
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Further times of a step, besides these; for one that samples elsewhere."""
+        """Return additional timing metrics of a step, given its times; for remote rollouts."""
         return {}
 
     def close(self) -> None:
-        """Stop the threads. A verifier or a session that hangs delays neither this nor the end of the process."""
+        """Stop the threads, without waiting for hanging verifiers or sessions."""
         self.judges.close()
         self.actors.close()
 

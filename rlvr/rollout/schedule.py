@@ -1,11 +1,11 @@
-"""The schedule of a rollout: which conversation does what next, and what is given up.
+"""The scheduler of a rollout: the event loop that advances conversations and enforces timeouts.
 
-One thread owns all conversations: the one that collects episodes. It advances a conversation when the sampler, its session or its
-verification is done. Everything that may take long runs in other threads, with a deadline, so the sampler does not wait for it.
+The calling thread owns all conversations. It advances a conversation when the sampler, its session or its verification is done. Slow
+work runs in other threads, with a timeout, so that the sampler never waits for it.
 
-    WAITING  READY  SAMPLING  JUDGING  DONE
+    WAITING  READY  SAMPLING  VERIFYING  DONE
 
-This is the schedule of an environment that takes no part in the conversation; `sessions` has the one for those that do.
+This is the scheduler for environments that are not interactive; `session_scheduler` has the one for interactive ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlvr.rollout.timing import Timing
 from rlvr.task import Fault, Verdict
 
 LOOK_S = 0.05
-"""How often deadlines are checked, in seconds."""
+"""The interval of timeout checks."""
 NO_ANSWER = "the sampler gave no answer at all"
 ASKING = (Stage.WAITING, Stage.OPENING, Stage.READY, Stage.SAMPLING, Stage.HEARING)
-"""Stages after which the sampler may get another request."""
+"""The phases in which a conversation may still have requests for the sampler."""
 
 
 class Terms(Protocol):
-    """What a rollout gives to its schedule."""
+    """The attributes of a rollout that its scheduler uses."""
 
     mdp: TokenMDP
     sampler: Sampler
@@ -52,25 +52,22 @@ class Terms(Protocol):
 
 
 class Schedule(Feed):
-    """The conversations of one collection, and what each waits for. It is the feed that the sampler takes its requests from.
-
-    >>> for talk in Schedule(rollout, draws, Timing()).run(Sampling()): ...                  # doctest: +SKIP
-    """
+    """Schedules the conversations of one rollout. It is also the request queue of the sampler."""
 
     def __init__(self, terms: Terms, draws: Sequence[Draw], timing: Timing) -> None:
         self.terms, self.timing = terms, timing
         self.talks = [Talk(number, draw, terms.mdp) for number, draw in enumerate(draws)]
         self.count = Counter({Stage.WAITING: len(self.talks)})
         self.ready, self.over = dict[int, Talk](), list[Talk]()
-        """What the sampler may take, and what is done and not handed on yet."""
+        """The conversations with a pending request, and the finished ones that are not yet returned."""
         self.events: SimpleQueue[tuple[Talk, Job, float]] = SimpleQueue()
         self.looked = perf_counter()
-        """When deadlines were last checked."""
+        """The time of the last timeout check."""
 
     # ---- for the sampler
 
     def take(self, room: int) -> Asked | None:
-        """The oldest conversations first, so that what was begun is finished."""
+        """Return pending requests, oldest conversations first."""
         if not self.asking:
             return None
         taken = [self.ready.pop(number) for number in sorted(self.ready)[:room]]
@@ -79,24 +76,24 @@ class Schedule(Feed):
         return [(talk.number, talk.request()) for talk in taken]
 
     def wave(self) -> Asked | None:
-        """All of them, once nothing else is under way."""
+        """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
         under_way = any(self.count[stage] for stage in (Stage.OPENING, Stage.SAMPLING, Stage.HEARING))
         return self.take(0 if under_way else len(self.ready))
 
     @property
     def coming(self) -> int:
-        """How many conversations are not at the sampler and may return to it."""
+        """The number of conversations outside the sampler that may still send requests."""
         return self.asking - self.count[Stage.SAMPLING]
 
     @property
     def asking(self) -> int:
-        """How many conversations may still have a request for the sampler."""
+        """The number of conversations that may still send requests to the sampler."""
         return sum(self.count[stage] for stage in ASKING)
 
     # ---- the run
 
     def run(self, sampling: Sampling) -> Iterator[Talk]:
-        """Every conversation, as soon as it is over and judged."""
+        """Run all conversations; yield each one when it is verified."""
         began, sampler = perf_counter(), self.terms.sampler
         served = Sampler.serve(sampler, self, sampling) if self.terms.lockstep else sampler.serve(self, sampling)
         self._admit()
@@ -107,7 +104,7 @@ class Schedule(Feed):
                 yield from self._look(wait=given is None and not self.count[Stage.SAMPLING])
         finally:
             if isinstance(served, Generator):
-                served.close()  # releases what it holds now, not when it is garbage collected
+                served.close()  # release its resources now, not at garbage collection
         sampled = perf_counter()
         if self.asking:
             self._sampler_gone()
@@ -116,12 +113,13 @@ class Schedule(Feed):
         self.timing.sampling, self.timing.waiting = sampled - began, perf_counter() - sampled
 
     def close(self) -> None:
-        """Give up every conversation that is not over."""
+        """Cancel every unfinished conversation."""
         self.notify = None
         if self.count[Stage.DONE] < len(self.talks):
             self._give_up(self.talks, "the rollout was closed")
 
     def _give_up(self, talks: Sequence[Talk], reason: str) -> None:
+        """Cancel unfinished conversations with an error."""
         for talk in talks:
             if talk.stage is not Stage.DONE:
                 talk.error = talk.error or reason
@@ -129,11 +127,11 @@ class Schedule(Feed):
                 self._done(talk)
 
     def _sampler_gone(self) -> None:
-        """The sampler has ended before its work."""
+        """Fail the conversations whose completions the sampler never returned."""
         self.ready.clear()
         self._give_up([talk for talk in self.talks if talk.stage in (Stage.SAMPLING, Stage.READY)], NO_ANSWER)
 
-    # ---- what happens to a conversation
+    # ---- events of a conversation
 
     def _move(self, talk: Talk, stage: Stage) -> None:
         self.count[talk.stage] -= 1
@@ -141,20 +139,20 @@ class Schedule(Feed):
         talk.stage = stage
 
     def _admit(self) -> None:
-        """Begin all conversations."""
+        """Start all conversations."""
         for talk in self.talks:
             self._next(talk)
 
     def _given(self, number: int, completion: Completion) -> None:
-        """The sampler has answered."""
+        """Handle a completion of the sampler."""
         talk = self.talks[number]
         if talk.stage is not Stage.SAMPLING:
-            raise SamplerError(f"the sampler answered request {number}, which is not under way")
+            raise SamplerError(f"the sampler returned request {number}, which is not being sampled")
         talk.say(completion)
         self._next(talk)
 
     def _next(self, talk: Talk) -> None:
-        """What it was doing is done: begin what comes next."""
+        """Move a conversation to its next phase."""
         if talk.error or talk.stage is Stage.JUDGING:
             self._done(talk)
         elif talk.state.end is None:
@@ -164,7 +162,7 @@ class Schedule(Feed):
             self._work(talk, Stage.JUDGING, talk.judge_waiting if self.terms.waits else partial(self.terms.mdp.judge, talk.state))
 
     def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
-        """Something that may take long, in a thread. The thread holds this conversation, and none of the others."""
+        """Submit slow work to a thread. The thread accesses only this conversation."""
         talk.pool = self.terms.judges if stage is Stage.JUDGING else self.terms.actors
         talk.submitted = perf_counter()
         self._move(talk, stage)
@@ -172,9 +170,9 @@ class Schedule(Feed):
         talk.job.add_done_callback(partial(_report, ref(self), talk))
 
     def _arrived(self, talk: Talk, job: Job, ended: float) -> None:
-        """A job is done."""
+        """Handle the end of a job."""
         if talk.job is not job:
-            return  # it was given up
+            return  # the job was cancelled
         talk.job = None
         if job.cancelled() or job.exception() is not None:
             self._broken(talk, job)
@@ -184,24 +182,24 @@ class Schedule(Feed):
         self._next(talk)
 
     def _broken(self, talk: Talk, job: Job) -> None:
-        """A job raised, or was dropped because another thread has closed the rollout."""
+        """Handle a job that raised, or was cancelled because the rollout was closed."""
         error = None if job.cancelled() else job.exception()
         if error is None:
             talk.error = talk.error or "the rollout was closed"
         elif talk.stage is Stage.JUDGING:
-            talk.verdict = Verdict(None, f"judging raised {error!r}", fault=Fault.INFRA)
+            talk.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
         else:
             talk.error = f"{talk.asked} raised {type(error).__name__}: {error}"
 
     def _done(self, talk: Talk) -> None:
-        """The conversation is over, one way or the other."""
+        """Mark a conversation as done."""
         self._move(talk, Stage.DONE)
         self.over.append(talk)
 
     # ---- time
 
     def _look(self, *, wait: bool) -> list[Talk]:
-        """Handle what happened since, or wait for something to happen; return the conversations that are over."""
+        """Handle pending events, or wait for one; return the finished conversations."""
         with suppress(Empty):
             self._arrived(*self.events.get(wait, LOOK_S if wait else None))
             while True:
@@ -214,14 +212,14 @@ class Schedule(Feed):
         return over
 
     def _overdue(self, now: float) -> None:
-        """Give up what has had its time. What waits for a thread has its time from when a thread of its pool last began or ended work."""
+        """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
         busy = [(talk, talk.job) for talk in self.talks if talk.job is not None]
-        for talk, job in sorted(busy, key=lambda pair: not pair[1].since):  # when what runs is given up, another thread runs what waits
+        for talk, job in sorted(busy, key=lambda pair: not pair[1].since):  # running jobs first: cancelling one frees a thread
             if now - (job.since or max(talk.pool.moved, talk.submitted)) > self.terms.deadline_s:
                 self._late(talk)
 
     def _late(self, talk: Talk) -> None:
-        """The deadline has passed."""
+        """Handle a job that exceeded its timeout."""
         if talk.stage is Stage.JUDGING:
             talk.verdict = late(self.terms.deadline_s)
         else:
@@ -231,7 +229,7 @@ class Schedule(Feed):
 
 
 def _report(schedule: ref[Schedule], talk: Talk, job: Any) -> None:
-    """Called in the thread of a `Job` when it is done; the schedule may be gone by then."""
+    """Post the end of a job to the scheduler, if it still exists. Runs in the job's thread."""
     if (alive := schedule()) is not None:
         alive.events.put((talk, job, perf_counter()))
         if notify := alive.notify:

@@ -1,8 +1,8 @@
-"""The schedule of conversations with an environment that takes part in them: with sessions of its own, or with replies.
+"""The scheduler for interactive environments, with stateful sessions or stateless replies.
 
-    WAITING  OPENING  (READY  SAMPLING  HEARING)*  ENDING  CLOSING  JUDGING  DONE
+    WAITING  OPENING  (READY  SAMPLING  STEPPING_SESSION)*  COLLECTING  CLOSING  VERIFYING  DONE
 
-Each call of a session is a job with a deadline of its own. An environment without sessions of its own has no OPENING and no CLOSING.
+Each session call is a job with its own timeout. A stateless environment has no OPENING and no CLOSING.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from rlvr.rollout.talk import Stage, Talk
 from rlvr.rollout.timing import Timing
 
 CLOSING_S = 10.0
-"""How long all sessions together have to close when a rollout is over."""
+"""The timeout for all sessions together to close at the end of a rollout."""
 OUTSIDE = (Stage.WAITING, Stage.DONE)
-"""Stages in which a conversation holds neither a session nor evidence that waits for its verdict."""
+"""The phases in which a conversation holds neither a session nor artifacts."""
 
 
 class SessionSchedule(Schedule):
-    """Opens, asks and closes sessions, and no more at a time than `open_sessions`.
-
-    >>> for talk in SessionSchedule(rollout, draws, Timing()).run(Sampling()): ...           # doctest: +SKIP
-    """
+    """Schedules conversations with sessions; at most `max_open_sessions` are open at a time."""
 
     def __init__(self, terms: Terms, draws: Sequence[Draw], timing: Timing) -> None:
         super().__init__(terms, draws, timing)
@@ -43,12 +40,12 @@ class SessionSchedule(Schedule):
         for talk in self.talks:
             self.groups[talk.draw.group].append(talk)
         self.closing = set[Future[Any]]()
-        """Sessions that are closed although nothing waits for them, after an error."""
+        """The running close jobs of failed conversations."""
         self.gone = False
-        """Whether the sampler has ended before its work."""
+        """True if the sampler ended before all conversations were done."""
 
     def _admit(self) -> None:
-        """Begin the next conversations: all of them, or as many as may have a session open."""
+        """Start the next conversations: all, or as many as may have an open session."""
         while self.waiting and (not self.worlds or self._under_way < self.terms.open_sessions):
             self._next(self.waiting.popleft())
         if self.worlds:
@@ -56,17 +53,17 @@ class SessionSchedule(Schedule):
 
     @property
     def _under_way(self) -> int:
-        """How many conversations have a session, or evidence that waits for its verdict, counting sessions that are being closed."""
+        """The number of conversations with a session or with artifacts, including sessions that are being closed."""
         self.closing = {job for job in self.closing if not job.done()}
         return len(self.talks) - sum(self.count[stage] for stage in OUTSIDE) + len(self.closing)
 
     def wave(self) -> Asked | None:
-        """As in any schedule. A conversation that is about to end makes room for the next, which is waited for."""
+        """Return all pending requests. Waits for ending conversations if they make room for new ones."""
         ending = self.waiting and any(self.count[stage] for stage in (Stage.ENDING, Stage.CLOSING, Stage.JUDGING))
         return self.take(0) if ending else super().wave()
 
     def take(self, room: int) -> Asked | None:
-        """As in any schedule; the time of each turn begins."""
+        """Return pending requests, oldest first, and start the timer of each turn."""
         asked, now = super().take(room), perf_counter()
         for number, _ in asked or ():
             self.talks[number].asked_at = now
@@ -82,7 +79,7 @@ class SessionSchedule(Schedule):
         super()._arrived(talk, job, ended)
 
     def _took(self, talk: Talk, seconds: float) -> None:
-        """Count what a turn or a reply took."""
+        """Add the duration of a turn or a reply to a conversation."""
         talk.seconds += seconds
         talk.state.late = self.terms.episode_s is not None and talk.seconds >= self.terms.episode_s
 
@@ -120,7 +117,7 @@ class SessionSchedule(Schedule):
         return over
 
     def _late(self, talk: Talk) -> None:
-        if talk.stage is Stage.CLOSING and talk.state.lease is not None:  # that leaves the verdict alone
+        if talk.stage is Stage.CLOSING and talk.state.lease is not None:  # a close timeout does not affect the verdict
             talk.give_up()
             talk.state.lease.note(f"the session was not closed within {self.terms.deadline_s:g} s")
             self._next(talk)
@@ -135,7 +132,7 @@ class SessionSchedule(Schedule):
             self._close_session(talk.state.lease)
 
     def _last_one(self, talk: Talk) -> None:
-        """If only one conversation of this one's group is left, it gets no more turns than the longest of the others had."""
+        """Limit the last conversation of a group to the number of turns of the longest of the others."""
         group = self.groups[talk.draw.group]
         left = [other for other in group if other.stage is not Stage.DONE]
         if len(left) == 1:
@@ -144,9 +141,9 @@ class SessionSchedule(Schedule):
             )
 
     def _close_session(self, lease: Lease) -> None:
-        """Close it in a thread; once the pool is closed, in a thread made for it, so that no session stays open."""
+        """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
         if not lease.idle:
-            lease.close()  # nothing to wait for: it is not open, or is closed by the thread that is in it
+            lease.close()  # not open, or closed later by the thread that uses it
             return
         try:
             self.closing.add(self.terms.actors.submit(lease.close))
@@ -161,6 +158,6 @@ class SessionSchedule(Schedule):
             self.closing.add(closed)
 
     def close(self) -> None:
-        """Give up every conversation that is not over, and wait a while for the sessions that are being closed."""
+        """Cancel every unfinished conversation, and wait briefly for closing sessions."""
         super().close()
         wait(self.closing, CLOSING_S)

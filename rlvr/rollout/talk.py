@@ -1,4 +1,4 @@
-"""One conversation on its way from the first prompt to the verdict."""
+"""One conversation of a rollout, from the prompt to the verdict."""
 
 from __future__ import annotations
 
@@ -21,80 +21,76 @@ from rlvr.task import Fault, Verdict
 
 
 class Stage(StrEnum):
-    """Where a conversation is. In the last four, the sampler gets no more requests of it."""
+    """The phase of a conversation. In the last four phases it sends no more requests to the sampler."""
 
     WAITING = "waiting"
-    """Not begun yet."""
+    """Not started."""
     OPENING = "opening"
     READY = "ready"
-    """Its next request may be taken by the sampler."""
+    """The next request is available to the sampler."""
     SAMPLING = "sampling"
     HEARING = "hearing"
-    """Its session has received the last turn."""
+    """The session processes the last turn."""
     ENDING = "ending"
-    """It is over, and its session gives what will be judged."""
+    """The conversation is over, and its transcript is being collected."""
     CLOSING = "closing"
-    """Its session is being closed."""
+    """The session is being closed."""
     JUDGING = "judging"
     DONE = "done"
 
 
 @dataclass(eq=False, slots=True)
 class Talk:
-    """One conversation under way. Its tokens belong to the scheduler's thread; a job in another thread uses only its session.
-
-    >>> Talk(0, Draw(task, "g", 0), mdp).request().turn                                 # doctest: +SKIP
-    0
-    """
+    """One conversation. Its tokens are used only in the scheduler's thread; jobs in other threads use only its session."""
 
     number: int
     draw: Draw
     mdp: TokenMDP
     stage: Stage = Stage.WAITING
     error: str = ""
-    """Why it has no verdict."""
+    """The reason why there is no verdict."""
     job: Job | None = None
-    """What runs for it in another thread, or waits for one."""
+    """The current job, running or queued in `executor`."""
     pool: Judges = field(init=False)
-    """Whose thread that is."""
+    """The thread pool of the current job."""
     submitted: float = 0.0
-    """When the latest job was submitted."""
+    """The time when the last job was submitted."""
     asked_at: float = 0.0
-    """When the sampler took its present request."""
+    """The time when the sampler took the current request."""
     seconds: float = 0.0
-    """How long its turns and their replies took, without the time that it waited for a thread."""
+    """The duration of all turns and replies, without queueing."""
     verdict: Verdict | None = None
     state: State = field(init=False)
     logprobs: list[float] = field(init=False)
     usage: list[int] = field(default_factory=lambda: [0, 0])
-    """Tokens read and written as an endpoint counts them."""
+    """Input and output tokens as counted by an endpoint."""
 
     def __post_init__(self) -> None:
         try:
             self.state = self.mdp.pose(self.draw.task, seed=self.draw.world_seed if self.mdp.takes_part else 0)
             if not self.mdp.worlds:
                 self.mdp.ask(self.state)
-        except EnvError as error:  # a prompt that is too long fails one episode, not all of them
+        except EnvError as error:  # a prompt that is too long fails only this episode
             self.state, self.error = State(self.draw.task, [], []), str(error)
         self.logprobs = [0.0] * len(self.state.tokens)
 
     def ask(self) -> None:
-        """Write the prompt, once the session is open."""
+        """Render the prompt, once the session is open."""
         try:
             self.mdp.ask(self.state)
-        except EnvError as error:  # as above
+        except EnvError as error:  # a prompt that is too long fails only this episode
             self.error = str(error)
         self.logprobs = [0.0] * len(self.state.tokens)
 
     def request(self) -> Request:
-        """The next request for the sampler."""
+        """Build the next request for the sampler."""
         turn = len(self.state.turns)
         state, seed = self.state, seed_of(self.draw.seed, turn)
         said, ends = (said_so_far(state), self.mdp.turn_end(state)) if state.lease else (None, None)
         return Request(list(state.tokens), self.mdp.budget(state), seed, self.draw.task, turn, said, ends)
 
     def say(self, completion: Completion) -> None:
-        """Append what the sampler gave. If it cannot be used, `error` says why."""
+        """Append a completion. If it is invalid, set `error`."""
         if completion.finish == "error" or not all(-math.inf < p <= ABOVE_ZERO for p in completion.logprobs):
             self.error = _refused(completion)
             return
@@ -105,75 +101,75 @@ class Talk:
             return
         self.logprobs += completion.logprobs[: len(self.state.tokens) - len(self.logprobs)]
         if not closed and self.state.end is None:
-            self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, with room for more"
+            self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, before the limit"
 
     def _session_turn(self, completion: Completion) -> bool:
-        """The same for a turn of a session: what the sampler gave after its end is left out. Or for an endpoint that gives text."""
+        """Append a turn of a session, without tokens after its end, or the text of an endpoint."""
         if completion.usage:
             return self._say_text(completion, completion.usage)
         return self.mdp.say(self.state, completion.tokens[: self.mdp.turn_length(self.state, completion.tokens)])
 
     def _say_text(self, completion: Completion, usage: tuple[int, int]) -> bool:
-        """The same for an endpoint that gives text and counts its own tokens."""
+        """Append the text of an endpoint that counts its own tokens."""
         self.usage = [before + more for before, more in zip(self.usage, usage, strict=True)]
         cut = completion.finish == "length"
         return self.mdp.say_text(self.state, completion.tokens, spent=usage[1], cut=cut, turn=completion.turn)
 
     def go_on(self) -> None:
-        """Write what the session said, or end the conversation."""
+        """Append the reply of the session, or end the conversation."""
         try:
             self.mdp.go_on(self.state)
         except (Exception, SystemExit) as error:
-            self.error = f"what the session said cannot be written: {type(error).__name__}: {error}"
+            self.error = f"the session's reply cannot be rendered: {type(error).__name__}: {error}"
         self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
 
     # ---- jobs: each runs in a thread of a pool
 
     def open(self) -> None:
-        """Open its session."""
+        """Open the session."""
         if self.state.lease is not None:
             self.state.lease.open()
 
     def hear(self) -> None:
-        """Let the session hear the last turn."""
+        """Pass the last turn to the session."""
         self.mdp.listen(self.state)
 
     def collect(self) -> None:
-        """Collect what will be judged."""
+        """Collect the transcript to verify."""
         state = self.state
         if state.lease is not None:
             state.ending = state.lease.collect(tuple(state.turns), tuple(state.heard))
 
     def judge_waiting(self) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """The verdict of a verifier that waits: a coroutine, so that it holds no thread."""
+        """Verify with an asynchronous verifier: return the verdict, or a coroutine that does not block a thread."""
         ending = self.mdp.finish(self.state)
         found = ending if isinstance(ending, Verdict) else begun(self.mdp.environment.verifier, self.draw.task, ending)
         told = together([found], lambda verdicts: self.mdp.with_earned(self.state, verdicts[0]))
         return told if isinstance(told, Verdict) else told()
 
     def give_up(self) -> None:
-        """Stop waiting for its job."""
+        """Cancel the current job."""
         job, self.job = self.job, None
         if job is not None:
             self.pool.give_up(job)
 
     @property
     def asked(self) -> str:
-        """What was called last: to name when nothing comes back."""
+        """The name of the last session method called, for timeout messages."""
         return self.state.lease.asked if self.state.lease else ""
 
     def episode(self, version: int) -> Episode:
-        """The record of how it went."""
+        """Build the episode of the conversation."""
         if self.verdict is None or self.error:
             return self._failed(version)
         made = self.mdp.episode(self.state, self.verdict, group=self.draw.group, logprobs=self.logprobs, version=version)
         made.meta.update(self.draw.meta, finish=str(self.state.end), **({"usage": self.usage} if any(self.usage) else {}))
-        if not self.mdp.worlds and any(turn.reasoning for turn in self.state.turns):  # a session's record has the turns
+        if not self.mdp.worlds and any(turn.reasoning for turn in self.state.turns):  # a session record already contains the turns
             made.meta["reasoning"] = [turn.reasoning for turn in self.state.turns]
         return made
 
     def _failed(self, version: int) -> Episode:
-        """The record of a conversation that has no verdict."""
+        """Build the episode of a conversation without a verdict."""
         draw, state = self.draw, self.state
         length = min(len(self.logprobs), len(state.tokens))
         reason = self.error or "the conversation never ended"

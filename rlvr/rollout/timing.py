@@ -1,4 +1,4 @@
-"""Where the time of a collection went."""
+"""Timing of a rollout."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import astuple, dataclass, field
 
 @dataclass(slots=True)
 class Timing:
-    """Where the time of one collection went, in seconds.
+    """The timing of one rollout, in seconds.
 
     >>> Timing(sampling=2.0, waiting=0.1).sampling
     2.0
     """
 
     sampling: float = 0.0
-    """From the first request to the last completion."""
+    """The time from the first request to the last completion."""
     waiting: float = 0.0
-    """After that, until the last verdict: verification that sampling did not hide."""
+    """The time from the last completion to the last verdict: verification that sampling did not hide."""
     judged: list[tuple[float, float]] = field(default_factory=list)
-    """When each verification began and ended."""
+    """The start and end of each verification."""
     idle: float = 0.0
-    """The part of `sampling` in which the sampler had nothing to do, because every conversation waited for its session."""
+    """The part of the sampling time in which the sampler was idle because all conversations waited for their sessions."""
     open: int = 0
-    """The most sessions that were open at once, if the environment has sessions of its own."""
+    """The maximum number of open sessions, for environments with stateful sessions."""
 
     @property
     def verifying(self) -> float:
-        """All verifications added up."""
+        """The summed duration of all verifications."""
         return sum(end - start for start, end in self.judged)
 
     @property
     def busy(self) -> float:
-        """The time in which at least one verification was under way."""
+        """The time in which at least one verification was running."""
         return covered(self.judged)
 
     @property
     def hidden(self) -> float:
-        """The share of that time in which sampling ran too: what verification did not cost.
+        """The fraction of the verification time that was hidden behind sampling.
 
         >>> Timing(sampling=2.0, waiting=0.25, judged=[(0.0, 1.0), (0.5, 1.0)]).hidden
         0.75
@@ -53,7 +53,7 @@ class Timing:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How much time the spans cover together, what lies in several counted once.
+    """Compute the total time covered by spans, counting overlaps once.
 
     >>> covered([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
     4.0

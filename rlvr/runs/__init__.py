@@ -1,1 +1,1 @@
-"""Run folders: the record of a run, its owner, progress, report and curves."""
+"""Run folders: logs, locks, progress display, report and curves."""

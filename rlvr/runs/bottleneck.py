@@ -1,4 +1,4 @@
-"""What limits the speed of a run with collectors, in words, from the times of its steps."""
+"""Find what limits the speed of a cluster run, from the times of its steps."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WAITS, IDLE, MISSING, LOADS, JUDGES = 0.1, 0.3, 0.25, 0.25, 0.9
-"""Shares of a step beyond which something is a limit: the trainer waits, collectors idle, are missing, or load weights, judges are busy."""
+"""Limits, as fractions of a step: trainer waits, rollout workers idle, missing, or loading weights, verifier workers busy."""
 
 
 def bottleneck(rows: Sequence[Mapping[str, Any]], ahead: int) -> tuple[str, str]:
-    """What limits these steps, as one word and as a sentence; two empty texts for runs without collectors.
+    """Find the bottleneck of some steps: one word and a sentence; two empty strings for runs without rollout workers.
 
-    `rows` are their times (timings.jsonl), `ahead` is `rollout.max_staleness`.
+    `rows` are the steps' times (timings.jsonl), `ahead` is `rollout.max_staleness`.
 
     >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling": 0.97, "cluster/idle": 0.03}
     >>> bottleneck([row], ahead=1)
-    ('collectors', 'the trainer waits for collectors 62% of the step, and they sample 97% of it: add collectors')
+    ('collectors', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
     """
     rows = [row for row in rows if "cluster/sampling" in row]
     seconds = float(sum(row["step_time"] for row in rows))
@@ -30,26 +30,26 @@ def bottleneck(rows: Sequence[Mapping[str, Any]], ahead: int) -> tuple[str, str]
     waits = sum(row.get("time/wait_for_batch", 0.0) for row in rows) / seconds
     missing = max(0.0, 1.0 - samples - idles - loads)
     if missing > MISSING:
-        return "missing", f"collectors are missing {missing:.0%} of the time, since they start or were lost: see collectors.jsonl"
+        return "missing", f"rollout workers are missing {missing:.0%} of the time, because they start or failed: see collectors.jsonl"
     if judges > JUDGES:
-        return "judges", f"judge hosts are busy {judges:.0%} of the step: add judge hosts"
+        return "judges", f"verifier workers are busy {judges:.0%} of the step: add verifier workers"
     if loads > LOADS:
-        return "weights", f"collectors load weights {loads:.0%} of the step, and sample {samples:.0%}: the way of the weights is too slow"
+        return "weights", f"rollout workers load weights {loads:.0%} of the step, and sample {samples:.0%}: the weight transfer is too slow"
     if ahead == 0 and waits > WAITS and idles > IDLE:
         return "turns", (
-            f"sampling and training take turns: the trainer waits {waits:.0%} of the step, and collectors idle {idles:.0%}: "
-            "rollout.max_staleness=1 lets both work at once"
+            f"sampling and training alternate: the trainer waits {waits:.0%} of the step, and rollout workers idle {idles:.0%}: "
+            "rollout.max_staleness=1 lets both run at the same time"
         )
     if waits > WAITS and idles > IDLE:
         return "tail", (
-            f"the trainer waits for collectors {waits:.0%} of the step although they idle {idles:.0%}: a few long calls hold it up; "
-            "cluster.backups, a smaller cluster.groups_per_call or a larger rollout.max_staleness help"
+            f"the trainer waits for rollout workers {waits:.0%} of the step although they idle {idles:.0%}: a few long tasks delay it; "
+            "cluster.speculative_fraction, a smaller cluster.groups_per_task or a larger rollout.max_staleness help"
         )
     if waits > WAITS:
         return (
             "collectors",
-            f"the trainer waits for collectors {waits:.0%} of the step, and they sample {samples:.0%} of it: add collectors",
+            f"the trainer waits for rollout workers {waits:.0%} of the step, and they sample {samples:.0%} of it: add rollout workers",
         )
     if idles > IDLE:
-        return "trainer", f"collectors idle {idles:.0%} of the step, since the trainer is slower: fewer collectors would do"
-    return "balanced", f"collectors sample {samples:.0%} of the step, and the trainer waits {waits:.0%}: both are busy"
+        return "trainer", f"rollout workers idle {idles:.0%} of the step, because the trainer is slower: fewer are sufficient"
+    return "balanced", f"rollout workers sample {samples:.0%} of the step, and the trainer waits {waits:.0%}: both are busy"

@@ -6,32 +6,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 POINTS = 1000
-"""The most points of a curve; a longer one is averaged down."""
+"""The maximum number of points of a curve; longer curves are averaged down."""
 PANELS: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std"),
     "accuracy": ("eval/accuracy", "accuracy"),
     "answer length, tokens": ("completions/mean_length", "completions/max_length"),
     "turns and calls per answer": ("turns/mean", "tools/calls", "tools/errors"),
-    "share cut off": ("completions/clipped_ratio",),
+    "fraction truncated": ("completions/clipped_ratio",),
     "KL to the reference": ("kl",),
     "KL of sampler and trainer": ("mismatch_kl",),
     "entropy": ("entropy",),
     "clip share": ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean"),
     "loss": ("loss",),
     "gradient norm": ("grad_norm",),
-    "groups without a spread": ("frac_reward_zero_std",),
-    "honeypots: tasks that cannot be solved": ("honeypots/paid_so_far", "honeypots/paid"),
-    "reward against a second verifier": ("shadow/correlation", "shadow/gap"),
-    "who works, share of a step": ("cluster/sampling", "cluster/idle", "cluster/loading", "cluster/trainer"),
-    "collectors": ("cluster/collectors", "cluster/lost", "cluster/again", "cluster/given_up"),
-    "age of a token, steps": ("staleness/mean",),
+    "groups with zero variance": ("frac_reward_zero_std",),
+    "canary tasks: rewarded answers": ("honeypots/paid_so_far", "honeypots/paid"),
+    "reward against the audit verifier": ("shadow/correlation", "shadow/gap"),
+    "activity, fraction of a step": ("cluster/sampling", "cluster/idle", "cluster/loading", "cluster/trainer"),
+    "rollout workers": ("cluster/collectors", "cluster/lost", "cluster/again", "cluster/given_up"),
+    "token staleness, steps": ("staleness/mean",),
     "step time by phase, seconds": ("step_time", "time/sample", "time/verify_waited", "time/update"),
 }
-"""Each panel's title and its numbers in the logs. A panel without data is not shown."""
+"""The title of each panel and its metrics. A panel without data is not shown."""
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The panels that have data, from one row per step.
+    """Build the panels that have data, from one row per step.
 
     >>> panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
     [{'title': 'reward', 'steps': [1, 2], 'lines': {'reward': [0.5, 1.0]}}]

@@ -16,7 +16,7 @@ NOTE = "owner"
 
 
 def own_folder(prefix: str, within: str | None = None) -> Path:
-    """A new folder owned by this process, in `within` or in the folder for temporary files."""
+    """Create a folder owned by this process, in `within` or in the folder for temporary files."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
     (folder / NOTE).write_text(owner(os.getpid()), "utf-8")
     return folder
@@ -24,7 +24,7 @@ def own_folder(prefix: str, within: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def temporary(prefix: str) -> Iterator[Path]:
-    """A folder of this process for a block of code. Those that killed processes left are removed first.
+    """Provide a temporary folder for a block. Folders that killed processes left behind are removed first.
 
     >>> with temporary("rlvr-example-") as folder:
     ...     (folder / NOTE).exists()
@@ -50,7 +50,7 @@ def sweep(prefix: str, within: str | None = None) -> int:
 
 
 def clear_away(folder: Path) -> None:
-    """Remove a folder, whatever permissions a program set in it. The owner's file goes last, in case something cannot be removed."""
+    """Remove a folder, whatever permissions a program set in it. The owner file is removed last, in case something fails."""
     if os.geteuid() != 0:  # permissions do not restrict root
         for above, inside, _ in os.walk(folder):
             for shut in (Path(above, name) for name in inside):
@@ -64,12 +64,12 @@ def clear_away(folder: Path) -> None:
 
 @lru_cache(maxsize=4)
 def owner(pid: int) -> str:
-    """A label by which another process can check that this one still runs: host, boot, pid namespace, pid, start time."""
+    """Return a label by which other processes can check that a process still runs: host, boot, PID namespace, PID, start time."""
     return "|".join((*place(), str(pid), _birth(pid)))
 
 
 def dead(label: str) -> bool:
-    """Whether the owner with that label is known to have exited. Unknown (False) for other hosts and pid namespaces."""
+    """Return whether the owner with a label is known to have exited. False for other hosts and PID namespaces."""
     host, boot, space, pid, birth = (label.split("|") + [""] * 5)[:5]
     here = place()
     if host == here[0] and boot and boot != here[1]:
@@ -79,7 +79,7 @@ def dead(label: str) -> bool:
 
 @lru_cache(maxsize=1)
 def place() -> tuple[str, str, str]:
-    """Where the process ids of this process are valid: host, boot, pid namespace."""
+    """Return the scope in which PIDs are valid: host, boot, PID namespace."""
     boot = _read("/proc/sys/kernel/random/boot_id").strip()
     try:
         space = str(os.stat("/proc/self/ns/pid").st_ino)
@@ -89,7 +89,7 @@ def place() -> tuple[str, str, str]:
 
 
 def _birth(pid: int) -> str:
-    """The start time of a process, in clock ticks; empty if it does not run."""
+    """Return the start time of a process, in clock ticks; empty if it does not run."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
 

@@ -1,4 +1,4 @@
-"""Show the progress of long work: a bar with numbers on a terminal, plain lines in a log."""
+"""Progress display: a bar with metrics on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 5.0
-"""The least number of seconds between two lines in a log."""
+"""The minimum time between two log lines."""
 
 
 class Work:
-    """One long piece of work with a known number of steps.
+    """Shows the progress of work with a known number of steps.
 
     >>> with Work(Console(), "training", total=100) as work:              # doctest: +SKIP
     ...     work.advance({"reward": 0.5, "tokens/s": 900.0})
     """
 
     def __init__(self, console: Console, title: str, total: int, done: int = 0, *, patience_s: float = 0.0) -> None:
-        """`patience_s`: no line is logged before so many seconds have passed."""
+        """`patience_s` is the time before the first log line."""
         self.console, self.title, self.total, self.done, self.patience_s = console, title, total, done, patience_s
         self._said = 0.0
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class Work:
             self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 
     def prepared(self) -> None:
-        """From here on the time counts that is left: what took time before was preparation."""
+        """Restart the estimate of the remaining time, to exclude preparation."""
         self._began, self._first = time.monotonic(), self.done
 
     def advance(self, numbers: Mapping[str, float | str], by: int = 1) -> None:

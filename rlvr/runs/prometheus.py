@@ -1,4 +1,4 @@
-"""A step's numbers as a file in Prometheus' text format, which the textfile collector of node_exporter reads. No port is opened."""
+"""Write metrics in Prometheus' text format, for the textfile collector of node_exporter. No port is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "metrics.prom"
 
 
 def text_of(row: Mapping[str, Any], run: str) -> str:
-    """The numbers of a row as gauges, each with the run's name as a label; what is not a number is left out.
+    """Format the numbers of a row as gauges, with the run's name as a label; other values are omitted.
 
     >>> print(text_of({"step": 3, "cluster/sampling": 0.5, "kl": None}, "a"), end="")
     # TYPE rlvr_step gauge
@@ -30,7 +30,7 @@ def text_of(row: Mapping[str, Any], run: str) -> str:
 
 
 class Gauges:
-    """The file of a run: the newest value of every number, replaced as a whole, so that a reader never sees half of it.
+    """The metrics file of a run, with the latest value of every metric; replaced atomically.
 
     >>> Gauges(Path("runs/a")).update({"step": 1, "reward": 0.5})                             # doctest: +SKIP
     """
@@ -39,7 +39,7 @@ class Gauges:
         self.folder, self._newest = folder, dict[str, Any]()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Write the values of a step; those that it has not keep their last value."""
+        """Write the metrics of a step; missing metrics keep their last value."""
         self._newest |= row
         partial = self.folder / f".{NAME}.part"
         partial.write_text(text_of(self._newest, self.folder.resolve().name), "utf-8")

@@ -10,7 +10,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """The trailing mean over `window` values.
+    """Compute the trailing mean over `window` values.
 
     >>> smooth([0.0, 1.0, 1.0], 2)
     [0.0, 0.5, 1.0]
@@ -19,13 +19,13 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def curve(values: Sequence[float], name: str) -> str:
-    """The curve of a run for the terminal: smoothed if it has enough steps for that."""
+    """Plot the curve of a run for the terminal, smoothed if it has enough steps."""
     window = 5 if len(values) >= 10 else 1
     return plot(smooth(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
 
 
 def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
-    """A curve in braille characters with axis labels, for any terminal."""
+    """Plot a curve in braille characters with axis labels, for any terminal."""
     if not values:
         return f"{title}: nothing to plot"
     low, high = min(values), max(values)
@@ -44,7 +44,7 @@ def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: st
 
 
 def picture(path: Path, rewards: Sequence[float], before: float | None, after: float | None) -> None:
-    """The reward curve as a PNG."""
+    """Save the reward curve as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -3,10 +3,10 @@
     recipe.yaml        the recipe, if `rlvr train` was given a data file and made it
     config.yaml        the resolved configuration
     versions.json      Python, packages, platform
-    metrics.jsonl      one object per step; a repetition of the run gives the same numbers
-    timings.jsonl      one object per step: timings, which differ from run to run
+    metrics.jsonl      one object per step: metrics, reproducible
+    timings.jsonl      one object per step: timings, not reproducible
     episodes.jsonl     one object per episode: text, tokens, verdict with reasons, advantage
-    collectors.jsonl   with a cluster: one object per collector lost, call given up, and resume (rlvr.scale.record)
+    collectors.jsonl   with a cluster: one object per failed rollout worker, abandoned task, and resume (rlvr.scale.record)
     checkpoints/       see rlvr.learn.checkpoint
     reward.png         the reward curve
     report.json        what `rlvr train --json` prints
@@ -37,20 +37,20 @@ from rlvr.mdp.state import last_acted
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "honeypots.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
 Learned = tuple[Sequence[float], Sequence[float] | None]
-"""What the learner computed for an episode: the advantage of each token, and the log-ratio of trainer to sampler if it has it."""
+"""The learner's values for an episode: the advantage of each token, and the log-ratio of trainer to sampler, if available."""
 
 
 class Reports:
-    """Where a run is reported besides its folder. This base class reports nowhere; see `rlvr.learn.trackers`.
+    """Reports the metrics of a run outside of its folder. The base class does nothing; see `rlvr.learn.trackers`.
 
     >>> Reports().metrics({"step": 1, "reward": 0.5})
     """
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """Report one step's numbers."""
+        """Report the metrics of a step."""
 
     def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Report one step's episodes, as written to the log."""
+        """Report the episodes of a step, as written to the log."""
 
 
 class RunLog:
@@ -62,12 +62,12 @@ class RunLog:
 
     def __init__(self, folder: Path, *, writes: bool = True, reports: Reports | None = None) -> None:
         self.folder, self.writes, self.reports = folder, writes, reports or Reports()
-        """With several processes, only the main one writes."""
+        """`writes` is False in all processes except the main one."""
         self._files: dict[str, TextIO] = {}
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig) -> RunLog:
-        """A new folder. One that is not empty is an error."""
+        """Create a run folder; raise ConfigError if it is not empty."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not unbegun(folder):
@@ -83,7 +83,7 @@ class RunLog:
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """An existing folder, to resume. A different configuration is an error, but for machines: they change no episode."""
+        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for cluster settings."""
         changed = differing(elsewhere(config_of(folder), config), config)
         if changed:
             longer = len(changed) == 1 and changed[0].startswith("train.steps")
@@ -95,29 +95,29 @@ class RunLog:
         return cls(folder)
 
     def metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Append one step's numbers; timings go to a separate file, because they are not reproducible."""
+        """Append the metrics of a step; timings go to a separate file, because they are not reproducible."""
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
         self.reports.metrics({**row, **timings})
 
     def episodes(self, step: int, groups: Sequence[Sequence[Episode]], learned: Sequence[Sequence[Learned]]) -> None:
-        """Append one step's episodes, each with its advantages."""
+        """Append the episodes of a step, with their advantages."""
         rows = [
             episode_row(step, episode, *told)
             for group, tellings in zip(groups, learned, strict=True)
             for episode, told in zip(group, tellings, strict=True)
-            if not episode.meta.get("mismatched")  # not an answer of the policy
+            if not episode.meta.get("mismatched")  # not a completion of the policy
         ]
         self._append("episodes.jsonl", rows)
         self.reports.episodes(step, rows)
 
     def honeypots(self, step: int, paid: Sequence[Episode]) -> None:
-        """Append the honeypots that were paid in a step: each is an answer that the verifier should not pay."""
+        """Append the rewarded canaries of a step: each is an answer that the verifier should not have rewarded."""
         if paid:
             self._append("honeypots.jsonl", [episode_row(step, episode, ()) for episode in paid])
 
     def offsets(self) -> dict[str, int]:
-        """The current length of each log, after writing everything to disk."""
+        """Flush the logs to disk, and return the length of each."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -158,14 +158,14 @@ class RunLog:
 
 
 def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ratio: Sequence[float] | None = None) -> dict[str, Any]:
-    """One episode as plain JSON. `advantage` is that of the policy's last token; `advantages` has all of them if they differ.
+    """Convert an episode to JSON. `advantage` is that of the policy's last token; `advantages` has all of them if they differ.
 
     `log_ratio` is, for each token, the trainer's log-probability before the update minus the sampler's.
     """
     told: dict[str, Sequence[float]] = {} if log_ratio is None else {"log_ratio": log_ratio}
     if len({value for value, own in zip(advantages, episode.acted, strict=False) if own}) > 1:
         told["advantages"] = advantages
-    if any(episode.acted) and any(episode.rewards[: last_acted(episode.acted)]):  # not all of it at the end
+    if any(episode.acted) and any(episode.rewards[: last_acted(episode.acted)]):  # the reward is not only at the end
         told["rewards"] = episode.rewards
     return {
         "step": step,
@@ -189,7 +189,7 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ra
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock a run folder: two processes that write to it would corrupt its logs and remove each other's checkpoints.
+    """Lock a run folder, because two writing processes would corrupt its logs and remove each other's checkpoints.
 
     The operating system releases the lock however the process ends.
     """
@@ -200,19 +200,19 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another process is training in {folder}; wait for it or stop it, or choose another --out") from error
-        except (ImportError, OSError):  # without file locks the user must prevent this
+        except (ImportError, OSError):  # without file locks, preventing this is up to the user
             pass
         yield
 
 
 def unbegun(folder: Path) -> bool:
-    """Whether a folder is missing, empty, or has only a recipe and the files of a run that was killed while it created its folder."""
+    """Return whether a folder is missing, empty, or has only a recipe and the files of a run that was killed during setup."""
     known = ("versions.json", ".config.part", "recipe.yaml")
     return not folder.exists() or (folder.is_dir() and all(path.name in known for path in folder.iterdir()))
 
 
 def config_of(folder: Path) -> RunConfig:
-    """The configuration that a run was started with."""
+    """Load the configuration that a run was started with."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise NotFound(f"{folder} is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
@@ -242,7 +242,7 @@ def rows_of(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, the platform and the packages, to explain later why two runs differ."""
+    """Collect the versions of Python, the platform and the packages, to explain differences between runs."""
     found = {"rlvr": rlvr.__version__, "python": sys.version.split()[0], "platform": platform.platform()}
     for name in PACKAGES:
         try:
@@ -253,14 +253,14 @@ def versions() -> dict[str, str]:
 
 
 def elsewhere(old: RunConfig, new: RunConfig) -> RunConfig:
-    """The old configuration with the collectors of the new one, if both have some. Only the size of a call decides what is sampled."""
+    """Return the old configuration with the new cluster settings, except `groups_per_task`, which affects the samples."""
     if old.cluster is None or new.cluster is None:
         return old
     return old.model_copy(update={"cluster": new.cluster.model_copy(update={"groups_per_call": old.cluster.groups_per_call})})
 
 
 def differing(old: Section, new: Section) -> list[str]:
-    """All keys that differ, as `key: old -> new`."""
+    """Return all keys that differ, as `key: old -> new`."""
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
 

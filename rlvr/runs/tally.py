@@ -1,4 +1,4 @@
-"""Count the turns and the calls of conversations, from the records of their sessions: for metrics, progress and reports."""
+"""Count turns and tool calls of conversations from their session records, for metrics, progress and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.turns import CallStatus
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The turns and the calls of one conversation.
+    """The counts of turns and tool calls of one conversation.
 
     >>> Tally(turns=3, calls=2, errors=1, seconds=0.5, by_tool={"calculator": 2}).errors
     1
@@ -22,17 +22,17 @@ class Tally:
 
     turns: int = 1
     calls: int | None = None
-    """The calls that the policy made outside its reasoning, also those that could not be run; None if it had no tools."""
+    """The number of calls outside of the reasoning, including those that could not be executed; None without tools."""
     errors: int = 0
-    """Of these, the ones that could not be run or whose tool reported an error."""
+    """The number of calls that could not be executed or whose tool reported an error."""
     seconds: float = 0.0
-    """The time that the tools took."""
+    """The total time of the tools."""
     by_tool: Mapping[str, int] = field(default_factory=dict)
-    """The number of calls of each tool that the policy was given; names that it made up are not counted here."""
+    """The number of calls of each available tool; unknown names are not counted."""
 
 
 def tally(turns: int, record: Mapping[str, Any] | None) -> Tally:
-    """The counts of a conversation, from the record of its session if there is one.
+    """Count the turns and calls of a conversation, from its session record if there is one.
 
     >>> tally(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "heard": []})
     Tally(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
@@ -50,7 +50,7 @@ def tally(turns: int, record: Mapping[str, Any] | None) -> Tally:
 
 
 def talk_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The turns of a conversation, and its calls if it has tools; means over the episodes.
+    """Compute the mean number of turns, and of tool calls if there are tools, over episodes.
 
     >>> talk_metrics([])
     {}
@@ -67,7 +67,7 @@ def talk_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def tool_seconds(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The time that all tools took together; empty if there are none."""
+    """Compute the total time of all tools; empty if there are none."""
     talks = _tallies(episodes)
     return {"tools/time": sum(talk.seconds for talk in talks)} if talks else {}
 

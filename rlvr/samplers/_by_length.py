@@ -1,7 +1,7 @@
-"""ByLength: sample from a model with a state (a recurrence, a convolution) that the cache of transformers holds.
+"""Cache for models with a recurrent or convolutional state that the cache of transformers stores.
 
-A state cannot skip padding, so nothing is padded: prompts of equal length form a lane with a cache of its own, and all rows of a lane
-are always equally long. Each step computes one token per row, lane by lane.
+A state cannot skip padding, so nothing is padded: prompts of equal length form a group with a cache of its own, and all rows of a group
+are always equally long. Each step computes one token per row, group by group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 STATELESS = {"mlp", "moe"}
-"""Kinds of layers that compute each token by itself."""
+"""Kinds of layers without a state: they compute each token independently."""
 
 
 @dataclass(slots=True)
@@ -29,15 +29,11 @@ class Lane:
 
     cache: Any
     rows: list[int]
-    """The places of its rows among all rows, in the order of the cache."""
+    """Indices of its rows among all rows, in the order of the cache."""
 
 
 class ByLength:
-    """The interface of `Slots`, for models with a state that the cache of transformers holds.
-
-    >>> ByLength(model).refills                                                     # doctest: +SKIP
-    False
-    """
+    """Cache with the interface of `SlotCache`, for models whose recurrent state the cache of transformers stores."""
 
     refills = False
 
@@ -45,7 +41,7 @@ class ByLength:
         self.model, self.lanes = model, list[Lane]()
         known = signature(model.forward).parameters
         self.name = next((name for name in ("past_key_values", "cache_params") if name in known), "past_key_values")
-        """What the model calls its cache."""
+        """Name of the cache argument of the model's forward pass."""
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
@@ -62,7 +58,7 @@ class ByLength:
             self.lanes.append(lane)
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """Append one token to each row; returns the logits of the next token."""
+        """Append one token to each row; return the logits of the next token."""
         found: dict[int, Tensor] = {}
         for lane in self.lanes:
             logits = self._forward(token_B[lane.rows][:, None], position_B[lane.rows][:, None], lane.cache)
@@ -70,14 +66,14 @@ class ByLength:
         return torch.stack([found[row] for row in range(len(token_B))])
 
     def _forward(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        extra = {"position_ids": positions} if self.name == "past_key_values" else {}  # those with another name count by their state
+        extra = {"position_ids": positions} if self.name == "past_key_values" else {}  # other caches track positions themselves
         out = self.model(input_ids=ids, use_cache=True, **{self.name: cache}, **extra, **self.last)
         logits: Tensor = out.logits[:, -1].float()
         return logits
 
     @property
     def holds_all(self) -> bool:
-        """Whether every layer has its state in these caches: what a model keeps elsewhere would be lost, or shared by lanes."""
+        """Whether every layer stores its state in these caches: a state kept elsewhere would be lost, or shared by groups."""
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layers_block_type", None) or [""] * config.num_hidden_layers
         caches = [zip(kinds, lane.cache.layers, strict=True) for lane in self.lanes if len(lane.cache.layers) == len(kinds)]
@@ -86,7 +82,7 @@ class ByLength:
         )
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
         source = list(range(left))
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
             source[hole] = mover
@@ -100,7 +96,7 @@ class ByLength:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Whether a layer of a cache holds anything: the state of a recurrence, keys and values, or both where it is made for both."""
+    """Return whether a cache layer is filled: a recurrent state, keys and values, or both if the layer has both."""
     states = getattr(layer, "has_previous_state", None)
     recurrent = any(states.values()) if isinstance(states, dict) else bool(states)
     attended = not hasattr(layer, "keys") or bool(layer.get_seq_length())

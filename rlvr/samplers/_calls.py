@@ -1,4 +1,4 @@
-"""Calls of tools over a chat endpoint: as the endpoint reports them (`tool_calls`), or written in its text in a dialect."""
+"""Tool calls over a chat endpoint: reported by the endpoint (`tool_calls`), or written in its text in a dialect."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
 
 def turn_of(said: Reading, request: Request) -> Turn:
-    """The turn that a chat server has read. TypeError if its calls are not in the usual format. Its content is not searched for calls.
+    """Make a turn from the calls that a chat server has parsed. The content is not searched for calls.
 
-    >>> turn_of(read({"choices": [{"message": {"content": "4"}}]}, 8), Request([1], 8)).content      # doctest: +SKIP
-    '4'
+    Raises TypeError if the calls are not in the usual format.
     """
     message, content, cut = said.message, said.text, said.cut
-    older = message.get("function_call")  # one call at most
+    older = message.get("function_call")  # the legacy field has one call at most
     calls = message.get("tool_calls") or ([{"function": older}] if older else [])
     if not isinstance(calls, list):
         raise TypeError("its tool_calls are not a list")
@@ -32,7 +31,7 @@ def turn_of(said: Reading, request: Request) -> Turn:
 
 
 def written_turn(said: Reading, request: Request, dialect: Dialect) -> Turn:
-    """The turn whose calls are written in its text. Where calls are plain text, it ends with its first complete call."""
+    """Parse a turn whose calls are written in its text. If the dialect writes plain text, the turn ends at its first complete call."""
     tools = request.said.tools if request.said else ()
     text, cut = said.text, said.cut
     if dialect.plain_text:
@@ -45,7 +44,7 @@ def written_turn(said: Reading, request: Request, dialect: Dialect) -> Turn:
 
 
 def written_messages(said: Said, dialect: Dialect) -> list[dict[str, Any]]:
-    """A conversation with tools for an endpoint that is not sent any: described in the system message, calls and results as text."""
+    """Format a conversation with tools as plain messages: tools in the system message, calls and results as text."""
     messages = [dict(message) for message in said.messages]
     about = dialect.instructions(said.tools)
     if messages and messages[0]["role"] == "system":
@@ -70,7 +69,7 @@ def written_messages(said: Said, dialect: Dialect) -> list[dict[str, Any]]:
 
 
 def _written(function: Mapping[str, Any], tools: Sequence[ToolSpec], dialect: Dialect) -> str:
-    """A call as the policy wrote it, or would have."""
+    """Format a call in the dialect; the raw arguments if that is not possible."""
     raw = str(function["arguments"])
     try:
         given = json.loads(raw)

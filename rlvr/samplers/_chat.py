@@ -1,4 +1,4 @@
-"""What a chat endpoint replied: its text, its reasoning, why it ended, and how many tokens it used."""
+"""Parse the reply of a chat endpoint: text, reasoning, finish reason and token usage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ STOPPED = frozenset(
     ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete", "completed", "tool_calls", "function_call", "tool_use")
 )
 CUT = frozenset(("length", "max_tokens", "max_output_tokens", "model_length"))
-"""Finish reasons of endpoints, in lower case: STOPPED for a complete answer, CUT for a truncated one."""
+"""Finish reasons of endpoints, in lower case: of complete answers (above) and of truncated ones."""
 REASONING = ("reasoning_content", "reasoning")
-"""The fields of a message that hold the reasoning, if it is apart from the answer."""
+"""Fields of a message that contain the reasoning, if it is separate from the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A chat completion as it was read.
+    """A parsed chat completion.
 
     >>> read({"choices": [{"message": {"content": "4"}}]}, 8).reason
     'stop'
@@ -32,14 +32,14 @@ class Reading:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended at a limit of tokens."""
+        """Whether the completion ended at a token limit."""
         return self.reason in CUT
 
 
 def read(said: Any, max_tokens: int) -> Reading:
-    """Read a reply. LookupError, TypeError, AttributeError or ValueError if it is not a chat completion.
+    """Parse a reply. Raises LookupError, TypeError, AttributeError or ValueError if it is not a chat completion.
 
-    Some endpoints give no reason for the end. Then an answer of as many tokens as were allowed was cut off.
+    Some endpoints give no finish reason. Then an answer with the maximum number of tokens counts as truncated.
     """
     choice, usage = said["choices"][0], used(said.get("usage"))
     message = choice["message"]
@@ -50,7 +50,7 @@ def read(said: Any, max_tokens: int) -> Reading:
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, str]:
-    """The text and the reasoning of a message: its content is a string, a list of parts, or null. A refusal is an answer, too."""
+    """Split the content of a message (a string, a list of parts, or null) into text and reasoning. A refusal counts as an answer."""
     content = message.get("content")
     if content is None:
         content = message.get("refusal") or ""
@@ -68,7 +68,7 @@ def _content(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def used(usage: Any) -> tuple[int, int]:
-    """The input and output tokens that the endpoint reports, hidden reasoning included; 0 if it does not report them.
+    """Parse the reported input and output tokens, hidden reasoning included; 0 if the endpoint does not report them.
 
     >>> used({"prompt_tokens": 12, "completion_tokens": 5}), used({"prompt_tokens": "?"})
     ((12, 5), (0, 0))

@@ -12,10 +12,10 @@ from rlvr.samplers._support import kept
 
 
 def uniform(requests: Sequence[Request], width: int) -> Tensor:
-    """One row of random numbers per answer, from its own seed."""
+    """Draw one row of uniform random numbers per request, from its own seed."""
     generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), width)
     for row, request in zip(numbers_BT, requests, strict=True):
-        # one after another, so that the first n do not depend on how many are drawn
+        # row by row, so that the first n numbers do not depend on how many are drawn
         row[: request.max_tokens] = torch.rand(request.max_tokens, generator=generator.manual_seed(request.seed % 2**63))
     return numbers_BT
 
@@ -38,7 +38,7 @@ def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Te
 
 
 def running_sum(odds_BV: Tensor) -> Tensor:
-    """The cumulative sum of each row on an accelerator. A single row is doubled: one alone is summed in another order each time."""
+    """Compute the cumulative sum of each row on an accelerator. A single row is duplicated, because its summation order varies."""
     if len(odds_BV) > 1:
         return odds_BV.cumsum(dim=-1)
     return torch.cat([odds_BV, odds_BV]).cumsum(dim=-1)[:1]

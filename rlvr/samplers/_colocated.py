@@ -29,9 +29,9 @@ from rlvr.samplers._local.meeting import meeting_in
 
 PREFIX = "rlvr-vllm-"
 PARTS = ["weights", "kv_cache"]
-"""Of the memory that an engine releases, in the order in which it gets them back."""
+"""Tags of the memory that an engine releases, in the order in which it is restored."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks of adapters that vLLM makes room for."""
+"""Adapter ranks that vLLM supports."""
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in this process, which has the trainer's tensors
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -41,7 +41,7 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The resources that the engine may use.
+    """Configuration of a vLLM engine: the resources that it may use.
 
     >>> Place(dtype="float32", kv_cache_gb=1.0).max_num_seqs
     256
@@ -51,22 +51,22 @@ class Place:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     memory_fraction: float = 0.4
-    """The fraction of a GPU's memory for weights and cache together; the trainer uses the rest."""
+    """Fraction of a GPU's memory for weights and KV cache together; the trainer uses the rest."""
     kv_cache_gb: float | None = None
     enforce_eager: bool = False
     sleep: bool = True
     """Whether the engine releases its GPU memory to the trainer between sampling and the next weights."""
     tensor_parallel_size: int = 1
-    """Over how many GPUs the engine is split; above 1 only in a process of its own."""
+    """Number of GPUs that the engine is split over; above 1 only in a process of its own."""
     lora_rank: int = 0
-    """The rank of an adapter that is sent apart from the weights; 0: there is none, or the merged weights are sent."""
+    """Rank of an adapter that is sent separately from the weights; 0: no adapter, or merged weights are sent."""
 
 
 class Colocated:
-    """A vLLM engine in this process, for the trainer's model, for a model in a folder (a name), or for one whose configuration is in a
-    folder (a path) and whose weights will come. `tied`: the names of its output head and of the embeddings, if they are one tensor.
+    """A vLLM engine in this process.
 
-    >>> engine = Colocated(model, Place("float32"), deadline_s=600)                     # doctest: +SKIP
+    `model` is the trainer's model, the name of a folder with a model, or the path of a folder with a configuration, whose weights are sent
+    later. `tied`: the names of its output head and of the embeddings, if they are one tensor.
     """
 
     where = "the vLLM engine in this process"
@@ -76,11 +76,11 @@ class Colocated:
         self.place, self.deadline_s, self._tied = place, deadline_s, tied or tied_names(model)
         self.on_gpu = False
         self._asleep = list[str]()
-        """The parts of its memory that the engine has released."""
+        """Tags of the memory that the engine has released."""
         self._adapter: Any = None
-        """What requests name, if the engine has an adapter apart from its weights."""
+        """The LoRA request of all requests, if the engine has an adapter separate from its weights."""
         self._based = False
-        """Whether it has the weights that belong to the adapter."""
+        """Whether the engine has the base weights of the adapter."""
         self._names = count()
         alone()
         if home is None:
@@ -88,7 +88,7 @@ class Colocated:
         self._home = own_folder(PREFIX) if home is None else home
         try:
             with self._undisturbed(), meeting_in(self._home):
-                self.on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM's choice, not torch's
+                self.on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM decides this, not torch
                 free_cached_memory()
                 self._llm = self._start(model)
                 HELD.add(id(self))
@@ -98,7 +98,7 @@ class Colocated:
         self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
 
     def take(self, weights: Weights, version: int) -> None:
-        """Load the trainer's weights and clear the prefix cache, which belongs to the old ones."""
+        """Load the trainer's weights and clear the prefix cache of the old ones."""
         part = weights.adapter() if self.place.lora_rank else None
         if part is None:
             self._adapter, self._based = None, False
@@ -111,7 +111,7 @@ class Colocated:
         self.adapt(str(folder), version)
 
     def adapt(self, folder: str, version: int) -> None:
-        """Take the adapter in a folder in place of the one before, and clear the prefix cache."""
+        """Replace the adapter by the one in a folder, and clear the prefix cache."""
         asked = partial(importlib.import_module("vllm.lora.request").LoRARequest, "policy", 1, folder)
         self._awake()
         try:
@@ -124,7 +124,7 @@ class Colocated:
         self._forget(version)
 
     def renew(self, method: str, settings: dict[str, Any], version: int) -> None:
-        """Let the engine load weights by one of its workers' methods, and clear the prefix cache."""
+        """Load weights through a method of the engine's workers, and clear the prefix cache."""
         self._awake("weights")
         with self._undisturbed():
             self._llm.collective_rpc(method, kwargs=settings)
@@ -135,9 +135,9 @@ class Colocated:
         return [(name, weight.detach()) for name, weight in [*model.named_parameters(), *self._own_head(model)]]
 
     def _awake(self, only: str = "") -> None:
-        """Give the engine its memory back, or only that for its weights."""
+        """Restore the engine's memory, or only the memory with the tag `only`."""
         if self._asleep == PARTS:
-            free_cached_memory()  # of the trainer; the engine allocates its own again
+            free_cached_memory()  # the trainer's; the engine then allocates its own again
         for tag in [tag for tag in self._asleep if only in ("", tag)]:
             self._llm.wake_up(tags=[tag])
             self._asleep.remove(tag)
@@ -147,16 +147,16 @@ class Colocated:
             raise SamplerError(f"{self.where} did not reset its prefix cache for version {version}: requests are still running")
 
     def rest(self) -> None:
-        """Release the GPU memory to the trainer; `take` wakes the engine."""
+        """Release the GPU memory to the trainer; loading weights wakes the engine."""
         if self.place.sleep and self.on_gpu and not self._asleep:
-            self._llm.sleep(level=1 if self._adapter else 2)  # frozen weights are kept in host memory: nobody sends them again
+            self._llm.sleep(level=1 if self._adapter else 2)  # level 1 keeps frozen weights in host memory, because they are not sent again
             self._asleep = list(PARTS)
             free_cached_memory()
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """Yield each completion as it finishes, and add new requests before each step of the engine.
+        """Yield each completion as it finishes, and add new requests before each engine step.
 
-        The engine runs only while this iterator is consumed. It takes all requests at once and starts as many as it has room for.
+        The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
         """
         engine, running, until = self._llm.llm_engine, dict[str, tuple[int, Request]](), 0.0
         try:
@@ -178,7 +178,9 @@ class Colocated:
                     yield number, completion(output.outputs[0], sampling, early=not output.finished or over(output, request))
                     until = time.monotonic() + self.deadline_s
                 if running and time.monotonic() > until:
-                    raise SamplerError(f"{self.where} finished none of {len(running)} answers within {self.deadline_s:g} s (deadline_s)")
+                    raise SamplerError(
+                        f"{self.where} finished none of {len(running)} completions within {self.deadline_s:g} s (completion_timeout_s)"
+                    )
                 if not ended:
                     yield None
         finally:
@@ -186,17 +188,17 @@ class Colocated:
                 engine.abort_request(list(running))
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """The one engine."""
+        """Return the scoring function of the one engine, by name."""
         return {self.where: self.score}
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """The engine's log-probability of each token except the first."""
+        """Return the engine's log-probability of each token except the first."""
         params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         output = self._llm.generate([{"prompt_token_ids": list(tokens)}], params, use_tqdm=False, lora_request=self._adapter)[0]
         return [float(found[token].logprob) for token, found in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
 
     def close(self) -> None:
-        """Free the memory, and vLLM's distributed environment, of which a process can have only one."""
+        """Free the memory and vLLM's distributed environment, of which a process can have only one."""
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
@@ -220,9 +222,9 @@ class Colocated:
         try:
             return _vllm().LLM(
                 folder,
-                load_format="auto" if isinstance(model, str) else "dummy",  # `take` loads the trainer's weights
-                skip_tokenizer_init=True,  # ids in, ids out
-                generation_config="vllm",  # no defaults from the model's folder: `Sampling` sets everything
+                load_format="auto" if isinstance(model, str) else "dummy",  # the trainer's weights are loaded later
+                skip_tokenizer_init=True,  # requests and completions are token ids
+                generation_config="vllm",  # ignore the defaults in the model's folder: `Sampling` sets everything
                 logprobs_mode="processed_logprobs",
                 enable_prefix_caching=True,
                 dtype=place.dtype,
@@ -242,7 +244,7 @@ class Colocated:
             raise ConfigError(f"vLLM cannot run this model: {type(error).__name__}: {said}{hint}") from error
 
     def _own_head(self, model: Any) -> list[tuple[str, Any]]:
-        """The weights of the output head as a separate parameter, if vLLM needs it.
+        """Return the output head as a separate parameter, if vLLM needs it.
 
         On a CPU vLLM keeps a packed copy of the head, which it updates only if the head is not tied to the embeddings.
         """
@@ -251,12 +253,12 @@ class Colocated:
     def _params(self, request: Request, sampling: Sampling) -> Any:
         kinds = _vllm().sampling_params.RequestOutputKind
         kind = kinds.CUMULATIVE if request.ends else kinds.FINAL_ONLY
-        # flat: some lists for an answer in place of a dict for each token, which would keep the garbage collector busy
+        # flat: a few lists per completion instead of a dict per token, which would burden the garbage collector
         return _vllm().SamplingParams(**settings(request, sampling), output_kind=kind, flat_logprobs=True)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Restore what vLLM changes: it reseeds torch, changes the number of threads and replaces `set_num_threads`."""
+        """Restore the process state afterwards: vLLM reseeds torch, changes the thread count and replaces `set_num_threads`."""
         from_before = {name: os.environ.get(name) for name in QUIET}
         os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
         set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
@@ -274,15 +276,15 @@ class Colocated:
 
 
 HELD: set[int] = set()
-"""The engines of this process that are not closed yet, by id."""
+"""Ids of the open engines of this process."""
 
 
 def _vllm() -> Any:
-    return importlib.import_module("vllm")  # by name: type checkers would take it for rlvr.samplers.vllm
+    return importlib.import_module("vllm")  # by name, because type checkers would resolve it to rlvr.samplers.vllm
 
 
 def random_state_kept() -> AbstractContextManager[None]:
-    """Restore the random state of the CPU and of the current device afterwards. Other devices would each allocate memory for this."""
+    """Return a context that restores the random state of the CPU and the current device; other devices would allocate memory."""
     current = accelerator()
     if current is None:
         return torch.random.fork_rng(devices=[])
@@ -307,7 +309,7 @@ def alone() -> None:
 
 
 def tied_names(model: Any) -> list[str] | None:
-    """The names of a model's output head and of its embeddings, if they are one tensor."""
+    """Return the names of a model's output head and embeddings if they are one tensor, else None."""
     if isinstance(model, str | Path):
         return None
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
@@ -317,13 +319,13 @@ def tied_names(model: Any) -> list[str] | None:
 
 
 def over(output: Any, request: Request) -> bool:
-    """Whether the turn has ended although the engine would continue it: calls in plain text end it with no stop id."""
+    """Return whether the stop criterion ends the turn, although the engine would continue: plain-text calls have no stop id."""
     tokens = output.outputs[0].token_ids
     return bool(request.ends and tokens and request.ends.may(tokens[-1]) and request.ends(list(tokens)))
 
 
 def completion(output: Any, sampling: Sampling, *, early: bool = False) -> Completion:
-    """A vLLM output as a Completion; if it ended neither by a stop id nor by the limit nor `early`, its finish is `error`."""
+    """Convert a vLLM output to a Completion. The finish is `error` unless it ended by a stop id, by the limit, or `early`."""
     tokens, flat = list(output.token_ids), output.logprobs
     if list(flat.token_ids) != tokens:
         return Completion([], [], "error", f"the engine returned {len(tokens)} tokens, and log-probabilities of others")

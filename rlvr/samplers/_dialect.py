@@ -9,7 +9,7 @@ from rlvr.errors import ConfigError
 
 
 def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
-    """The sampling parameters of vLLM for one request: its seed, exactly the given stop ids, log-probabilities of sampled tokens."""
+    """Make vLLM's sampling parameters for one request: its seed, exactly the given stop ids, log-probabilities of sampled tokens."""
     return {
         "max_tokens": request.max_tokens,
         "temperature": sampling.temperature,
@@ -24,7 +24,7 @@ def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
 
 
 def room_for(request: Request, where: str, most: int) -> None:
-    """Raise ConfigError for a request that may become longer than an engine allows.
+    """Raise ConfigError if prompt and completion may exceed an engine's maximum length.
 
     >>> room_for(Request([1, 2, 3], 5), "the engine", 8)
     """
@@ -36,7 +36,7 @@ def room_for(request: Request, where: str, most: int) -> None:
 
 
 def finished(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
-    """A completion, after checking that the engine's finish reason agrees with its last token; `early` if we ended it."""
+    """Make a completion after checking that the finish reason agrees with the last token; `early`: the stop criterion ended it."""
     known = reason in ("stop", "length") and tokens and (tokens[-1] in sampling.stop_ids) == (reason == "stop")
     if not known and reason != "early":
         return Completion([], [], "error", f"the engine ended an answer by {reason!r} with the token {tokens[-1:] or 'nothing'}")

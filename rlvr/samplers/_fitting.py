@@ -1,9 +1,9 @@
-"""Choose the KV memory that the hf sampler uses for a model.
+"""Choose the KV cache that the hf sampler uses for a model.
 
-    Slots         fast; for models with attention only, plain or with a sliding window
-    Padded        for other kinds of attention: a soft cap, a mask of its own
-    ByLength      for models with another state (a recurrence, a convolution) that the cache of transformers holds
-    Recomputed    slow; for models that keep a state elsewhere
+    SlotCache             fast; for models with attention only, plain or with a sliding window
+    PaddedCache           for other kinds of attention: a soft cap, a mask of its own
+    LengthGroupedCache    for models with another state (a recurrence, a convolution) that the cache of transformers stores
+    RecomputingCache      slow; for models that keep a state elsewhere
 
 Each is tested on a few tokens against plain forward passes.
 """
@@ -28,20 +28,20 @@ from rlvr.samplers._slots import Slots
 Memory = Slots | Padded | ByLength | Recomputed
 UNLIMITED = (0.0, float("inf"))
 PADDED, EQUAL = (6, 3), (4, 4)
-"""The lengths of the prompts of a test: with padding, and without."""
+"""Prompt lengths of a test: with padding, and without."""
 STIR, STIRRED_ROOM, LOW_STIRRED_ROOM = 8.0, 1e-4, 0.1
-"""How much the outputs of linear layers are enlarged to see what other weights would show; and how large rounding may then be, relative to
-the largest logit: in float32, and in 16 bits."""
+"""Scale of linear layer outputs in a perturbed model; and the tolerance of its logits, relative to the largest one: in float32, and in
+16 bits."""
 
 
 def fits(model: Any) -> str:
-    """An empty string if slots can be used, else the reason why not."""
+    """Return why the slot cache cannot be used for a model; empty if it can."""
     return adopt(model, lambda: _truth(model), lambda: _trial(model, Slots(model)))
 
 
 @torch.no_grad()
 def without_slots(model: Any) -> type[Padded] | type[ByLength] | type[Recomputed]:
-    """The memory for a model that cannot use slots; ConfigError if none reproduces the model's probabilities."""
+    """Choose the cache for a model that cannot use slots. Raises ConfigError if none reproduces the model's probabilities."""
     training = model.training
     model.eval()
     try:
@@ -64,7 +64,7 @@ def without_slots(model: Any) -> type[Padded] | type[ByLength] | type[Recomputed
 
 @contextmanager
 def stirred(model: Any) -> Iterator[None]:
-    """In this block every linear layer but the head has a larger output and another bias: in effect a model with other weights."""
+    """Within this context, scale the output and change the bias of every linear layer but the head, to simulate other weights."""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not model.get_output_embeddings()]
 
     def other(module: Any, given: Any, output: Tensor) -> Tensor:
@@ -80,10 +80,10 @@ def stirred(model: Any) -> Iterator[None]:
 
 
 def steps_differ(model: Any) -> bool:
-    """Whether a model computes a step from its state otherwise than its forward pass does.
+    """Return whether a model's cached steps differ from its forward pass.
 
-    In a new model a difference may be small, and grow when training moves the weights; so the two are compared as if it had. One is
-    known by its name: transformers limits the time step of Mamba 2 in the forward pass, and not in the steps.
+    In a new model a difference may be small and grow when training changes the weights; so the two are compared with perturbed weights. One
+    case is known: transformers limits the time step of Mamba 2 in the forward pass, but not in cached steps.
     """
     if any(tuple(getattr(module, "time_step_limit", UNLIMITED)) != UNLIMITED for module in model.modules()):
         return True
@@ -94,28 +94,28 @@ def steps_differ(model: Any) -> bool:
 
 
 def fails_unpadded(model: Any) -> bool:
-    """Whether `Padded` computes prompts of one length otherwise than a plain forward pass does.
+    """Return whether `PaddedCache` differs from a plain forward pass for prompts of equal length.
 
-    transformers drops a mask that hides no padding. An attention with a mask of its own may then look ahead: Doge does in version 4.56.
+    transformers drops a mask without padding. An attention with a mask of its own may then look ahead: Doge does in version 4.56.
     """
     return not alike(_trial(model, Padded(model), EQUAL), _truth(model, EQUAL), model.dtype)
 
 
 def _material(model: Any, lengths: tuple[int, int]) -> tuple[list[list[int]], list[int]]:
-    """Two prompts, and the tokens that follow: one to the first, two to the second."""
+    """Make two prompts, and the tokens that follow: one for the first, two for the second."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return [[(7 * j + 3) % vocabulary for j in range(length)] for length in lengths], [k % vocabulary for k in (5, 2, 9)]
 
 
 def _truth(model: Any, lengths: tuple[int, int] = PADDED) -> Tensor:
-    """The logits after the prompts and after each token that follows, one plain row at a time."""
+    """Compute the logits after the prompts and each following token, with plain forward passes of one row."""
     (long, short), (a, b, c) = _material(model, lengths)
     rows = (torch.tensor([row], device=model.device) for row in ([*long, a], [*short, b, c]))
     return torch.cat([model(input_ids=row, use_cache=False).logits[0, -n:].float() for row, n in zip(rows, (2, 3), strict=True)])
 
 
 def _trial(model: Any, memory: Memory, lengths: tuple[int, int] = PADDED) -> Tensor:
-    """The same logits from a memory: two steps of both rows, then the first row ends and the second takes its place."""
+    """Compute the reference logits with a cache: two steps of both rows, then the first row ends and the second moves to its slot."""
     prompts, (a, b, c) = _material(model, lengths)
     long, short = map(len, prompts)
 

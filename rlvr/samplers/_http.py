@@ -1,4 +1,4 @@
-"""HTTP client with one deadline for a whole exchange, for samplers that use an endpoint.
+"""HTTP client with one deadline for a whole request, for samplers that use an endpoint.
 
 The usual clients have a timeout for each read, so a server that sends one byte per second can block a run forever. Here name
 lookup, connecting, sending and all reads share one deadline. The key goes into one header and nowhere else: it is removed
@@ -26,20 +26,20 @@ from urllib.parse import urlsplit
 from rlvr.errors import ConfigError, SamplerError
 
 MOST_BYTES = 1 << 26
-"""The largest response in bytes; a larger one is an error."""
+"""Largest response in bytes; a larger one is an error."""
 LOOK_S = 0.1
-"""During a name lookup, how often to check whether the exchange was aborted."""
+"""During a name lookup, how often to check whether the request was aborted."""
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING = ("content-length", "transfer-encoding", "connection", "host")
-"""What a header may be called, and those that the client sets itself."""
+"""Pattern of header names (above), and the headers that the client sets itself."""
 SECRET = 6
-"""Header values of so many characters or more are removed from a server's text, as the key is."""
+"""Header values of at least this length are treated as secrets and removed from a server's text, like the key."""
 SHOWN = 300
-"""How many characters of a server's text are shown in a message."""
+"""Most characters of a server's text in a message."""
 
 
 class NoReply(SamplerError):
-    """No response, a response that is not HTTP, or one that did not arrive in time."""
+    """Raised if there was no response in time, or one that is not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Reply:
     body: bytes
 
     def json(self) -> Any:
-        """The body, parsed as JSON; ValueError if it is not JSON."""
+        """Parse the body as JSON; ValueError if it is not JSON."""
         try:
             return json.loads(self.body)
         except RecursionError:
@@ -64,11 +64,7 @@ class Reply:
 
 
 class Http:
-    """Connections to one server, kept open and shared by any number of threads.
-
-    >>> Http("http://localhost:8000").ask("GET", "/health", until=time.monotonic() + 5).status      # doctest: +SKIP
-    200
-    """
+    """Connections to one server, kept open and shared by any number of threads."""
 
     def __init__(self, url: str, *, key_variable: str = "", headers: Mapping[str, str] | None = None) -> None:
         try:
@@ -85,7 +81,7 @@ class Http:
         self._host, self._port = parts.hostname, port
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
         self.key_variable, self.headers = key_variable, {name: str(value) for name, value in (headers or {}).items()}
-        """More headers; a value $NAME is read from the environment at each request."""
+        """Additional headers; a value $NAME is read from the environment at each request."""
         if wrong := next((name for name in self.headers if not HEADER.fullmatch(name) or name.lower() in FRAMING), None):
             raise ConfigError(f"headers has {wrong!r}, which cannot be set; write a header such as {{api-key: $MY_KEY}}")
         self._idle: list[http.client.HTTPConnection] = []
@@ -96,7 +92,7 @@ class Http:
         self._closed = False
 
     def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
-        """Send one request and return the response; NoReply after `until` (on the monotonic clock)."""
+        """Send one request and return the response; NoReply after the deadline `until` (on the monotonic clock)."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._key():
             headers["Authorization"] = f"Bearer {key}"
@@ -118,7 +114,7 @@ class Http:
             return reply
 
     def reach(self, *, until: float) -> None:
-        """Connect, or raise NoReply; the connection is kept for the first exchange."""
+        """Connect, or raise NoReply; the connection is kept for the first request."""
         self._own_headers()  # an invalid key is an error now
         connection, _ = self._taken()
         try:
@@ -129,7 +125,7 @@ class Http:
         self._returned(connection)
 
     def abort(self) -> None:
-        """Abort all exchanges in progress: the threads that wait for them get NoReply immediately."""
+        """Abort all requests in progress: the threads that wait for them get NoReply immediately."""
         with self._lock:
             self._epoch += 1
             for sock in self._busy.values():
@@ -140,12 +136,12 @@ class Http:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Abort all exchanges and allow no new ones; threads that still run close their connections."""
+        """Abort all requests and allow no new ones; threads that still run close their connections."""
         self._closed = True
         self.abort()
 
     def told(self, reply: Reply) -> str:
-        """An error response as a message: its status and the beginning of its text, without the key."""
+        """Format an error response: its status and the beginning of its text, without the key."""
         try:
             said = reply.json()
             said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
@@ -161,7 +157,7 @@ class Http:
         held.sock.until = until
 
     def _opened(self, connection: http.client.HTTPConnection, until: float) -> socket.socket:
-        """A new socket, connected to the first of the server's addresses that accepts."""
+        """Open a socket to the first of the server's addresses that accepts a connection."""
         missed: OSError = ConnectionError(f"{self._host} has no address")
         for family, kind, protocol, _, address in self._addresses(connection, until):
             sock = socket.socket(family, kind, protocol)
@@ -182,7 +178,7 @@ class Http:
         raise missed
 
     def _addresses(self, connection: http.client.HTTPConnection, until: float) -> list[tuple[Any, ...]]:
-        """The server's addresses. A name lookup has no timeout, so it runs in a thread, which is abandoned after the deadline."""
+        """Resolve the server's addresses. A name lookup has no timeout, so it runs in a thread that is abandoned after the deadline."""
         found: Future[list[tuple[Any, ...]]] = Future()
 
         def look_up() -> None:
@@ -236,7 +232,7 @@ class Http:
         return _sendable(os.environ.get(name, "").strip(), f"the environment variable {name}") if name else ""
 
     def _own_headers(self) -> dict[str, str]:
-        """The headers that were asked for, with the values of the environment variables that they name."""
+        """Return the additional headers, with environment variables replaced by their values."""
         self._key()
         return {name: _value(name, value) for name, value in self.headers.items()}
 
@@ -275,7 +271,7 @@ class _Timed:
 
 
 class _Reader(io.RawIOBase):
-    """The timed socket as a file, for http.client to read from."""
+    """The socket as a file, for http.client to read from."""
 
     def __init__(self, timed: _Timed) -> None:
         self.timed = timed
@@ -313,7 +309,7 @@ def _left(until: float) -> float:
 
 
 def _value(name: str, value: str) -> str:
-    """What a header is sent with: $NAME is the value of an environment variable."""
+    """Resolve the value of a header: $NAME is the value of an environment variable."""
     if not value.startswith("$"):
         return _sendable(value, f"the header {name!r}")
     if not (found := os.environ.get(value[1:], "").strip()):
@@ -333,7 +329,7 @@ def _shut(sock: Any) -> None:
 
 
 def cleaned(url: str) -> str:
-    """A URL that is safe to show: without a user and password before an @, and without a query.
+    """Return a URL that is safe to show: without user, password and query.
 
     >>> cleaned("https://me:secret@host/v1?key=1")
     'https://host/v1'

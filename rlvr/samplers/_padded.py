@@ -1,6 +1,6 @@
-"""Padded: the state of a model whose attention is not plain (a sliding window, a soft cap), in the cache of transformers.
+"""Cache for models with special attention (a soft cap, a mask of its own), based on the cache of transformers.
 
-Prompts are padded on the left, and all answers are in the same columns; so no row can be added while others are written.
+Prompts are padded on the left, and all completions use the same columns, so no row can be added while others are being sampled.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 class Padded:
-    """The counterpart of `Slots` for models that it does not support.
-
-    >>> Padded(model).refills                                                   # doctest: +SKIP
-    False
-    """
+    """Left-padded cache with the interface of `SlotCache`, for models that `SlotCache` does not support."""
 
     refills = False
 
@@ -30,7 +26,7 @@ class Padded:
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
         """Compute each prompt without its last token, and start a row for each owner."""
-        assert not start and rows, "no row can be added to padded rows"
+        assert not start and rows, "rows can only be added to an empty batch"
         device, width = self.model.device, max(map(len, prompts)) - 1
         self.cache = DynamicCache(config=self.model.config)
         owner_B = torch.tensor(owners, device=device)
@@ -43,7 +39,7 @@ class Padded:
         self.mask_BL = mask_PL[owner_B]
         if width:
             seen_PL = mask_PL.clone()
-            seen_PL[:, -1] = 1  # a row of padding only is masked later; here it must attend to something, or it becomes NaN
+            seen_PL[:, -1] = 1  # a padding-only row is masked later; here it must attend to something, or it becomes NaN
             positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
             self.model(
                 input_ids=ids_PL, attention_mask=seen_PL, position_ids=positions_PL, past_key_values=self.cache, use_cache=True,
@@ -53,13 +49,13 @@ class Padded:
 
     @property
     def holds_all(self) -> bool:
-        """Whether every layer stores keys and values here: padding would leak into any other state."""
+        """Whether every layer stores only keys and values: padding would leak into any other state."""
         return bool(self.cache.layers) and all(
             type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
         )
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """Append one token to each row; returns the logits of the next token."""
+        """Append one token to each row; return the logits of the next token."""
         self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(token_B), 1)], dim=1)
         output = self.model(
             input_ids=token_B[:, None], attention_mask=self.mask_BL, position_ids=position_B[:, None], past_key_values=self.cache,
@@ -68,7 +64,7 @@ class Padded:
         return output.logits[:, -1].float()
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
         order = torch.arange(left, device=holes.device)
         order[holes] = movers
         self.mask_BL = self.mask_BL[order]

@@ -1,6 +1,6 @@
-"""The probe: a fixed token sequence that the trainer and the engine both score after every reload of weights.
+"""The weight probe: a fixed token sequence that trainer and engine both score after every weight update.
 
-An engine with old or wrong weights continues to answer, and only the reward would show it. The probe detects it before any
+An engine with stale or wrong weights would continue to sample, visible only in the reward. The probe detects this before any
 token is sampled.
 """
 
@@ -23,17 +23,14 @@ TOLERANCE = {
     "float16": (0.04, 0.15),
     "bfloat16": (0.3, 1.0),
 }
-"""How much two correct implementations may differ, in the mean and on one token, by the lower precision of the two. Measured with random
+"""Allowed difference of two correct implementations, in the mean and on one token, by the lower precision of the two. Measured with random
 models of 28 layers on a CPU, autocast to bfloat16 against bfloat16 weights: 0.07 in the mean, 0.2 on one token."""
 NOISE = {"both in float32": 1e-6, "trainer in float32": 1e-3, "trainer below": 0.05}
-"""How much the trainer's scores must change before an engine whose scores did not change counts as stale."""
+"""Change of the trainer's scores above which an engine with unchanged scores counts as stale."""
 
 
 class Probe:
-    """Scores the same tokens with trainer and engine, and remembers both scores from the last time the engine's changed.
-
-    >>> Probe(vocabulary=100, dtype="float32").check(engine.score, model, "the engine", 3)      # doctest: +SKIP
-    """
+    """Compares the scores of trainer and engine on fixed tokens, and stores both from the engine's last change."""
 
     def __init__(
         self, vocabulary: int, dtype: str, *, precision: str | None = None, tolerance: float | None = None, room: int = LENGTH
@@ -42,20 +39,20 @@ class Probe:
         self.tokens = [dice.randrange(vocabulary) for _ in range(min(LENGTH, room))]
         self.dtype, self.precision, self.tolerance = dtype, precision, tolerance
         self.mean, self.difference = 0.0, 0.0
-        """The mean and the largest difference since `begin`, of the engine that differs most."""
+        """Mean and largest difference since the last reset, of the engine that differs most."""
         self._last: dict[str, tuple[list[float], list[float]]] = {}
-        """The scores of the trainer and of each engine when that engine's scores last changed."""
+        """By engine: the scores of the trainer and of the engine when the engine's scores last changed."""
 
     def begin(self) -> None:
-        """Reset the differences; called before the checks of new weights."""
+        """Reset the differences before new weights are checked."""
         self.mean, self.difference = 0.0, 0.0
 
     def figures(self) -> dict[str, float]:
-        """The differences as metrics."""
+        """Return the differences as metrics."""
         return {"probe/difference_mean": self.mean, "probe/difference": self.difference}
 
     def allowed(self, model: Any) -> tuple[float, float]:
-        """How much engine and trainer may differ, in the mean and on one token."""
+        """Return the allowed difference of engine and trainer, in the mean and on one token."""
         if self.tolerance is not None:
             return self.tolerance, self.tolerance
         trained = self._trained(model)
@@ -64,7 +61,7 @@ class Probe:
         return TOLERANCE[f"{lower} on an accelerator" if lower == "float32" and far else lower]
 
     def noise(self, model: Any) -> float:
-        """How much the trainer's scores must change before an engine whose scores did not change counts as stale."""
+        """Return the change of the trainer's scores above which an engine with unchanged scores counts as stale."""
         if self._trained(model) != "float32":
             return NOISE["trainer below"]
         return NOISE["both in float32" if self.dtype == "float32" else "trainer in float32"]
@@ -75,7 +72,7 @@ class Probe:
     def check(
         self, score: Callable[[Sequence[int]], list[float]], model: Any, where: str, version: int, *, ours: list[float] | None = None
     ) -> None:
-        """Compare the scores; raise SamplerError with the engine and the cause if they differ. `ours`: the trainer's, if known."""
+        """Compare the scores; raise SamplerError with engine and cause if they differ. `ours`: the trainer's scores, if known."""
         ours, theirs = trainer_scores(model, self.tokens, self.precision) if ours is None else ours, score(self.tokens)
         mean, largest = apart(ours, theirs)
         self.mean, self.difference = max(self.mean, mean), max(self.difference, largest)
@@ -100,6 +97,6 @@ class Probe:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The mean and the largest absolute difference; NaN if any is NaN."""
+    """Return the mean and the largest absolute difference; NaN if any is NaN."""
     gaps = (torch.tensor(one) - torch.tensor(other)).abs()
     return float(gaps.mean()), float(gaps.max())

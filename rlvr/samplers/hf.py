@@ -1,14 +1,14 @@
 """Sample with a Hugging Face causal language model, in this process: for laptops, tests and small machines.
 
 Differences from `model.generate`:
-  - each distinct prompt is computed once, however many answers it gets;
-  - a finished answer leaves the batch, and a waiting one takes its place;
-  - keys and values are in preallocated memory, and no row is padded (`_slots`; for models that do not fit, see `_fitting`);
-  - every answer has its own random numbers, so it does not depend on the other answers in the batch;
+  - each distinct prompt is computed once, for any number of completions;
+  - a finished completion leaves the batch, and a waiting request takes its row;
+  - keys and values are in preallocated memory, and no row is padded (`_slot_cache`; for other models see `_cache_selection`);
+  - every completion has its own random numbers, so it does not depend on the other rows of the batch;
   - the returned log-probability is under the distribution that was actually sampled from.
 
 The same seed gives the same tokens in any batch, except for rounding: the last bits of a logit depend on how many rows are
-multiplied together, and a random number that is that close to the border between two tokens selects the other one. In
+multiplied together, and a random number that close to the border between two tokens selects the other one. In
 float32 that is about one token in a million. The same requests in the same order always give the same bits.
 """
 
@@ -34,11 +34,12 @@ from rlvr.model.weights import model_from
 from rlvr.samplers._by_length import ByLength
 from rlvr.samplers._choice import choose, uniform
 from rlvr.samplers._fitting import Memory, fits, without_slots
+from rlvr.samplers._padded import Padded
 from rlvr.samplers._recomputed import Recomputed
 from rlvr.samplers._slots import GROWTH, Slots
 
 SHARE_OF_FREE = 0.7
-"""Of the memory that is free on an accelerator, for keys and values; rows grow by copying, layer by layer."""
+"""Fraction of the free accelerator memory for keys and values; rows grow by copying, layer by layer."""
 
 
 class HFSampler(Sampler):
@@ -60,19 +61,19 @@ class HFSampler(Sampler):
         """Set the model and the batch size.
 
         Args:
-            batch_size: how many answers are sampled at the same time.
+            batch_size: most completions that are sampled at the same time.
             model: a folder with a model; None: the trainer passes its own.
             device: the device of that model, for example cuda:1; None: the accelerator, or the CPU without one.
         """
         if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
+            raise ConfigError(f"batch_size is {batch_size}; at least 1 completion must be sampled at a time")
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
         self.padded = ""
-        """Why slots cannot be used; empty if they can."""
+        """Why the slot cache cannot be used; empty if it can."""
         self.kind: type[Memory] = Slots
         self.limited = False
-        """Whether the memory of the model's device limits the rows."""
+        """Whether the memory of the model's device limits the batch."""
         self.desk: Callable[..., _Desk] = _Desk
         self._precision: str | None = None
         self._longest = 0
@@ -80,16 +81,16 @@ class HFSampler(Sampler):
         self._device = device
 
     def ready(self) -> None:
-        """Load the model that was named, if the trainer has given none."""
+        """Load the configured model, if the trainer has passed none."""
         if self.model is None and self.tokenizer is not None:
             self.load(model_from(ModelConfig(path=self.tokenizer)).to(device_from(self._device)), 0)
 
     def prepare(self, *, precision: str, max_length: int) -> None:
-        """Sample in the precision that the trainer computes in, with memory for sequences of this length."""
+        """Set the precision of the trainer, and the length of sequences to reserve memory for."""
         self._precision, self._longest = precision, max_length
 
     def load(self, model: Any, version: int) -> None:
-        """Sample from the trainer's model directly; nothing is copied, unless the trainer computes in another precision than it has."""
+        """Use the trainer's model directly; it is copied only if the trainer computes in another precision than the model has."""
         if model is not self._given:
             self._given, self.model = model, self._own(model)
             device = self.model.device
@@ -102,12 +103,14 @@ class HFSampler(Sampler):
 
     @property
     def memory(self) -> str:
-        """How it keeps the state of the rows that are being sampled, for tables."""
-        names: dict[type[Memory], str] = {ByLength: "rows grouped by length", Recomputed: "rows computed again at every token"}
-        return f"{names.get(self.kind, self.kind.__name__.lower())}{', since ' + self.padded if self.padded else ''}"
+        """Description of the KV cache in use, for tables."""
+        names: dict[type[Memory], str] = {
+            Slots: "slots", Padded: "padded", ByLength: "rows grouped by length", Recomputed: "rows computed again at every token",
+        }  # fmt: skip
+        return f"{names[self.kind]}{', since ' + self.padded if self.padded else ''}"
 
     def _own(self, model: Any) -> Any:
-        """The model that is sampled from. Under autocast a model of float32 would be converted again for every token."""
+        """Return the model to sample from: a copy in the sampling precision, because autocast would convert it for every token."""
         dtype = getattr(torch, self._precision) if self._precision else model.dtype
         if dtype == model.dtype:
             return model
@@ -117,20 +120,20 @@ class HFSampler(Sampler):
         return made
 
     def suits(self, model: Any) -> str:
-        """Refuse a model whose own probabilities cannot be sampled from."""
+        """Raise ConfigError for a model that cannot be sampled from; return why it is slow, or ''."""
         self.load(model, 0)
         return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """As many at a time as `batch_size` allows, those with a common prompt side by side."""
+        """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
         yield from (ended for ended in HFSampler.serve(self, Listed(requests), sampling) if ended is not None)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """The same for requests that come while others are answered: they take rows as rows become free, later turns first."""
+        """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
             self.ready()
         if self.model is None:
-            raise SamplerError("the hf sampler has no model yet; give it model: DIR, or load one")
+            raise SamplerError("the hf sampler has no model yet; set model: DIR, or load one")
         training, desk, queue = self.model.training, None, list[tuple[int, Request]]()
         self.model.eval()
         try:
@@ -145,12 +148,12 @@ class HFSampler(Sampler):
                     desk.begin(invited)
                 yield from (desk.step() if desk else []) or (None,)
                 if desk and not desk.live and not queue:
-                    desk = None  # what comes later begins with empty memory, as if it came alone
+                    desk = None  # later requests start with an empty cache, as if they came alone
         finally:
             self.model.train(training)
 
     def _most(self, queue: Sequence[tuple[int, Request]]) -> int:
-        """How many rows fit the memory, each as long as the longest may be."""
+        """Return how many rows fit into memory, each at the maximum length."""
         width = max(self._longest, *(len(request.prompt) + request.max_tokens for _, request in queue))
         return min(self.batch_size, rows_in_memory(self.model, width))
 
@@ -163,9 +166,9 @@ def lower(model: Any, into: Any) -> None:
 
 
 def rows_in_memory(model: Any, width: int) -> int:
-    """How many answers of this length have room for their keys and values on the accelerator."""
+    """Return how many sequences of this length fit into the accelerator's free memory with their keys and values."""
     shape = model.config.get_text_config()
-    own = getattr(shape, "num_attention_heads", None) or 1  # a model without attention has a state of about one row of keys
+    own = getattr(shape, "num_attention_heads", None) or 1  # without attention, the state is about as large as one row of keys
     heads = getattr(shape, "num_key_value_heads", None) or own
     wide = getattr(shape, "head_dim", None) or shape.hidden_size // own
     each = 2 * shape.num_hidden_layers * heads * wide * model.dtype.itemsize * int(width * GROWTH)
@@ -174,13 +177,13 @@ def rows_in_memory(model: Any, width: int) -> int:
 
 
 class _Desk:
-    """The running answers, one row each, in the first `live` rows. B = rows, T = the longest limit of an answer."""
+    """The running batch: completions in the first `live` rows. B = rows, T = the largest token limit of a completion."""
 
     def __init__(self, memory: Memory, sampling: Sampling, *, rows: int) -> None:
         self.memory, self.sampling = memory, sampling
         self.rows, self.live = rows, 0
         self.asked = list[tuple[int, Request]]()
-        """What each live row answers."""
+        """The request of each live row."""
         device = memory.model.device
         self.numbers_4B = torch.zeros(4, self.rows, dtype=torch.long, device=device)
         self.token_B, self.position_B, self.count_B, self.cap_B = self.numbers_4B
@@ -191,13 +194,13 @@ class _Desk:
 
     @property
     def free(self) -> int:
-        """How many rows may begin now: several at a time, or none, because computing a prompt for one alone would delay all others."""
+        """Number of rows that may start now: several at a time or none, because a prefill for one row would delay all others."""
         free = self.rows - self.live
         return free if not self.live or (self.memory.refills and free >= max(1, self.rows // 8)) else 0
 
     @torch.inference_mode()
     def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
-        """Give each of the invited a row; a prompt that a live row has is copied from there."""
+        """Start a row for each request; a prompt that a live row already has is copied from there."""
         prompts = [tuple(request.prompt) for _, request in invited]
         known = self._copied(self.memory, prompts) if self.live and isinstance(self.memory, Slots) else 0
         if new := prompts[known:]:
@@ -215,7 +218,7 @@ class _Desk:
         self.live += len(invited)
 
     def _copied(self, memory: Slots, prompts: Sequence[tuple[int, ...]]) -> int:
-        """How many prompts a live row has; they are copied. Only the first can be in a row: equal ones come side by side."""
+        """Copy the first prompt from a live row that has it; return how many of the (adjacent) prompts are equal to it."""
         source = next((row for row, (_, live) in enumerate(self.asked) if tuple(live.prompt) == prompts[0]), None)
         if source is None:
             return 0
@@ -225,7 +228,7 @@ class _Desk:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """Sample one more token in every row; returns the answers that end with it."""
+        """Sample one more token in every row; return the completions that end with it."""
         live = slice(0, self.live)
         at, count_B = torch.arange(self.live, device=self.token_B.device), self.count_B[live]
         logits_BV = self.memory.step(self.token_B[live], self.position_B[live])
@@ -240,7 +243,7 @@ class _Desk:
         return self._ended()
 
     def _ended(self) -> list[tuple[int, Completion]]:
-        """The answers that have ended; their rows are free."""
+        """Collect the completions that have ended, and free their rows."""
         ended_B = self.stopped_B[: self.live] | (self.count_B >= self.cap_B)[: self.live]
         ended = ended_B.nonzero()[:, 0].tolist()
         if not ended:
@@ -253,14 +256,14 @@ class _Desk:
         return done
 
     def _turns_end(self, chosen: Sequence[int]) -> list[bool]:
-        """Which rows end with what was chosen for them, although it is no stop id."""
+        """Return which rows end by their stop criterion, although the chosen token is not a stop id."""
         return [
             request.ends is not None and request.ends.may(token) and request.ends(self.said_BT[row, : int(self.count_B[row])].tolist())
             for row, ((_, request), token) in enumerate(zip(self.asked, chosen, strict=True))
         ]
 
     def _close_up(self, ended_B: Tensor, left: int) -> None:
-        """Move the last live rows to the places of finished rows."""
+        """Move the last live rows to the indices of finished rows."""
         holes, movers = ended_B[:left].nonzero()[:, 0], (~ended_B[left:]).nonzero()[:, 0] + left
         self.numbers_4B[:, holes] = self.numbers_4B[:, movers]
         for state in (self.uniform_BT, self.logprob_BT, self.said_BT, self.stopped_B):
@@ -273,24 +276,24 @@ class _Desk:
 
 
 class _PatientDesk(_Desk):
-    """For a device that computes while this process prepares the next token: it is asked only every few tokens which answers have ended."""
+    """Running batch for an asynchronous device, which is queried only every few tokens for the rows that have ended."""
 
     def __init__(self, memory: Memory, sampling: Sampling, *, rows: int, every: int) -> None:
         super().__init__(memory, sampling, rows=rows)
         self.every, self.unseen, self.sampled = every, 0, 0
-        """After how many tokens to look, how many were sampled since, and how many in all."""
+        """Tokens between two checks, tokens sampled since the last check, and tokens sampled in all."""
         self.full = dict[int, int]()
-        """By request, after how many sampled tokens its answer has all that it may have; known here, so that no row gets more."""
+        """By request: the value of `sampled` at which it reaches its token limit, so that no row exceeds it."""
 
     def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
-        """As in any desk."""
+        """Start rows for these requests, and record when each reaches its token limit."""
         super().begin(invited)
         self.full |= {number: self.sampled + request.max_tokens for number, request in invited}
 
     def _ended(self) -> list[tuple[int, Completion]]:
         self.sampled += 1
         self.unseen += 1
-        told = any(request.ends for _, request in self.asked)  # the device was asked already
+        told = any(request.ends for _, request in self.asked)  # the device was queried already
         if not told and self.unseen < self.every and self.sampled < min(self.full.values()):
             return []
         self.unseen = 0
@@ -300,7 +303,7 @@ class _PatientDesk(_Desk):
         return [(number, self._to_first_stop(completion)) for number, completion in done]
 
     def _to_first_stop(self, completion: Completion) -> Completion:
-        """An answer up to its first stop id, which may have been sampled before the last token."""
+        """Truncate a completion after its first stop id, which may have been sampled before the last token."""
         stops = (place for place, token in enumerate(completion.tokens, 1) if token in self.sampling.stop_ids)
         length = next(stops, len(completion.tokens))
         return replace(completion, tokens=completion.tokens[:length], logprobs=completion.logprobs[:length])

@@ -3,14 +3,14 @@
 {name: openai, url: "https://api.openai.com/v1", model: gpt-4.1-mini}              conversations in, text out
 {name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
 
-With text, tokens are counted by the endpoint: `max_new_tokens` is sent to it, the whole text is judged, `finish_reason` tells whether
-it was cut off, and token counts come from `usage`. Reasoning that the endpoint returns apart from the answer is recorded, and not judged.
+With text, the endpoint counts tokens: `max_new_tokens` is sent to it, the whole text is verified, `finish_reason` says whether
+it was truncated, and token counts come from `usage`. Reasoning that the endpoint returns separately is recorded, and not verified.
 With token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must
 return them with the log-probabilities of the sampling distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
 
 The key is read from the environment (OPENAI_API_KEY, or the variable named by `key_variable`) at every request and is never
-written. A busy endpoint (408, 409, 425, 429, 5xx, no response) is tried again with exponential backoff and jitter; `Retry-After` is
-respected. An answer that does not arrive within the deadline is a failed episode; a request that is rejected permanently stops the run.
+written. A request to a busy endpoint (408, 409, 425, 429, 5xx, no response) is retried with exponential backoff and jitter;
+`Retry-After` is respected. A completion that times out is a failed episode; a permanently rejected request stops the run.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from rlvr.turns import Turn
 
 BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 UNFIT = frozenset({400, 413, 422})
-"""Statuses that may concern one request only: a content filter, or a prompt that is too long."""
+"""Statuses that may concern a single request: a content filter, or a prompt that is too long."""
 LIMITS = ("max_tokens", "max_completion_tokens")
-"""The names that endpoints have for the most tokens of an answer."""
+"""The names of the token limit field at different endpoints."""
 OURS = ("temperature", "top_p", "top_k", "seed", "n", "stop", "tools", *LIMITS)
-"""The fields of a request that an endpoint may refuse."""
+"""Fields of a request that an endpoint may reject."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LOOK_S = 0.2
-"""How long it waits for an answer before the rest is looked after."""
+"""How long to wait for a completion before control returns to the caller."""
 REACHED_S = 30.0
 """Timeout of the first connection, in seconds."""
 
@@ -95,15 +95,15 @@ class OpenAISampler(Sampler):
             model: the name of the model at the endpoint.
             tokenizer: a folder: use token ids and log-probabilities; None: use text.
             key_variable: the environment variable with the key.
-            concurrency: how many requests are in progress at a time.
-            retries: how often a request is repeated while the endpoint is busy.
-            extra_body: more fields of each request, such as {reasoning_effort: low}; they replace ours of the same name.
-            omit: fields that are not sent, such as [temperature, seed], for an endpoint that refuses them.
-            stop: texts at which the endpoint ends an answer.
-            headers: more headers of each request; $NAME is the value of an environment variable, such as {api-key: $AZURE_KEY}.
-            dialect: for an endpoint without tools: describe them in the system message, and read calls from its text, such as fenced.
+            concurrency: most requests in progress at a time.
+            retries: most retries of a request while the endpoint is busy.
+            extra_body: additional fields of each request, such as {reasoning_effort: low}; they replace ours of the same name.
+            omit: fields that are not sent, such as [temperature, seed], for an endpoint that rejects them.
+            stop: texts at which the endpoint ends a completion.
+            headers: additional headers of each request; $NAME is the value of an environment variable, such as {api-key: $AZURE_KEY}.
+            dialect: for an endpoint without tool support: describe tools in the system message and parse calls from its text, as `fenced`.
             attempt_s: timeout of one request, in seconds.
-            deadline_s: timeout of one answer, all attempts together, in seconds.
+            deadline_s: timeout of one completion, all attempts together, in seconds.
         """
         for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
             if not value > 0:
@@ -126,30 +126,30 @@ class OpenAISampler(Sampler):
         self._words: Tokenizer | None = None
         self._limit = LIMITS[0]
         self._heard = False
-        """Whether a request has succeeded: after that, a rejection concerns a single request."""
+        """Whether any request has succeeded: after that, a rejection concerns a single request."""
         self._closed = threading.Event()
 
     def ready(self) -> None:
-        """Check that the endpoint accepts connections, so that a wrong port is one early error and not one per sample."""
+        """Check that the endpoint accepts connections, so that a wrong port is one early error instead of one per sample."""
         try:
             self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
         except NoReply as error:
             raise NoReply(f"{error}; start the server, or fix the URL") from None
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Keep the tokenizer, which encodes the endpoint's text."""
+        """Store the tokenizer, which encodes the endpoint's text."""
         self._words = tokenizer
 
     def load(self, model: Any, version: int) -> None:
-        """Always raises: an endpoint cannot load the trainer's weights."""
-        raise ConfigError("the sampler openai cannot take new weights, so it cannot train; use vllm (placement: server) or hf")
+        """Raise ConfigError: an endpoint cannot load the trainer's weights."""
+        raise ConfigError("the sampler openai cannot load new weights, so it cannot train; use vllm (placement: server) or hf")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Each completion as it arrives."""
+        """Yield each completion as it arrives."""
         yield from (ended for ended in OpenAISampler.serve(self, Listed(requests), sampling) if ended is not None)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """The same for requests that come while others are under way."""
+        """Yield completions for a queue of requests, which may grow meanwhile."""
         asked: dict[Future[Completion], int] = {}
         ended: SimpleQueue[Future[Completion] | None] = SimpleQueue()
         feed.notify = lambda: ended.put(None)
@@ -185,7 +185,7 @@ class OpenAISampler(Sampler):
     def _text(self, request: Request, sampling: Sampling) -> Completion:
         """Send the conversation and return the whole text; its length is the endpoint's own token count."""
         if self._words is None or request.task is None:
-            raise SamplerError("the sampler openai got a request before `bind`, or one without a task")
+            raise SamplerError("the sampler openai got a request before `attach`, or one without a task")
         tools = request.said.tools if request.said else ()
         if request.said and tools and self.dialect:
             messages = written_messages(request.said, self.dialect)
@@ -206,7 +206,7 @@ class OpenAISampler(Sampler):
             return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.reason!r}")
         cut = turn.finish == "length" if turn else said.cut
         tokens = self._words.encode(turn.text if turn else said.text)
-        if not cut or not tokens:  # cut off before any text, for example by hidden reasoning
+        if not cut or not tokens:  # truncated before any text, for example by hidden reasoning
             tokens.append(self._words.eos_id)
         return Completion(tokens, [0.0] * len(tokens), "length" if cut else "stop", usage=said.usage, turn=turn)
 
@@ -234,7 +234,7 @@ class OpenAISampler(Sampler):
         return {name: value for name, value in settings.items() if name not in self.omit} | self.extra_body
 
     def _asked(self, path: str, body: dict[str, Any]) -> Reply:
-        """Send a request, again while the endpoint is busy; NoReply if no time or no attempt is left."""
+        """Send a request with retries while the endpoint is busy; NoReply if no time or no attempt is left."""
         until, told, attempts = time.monotonic() + self.deadline_s, "", 0
         while True:
             reply: Reply | None = None
@@ -262,7 +262,7 @@ class OpenAISampler(Sampler):
 
 
 def patience(reply: Reply | None, attempt: int) -> float:
-    """How long to wait before the next attempt: what the endpoint says, or exponential backoff with jitter."""
+    """Return the delay before the next attempt: the endpoint's Retry-After, or exponential backoff with jitter."""
     said = (reply.headers.get("retry-after", "") if reply else "").strip()
     if said.replace(".", "", 1).isdecimal() and said.isascii():
         return float(said)
@@ -275,7 +275,7 @@ def patience(reply: Reply | None, attempt: int) -> float:
 
 
 def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
-    """The message for a rejection that a repetition would not change, with what to do."""
+    """Format the message for a permanent rejection, with advice."""
     if reply.status in (401, 403):
         return f"{told}; set the key in the environment variable {key_variable}, or name another one with --sampler key_variable=NAME"
     if reply.status == 404:
@@ -289,7 +289,7 @@ def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
 
 
 def conversation(request: Request, words: Tokenizer) -> list[dict[str, Any]]:
-    """The messages so far: the task's prompt, then the turns, decoded from the role tokens of the byte tokenizer."""
+    """Decode the messages so far: the task's prompt, then the turns, by the role tokens of the byte tokenizer."""
     assert request.task is not None
     messages = [dict(message) for message in request.task.prompt]
     later = list(request.prompt[len(words.render(request.task.prompt)) :])

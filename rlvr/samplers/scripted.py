@@ -1,6 +1,6 @@
 """Replay given answers without a model: for tests, checks of environments, and baselines.
 
-{name: scripted, answer: gold}      the environment's gold solution (or script, turn by turn), which must get the full score
+{name: scripted, answer: gold}      the environment's gold answer (or its oracle turns), which must get the full score
 {name: scripted, answer: noop}      an empty answer, which must get the lowest score
 {name: scripted, answer: random}    uniformly random tokens
 {name: scripted, answers: ["7"]}    these texts, one per turn
@@ -53,7 +53,7 @@ class Scripted(Sampler):
         self._calls: Calls | None = None
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Keep the environment, which has the gold solutions, and the tokenizer."""
+        """Store the environment, which has the gold answers, and the tokenizer."""
         self._environment, self._tokenizer = environment, tokenizer
         self._calls = Calls(tokenizer, environment)
 
@@ -63,7 +63,7 @@ class Scripted(Sampler):
             yield index, self._complete(request)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """The same for requests that come one by one."""
+        """Yield completions for a queue of requests."""
         while (asked := feed.take(sys.maxsize)) is not None:
             yield from ((number, self._complete(request)) for number, request in asked)
             if not asked:
@@ -71,7 +71,7 @@ class Scripted(Sampler):
 
     def _complete(self, request: Request) -> Completion:
         if self._tokenizer is None:
-            raise SamplerError("the scripted sampler got a request before `bind`")
+            raise SamplerError("the scripted sampler got a request before `attach`")
         tokenizer = self._tokenizer
         if self.answers is None and self.answer == "random":
             return _random(request, tokenizer)
@@ -91,7 +91,7 @@ class Scripted(Sampler):
         if turns is None:
             raise SamplerError(
                 f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random "
-                "(`rlvr check env` says which tasks cannot be judged)"
+                "(`rlvr check env` lists the tasks that cannot be verified)"
             )
         gold = turns[min(request.turn, len(turns) - 1)]
         if not isinstance(gold, str):

@@ -43,27 +43,27 @@ PLACEMENTS = ("colocated", "local", "server")
 START_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
 IN_PROCESS = "its engine runs in the training process; use engines beside it (placement: local)"
 COLDEST = 0.01
-"""vLLM raises lower temperatures to this one, and so would not sample from the requested distribution."""
+"""vLLM raises lower temperatures to this value, and so would not sample from the requested distribution."""
 
 
 class Engine(Protocol):
-    """The interface of all placements."""
+    """Interface of the engines of all placements."""
 
     where: str
     max_model_len: int
 
     def take(self, weights: Weights, version: int) -> None:
-        """Load the trainer's weights and clear the cache."""
+        """Load the trainer's weights and clear the prefix cache."""
 
     def rest(self) -> None:
-        """Called when nothing is sampled until the next weights."""
+        """Release memory until the next weights."""
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """Yield completions as they finish, and start the requests that have come in the meantime."""
+        """Yield completions as they finish, and start new requests of the queue in between."""
         ...
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """For each engine, by name, a function that returns the log-probability of each token except the first."""
+        """Return, by engine name, a function that returns the log-probability of each token except the first."""
         ...
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 
 class VLLMSampler(Sampler):
-    """Samples groups with vLLM.
+    """Sampler that uses vLLM engines.
 
     >>> VLLMSampler(kv_cache_gb=1.0, max_num_seqs=64).placement                         # doctest: +SKIP
     'colocated'
@@ -122,24 +122,24 @@ class VLLMSampler(Sampler):
             placement: colocated: in this process; local: in processes that this one starts; server: at `urls`.
             model: a folder with a model; None: the trainer's model.
             dtype: the precision of the engine and of weights sent to it; auto: the precision the trainer computes in.
-            max_model_len: the longest prompt and answer together; None: the most this run needs, or the model's own.
-            max_num_seqs: how many answers an engine samples at a time.
+            max_model_len: largest length of prompt and completion together; None: what this run needs, or the model's own.
+            max_num_seqs: most completions that an engine samples at a time.
             memory_fraction: an engine's fraction of a GPU's memory, weights and cache together.
             kv_cache_gb: memory for the KV cache; None: the rest of memory_fraction.
-            tensor_parallel_size: over how many GPUs a local engine is split.
-            engines: how many local engines; None: as many as `gpus` allows, or 1.
+            tensor_parallel_size: number of GPUs that a local engine is split over.
+            engines: number of local engines; None: as many as `gpus` allows, or 1.
             gpus: the GPUs of local engines, as this process counts them; None: the trainer's own.
-            enable_lora: send only the adapter of a model that has one (to servers, if they take it); false: send merged weights.
+            enable_lora: send only the adapter of a model that has one (to servers, if they support it); false: send merged weights.
             enforce_eager: no CUDA graphs: samples more slowly, starts faster.
             sleep: release the trainer's GPU between rollouts.
             urls: the servers, for example http://localhost:8000.
             weights_folder: where weights are written for other processes, which must see it; None: in memory for local engines.
             transfer: how weights reach servers; files: through weights_folder; nccl: from GPU to GPUs, by vLLM's weight transfer.
-            concurrency: how many requests are in progress at a time, on average per engine; None: max_num_seqs.
+            concurrency: most requests in progress, on average per engine; None: max_num_seqs.
             start_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
-            heartbeat_s: after so many seconds without a completion a server's health is checked.
+            heartbeat_s: after this many seconds without a completion, a server's health is checked.
             deadline_s: timeout of one completion, and of loading new weights, in seconds.
-            probe_tolerance: how much the probe's log-probabilities may differ; None: by precision.
+            probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
         check_transfer(transfer, placement, weights_folder)
@@ -154,7 +154,7 @@ class VLLMSampler(Sampler):
 
     @property
     def holds_trainer_up(self) -> str:  # type: ignore[override]
-        """Why it cannot sample beside the training."""
+        """Why this sampler cannot run concurrently with training; empty if it can."""
         return IN_PROCESS if self.placement == "colocated" else ""
 
     def prepare(self, *, precision: str, max_length: int) -> None:
@@ -162,12 +162,12 @@ class VLLMSampler(Sampler):
         self._precision, self._longest = precision, max_length
 
     def ready(self) -> None:
-        """Start the engine for the model that was named, if there is none yet."""
+        """Start the engine for the configured model, if there is none yet."""
         if self._engine is None and self._model is not None:
             self._engine = self._started(self._model)
 
     def figures(self) -> dict[str, float]:
-        """How much the log-probabilities of the probe differ between trainer and engine."""
+        """Return how much the log-probabilities of the probe differ between trainer and engine."""
         return {} if self._probe is None else self._probe.figures()
 
     def load(self, model: Any, version: int) -> None:
@@ -188,7 +188,7 @@ class VLLMSampler(Sampler):
         self._probe.begin()
         ours = weights.score(self._probe.tokens, self._precision)
         for where, score in self._engine.scorers().items():
-            with suppress(Unfit):  # a server that was lost meanwhile, with others left
+            with suppress(Unfit):  # a server that was lost meanwhile; others are left
                 self._probe.check(score, model, where, version, ours=ours)
 
     def rest(self) -> None:
@@ -201,7 +201,7 @@ class VLLMSampler(Sampler):
         yield from (ended for ended in VLLMSampler.serve(self, Listed(requests), sampling) if ended is not None)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """The same for requests that come while others are answered: the engine batches them with those that are running."""
+        """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
         self.ready()
         if self._engine is None:
             raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
@@ -232,7 +232,7 @@ class VLLMSampler(Sampler):
         if self.placement == "colocated":
             return Colocated(model, place, deadline_s=self.patience.deadline_s)
         own = getattr(model, "device", None)
-        own = own if own is not None and own.type != "cpu" else device_from()  # a copy of the weights may be in the computer's memory
+        own = own if own is not None and own.type != "cpu" else device_from()  # a copy of the weights may be on the CPU
         fleet = fleet_of(self.engines, self.gpus, place.tensor_parallel_size, own)
         return Engines(model, place, self.patience, fleet, concurrency=self.concurrency, folder=self.weights_folder)
 
@@ -241,14 +241,14 @@ class VLLMSampler(Sampler):
         return self._precision if self.place.dtype == "auto" else self.place.dtype
 
     def _needed(self, model: Any) -> int | None:
-        """The length that this run needs: the KV cache must hold one sequence of that length. None: the model's own."""
+        """Return the length that this run needs, because the KV cache must fit one such sequence; None: the model's own."""
         if isinstance(model, str) or not self._longest:
             return None
         needed, known = max(self._longest, LENGTH + 1), getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return needed if known and needed < known else None
 
     def _dtype(self, model: Any) -> str:
-        """The precision, by default that of the trainer: vLLM's own "auto" would turn float32 into float16."""
+        """Return the dtype of the engine, by default the trainer's: vLLM's own "auto" would turn float32 into float16."""
         if self._asked is not None:
             return self._asked
         if not isinstance(model, str):
@@ -267,13 +267,13 @@ def above_zero(most: float = math.inf, **values: float) -> None:
 
 
 def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, width: int) -> None:
-    """Refuse settings that do not belong to where the engines are, and a vLLM on this machine that does not fit.
+    """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
     >>> check_placement("local", None, 2, None, 1)                              # doctest: +SKIP
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
-    at = [address(Http(url)) for url in urls or ()]  # refuses a URL with a password before anything shows it
+    at = [address(Http(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
     if twice := sorted({one for one in at if at.count(one) > 1}):
         raise ConfigError(f"urls names {twice[0]} {at.count(twice[0])} times; name each server once")
     if (placement == "server") != bool(urls):
@@ -293,7 +293,7 @@ make = VLLMSampler
 
 
 def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
-    """Refuse a way for the weights that the placement does not have.
+    """Raise ConfigError for a weight transfer that the placement does not support.
 
     >>> check_transfer("files", "local", None)
     """

@@ -1,1 +1,1 @@
-"""Sampling in many places at once: who samples what next, and the transports that carry it there."""
+"""Sample with several worker processes: the scheduler, and the transport that sends it to the workers."""

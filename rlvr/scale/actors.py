@@ -1,7 +1,7 @@
-"""Collectors as Ray actors. Ray is used for this alone: to start a process on some machine, to call it, and to keep what is passed.
+"""Run rollout workers as Ray actors. Ray only starts processes on machines, calls them, and stores the weights.
 
-A plain actor for each collector, without restarts of Ray's own, since a restarted actor would have no weights and nobody would know.
-Ray takes a minute to notice that a machine is frozen, so each collector is asked for a pulse every few seconds.
+Each rollout worker is one actor. Ray must not restart it: a restarted actor would have no weights, and the driver would not notice.
+Ray needs a minute to notice that a machine is frozen, so each worker is asked for a heartbeat every few seconds.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from rlvr.scale.units import Unit
 from rlvr.scale.weights.parcels import Chain, Parcel
 
 MISSED = 3
-"""How many pulses a collector may miss: in `cluster.pulse_s` it is asked for so many."""
+"""How many heartbeats a worker is asked for within `cluster.heartbeat_timeout_s`; if it misses all, it is lost."""
 FETCH_S = 60.0
-"""How long to wait for what a collector says is there."""
+"""Timeout to fetch a result that a worker has announced."""
 SAID_ELSEWHERE = "A worker died or was killed while executing a task"
-"""What Ray prints on stdout about a process that ended, in a long paragraph; the driver says it in one line, and knows more."""
+"""Beginning of the long paragraph that Ray prints on stdout about a process that ended; the driver logs one line instead."""
 OBJECTS = 200 << 20
-"""Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
+"""Bytes of the object store of a cluster on this machine; objects that do not fit are written to disk."""
 
 
 class _Actor:
-    """What runs in the process of a collector. What is heavy is imported there, by `begin`."""
+    """Actor in the process of a rollout worker. `begin` imports the large packages, so the driver does not need them."""
 
     def __init__(self) -> None:
         self.collector: Any = None
         self.log = ""
 
     def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
-        """Build the collector, in the driver's working folder; returns where it is."""
+        """Build the rollout worker in the driver's working folder; return its location."""
         work_in(folder)
         self.collector = facts.collector(config)
         context = importlib.import_module("ray").get_runtime_context()
@@ -55,7 +55,7 @@ class _Actor:
         return here() | {"node": context.get_node_id(), "log": self.log}
 
     def load(self, version: int, parcels: Sequence[Parcel], limit_s: float) -> None:
-        ray: Any = importlib.import_module("ray")  # what it gets is not copied, and one bucket is here at a time
+        ray: Any = importlib.import_module("ray")  # the buckets are not copied, and only one is here at a time
         gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
         self.collector.load(version, gotten)
 
@@ -79,11 +79,7 @@ class _Actor:
 
 
 class Actors:
-    """Collectors on the machines of a Ray cluster.
-
-    >>> Actors(ClusterConfig(collectors=2), config, facts).poll(1.0)                        # doctest: +SKIP
-    [Started(worker='c0.0')]
-    """
+    """Start and call rollout workers on the machines of a Ray cluster."""
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
         self.settings, self.began, self.pulse_s = settings, (dict(config), facts, os.getcwd()), settings.pulse_s / MISSED
@@ -91,7 +87,7 @@ class Actors:
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None
         self._started, self._sampled, self._namings = False, False, 0
-        """Whether any collector ever was, whether any has sampled a unit, and how often judge hosts were named."""
+        """Whether any worker ever started, whether any ended a task, and how often the list of verifier workers was sent."""
         self.ray, self._ours = ray_of(settings)
         try:
             check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
@@ -100,24 +96,24 @@ class Actors:
             raise
         self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
         self._placing = dict[str, tuple[Any, float]]()
-        """By collector that Ray has not placed yet: its first pulse, and since when that is awaited."""
+        """For each worker that Ray has not placed yet: the call of its first heartbeat, and when it was made."""
         self._calls = dict[Any, Started | Loaded | Ended]()
-        """What is under way, and what it means when it has ended."""
+        """The calls that run, and the event that each one causes when it ends."""
         self._pulses = dict[str, tuple[Any, float]]()
-        """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        """For each worker: the pending heartbeat call and its start time, or None and the time of the last heartbeat."""
         self._listened = time.monotonic()
-        """When they were looked at last."""
+        """When heartbeats were last checked."""
         self._words = dict[str, list[str]]()
-        """By collector: the last lines that it had printed when it gave its latest pulse."""
+        """For each worker: the last lines of its log, which come with each heartbeat."""
         self._weights, self._has = Chain(), dict[str, int]()
-        """And which version each collector has."""
+        """The weights in the object store, and the version that each worker has loaded."""
         if settings.judges:
             self.judges = JudgeHosts(self.ray, settings, config, pulse_s=self.pulse_s, missed=MISSED)
 
     # ---- orders
 
     def start(self, worker: str) -> None:
-        """Begin to start a collector; Ray chooses the machine."""
+        """Begin to start a worker; Ray chooses the machine."""
         asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
         actor = self._kind.options(**asked).remote()
         self._actors[worker] = actor
@@ -125,7 +121,7 @@ class Actors:
         self._calls[actor.begin.remote(*self.began)] = Started(worker)
 
     def stop(self, worker: str) -> None:
-        """End a collector's process."""
+        """End the process of a worker."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
         self._has.pop(worker, None)
@@ -135,7 +131,7 @@ class Actors:
         end(self.ray, actor, place)
 
     def hold(self, version: int, parcel: Parcel) -> None:
-        """Put weights into the object store, bucket by bucket, once for all collectors."""
+        """Put weights into the object store, one bucket after the other, once for all workers."""
         try:
             self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
         except self.ray.exceptions.RayError as error:
@@ -145,35 +141,35 @@ class Actors:
             ) from error
 
     def keep(self, versions: Set[int]) -> None:
-        """Free what none of these versions needs."""
+        """Free the weights that none of these versions needs."""
         self._weights.keep(versions)
 
     def load(self, order: Load) -> int:
-        """Let a collector load weights that are held: all, or what changed since the version that it has."""
+        """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
         parcels = self._weights.path(order.version, self._has.get(order.worker))
         self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.start_s)] = Loaded(order)
         return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
-        """Let a collector sample a unit."""
+        """Let a worker run a rollout task."""
         try:
             call = self._actors[order.worker].collect.remote(order, unit, sampling, label)
-        except Exception as error:  # Ray cannot make bytes of a task
+        except Exception as error:  # Ray cannot serialize a task
             raise RlvrError(
-                f"the tasks from group {unit[0].group} on cannot be sent to a collector: {last_said(str(error))}; "
-                "what a task holds (reference, meta) must be data that pickle can write"
+                f"the tasks from group {unit[0].group} on cannot be sent to a rollout worker: {last_said(str(error))}; "
+                "reference and meta of a task must be values that pickle can write"
             ) from error
         self._calls[call] = Ended(order, b"")
 
     def cancel(self, order: Assign) -> None:
-        """Let a collector stop with its unit."""
+        """Let a worker cancel its rollout task."""
         if (actor := self._actors.get(order.worker)) is not None:
             actor.cancel.options(concurrency_group="control").remote(order)
 
     # ---- what happens
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What happened since; a collector whose pulse is missed too often is lost."""
+        """Return the events since the last call. A worker that misses too many heartbeats is lost."""
         if self.judges is not None and self.judges.look():
             self._tell_judges()
         events = self._listen(time.monotonic())
@@ -186,7 +182,7 @@ class Actors:
         return events + [self._came(call, self._calls.pop(call)) for call in [*ready, *more]]
 
     def _came(self, call: Any, meant: Started | Loaded | Ended) -> Event:
-        """The event of a call that has ended, one way or the other."""
+        """Turn a finished or failed call into an event."""
         worker = _worker(meant)
         try:
             value = self.ray.get(call, timeout=FETCH_S)
@@ -194,7 +190,7 @@ class Actors:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             hopeless = self._hopeless(meant, cause)
             return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
-        except Exception as error:  # its process or its machine is gone, or what it made, or that cannot be read
+        except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
         if isinstance(meant, Started):
             self._places[worker], self._started = value, True
@@ -208,15 +204,15 @@ class Actors:
         return meant
 
     def _hopeless(self, meant: Started | Loaded | Ended, cause: Exception) -> bool:
-        """Whether every collector would fail like this: none has done yet what this one could not, for a reason that we know."""
+        """Whether every worker would fail in this way: no worker has succeeded yet, and the cause is an error of rlvr."""
         if isinstance(meant, Ended):
             return isinstance(cause, ConfigError) and not self._sampled
         return isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
 
     def _listen(self, now: float) -> list[Event]:
-        """Ask for pulses, and find the collectors that do not give any."""
+        """Ask for heartbeats; return the workers that miss them as lost."""
         lost = list[Event]()
-        if now - self._listened > (MISSED - 1) * self.pulse_s:  # this process stood still, and nothing could be heard
+        if now - self._listened > (MISSED - 1) * self.pulse_s:  # this process was suspended and could not receive heartbeats
             self._pulses = {worker: (pulse, since if pulse is None else now) for worker, (pulse, since) in self._pulses.items()}
         self._listened = now
         asked = [pulse for pulse, _ in [*self._pulses.values(), *self._placing.values()] if pulse is not None]
@@ -224,12 +220,12 @@ class Actors:
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
                 self._pulses[worker] = (None, now)
-                with suppress(Exception):  # a pulse that failed; its calls say why
+                with suppress(Exception):  # the heartbeat failed; the other calls give the reason
                     self._words[worker] = self.ray.get(pulse, timeout=FETCH_S)
             elif pulse is None and now - since >= self.pulse_s:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * self.pulse_s:
-                lost.append(Lost(worker, f"no pulse in {self.settings.pulse_s:g} s (cluster.pulse_s)"))
+                lost.append(Lost(worker, f"no heartbeat in {self.settings.pulse_s:g} s (cluster.heartbeat_timeout_s)"))
         for worker, (pulse, since) in list(self._placing.items()):
             if pulse in heard:
                 del self._placing[worker]
@@ -245,14 +241,14 @@ class Actors:
         return lost
 
     def _tell_judges(self, *workers: str) -> None:
-        """Name the judge hosts to these collectors, or to all that have started."""
+        """Send the list of verifier workers to these rollout workers, or to all that have started."""
         if self.judges is not None:
-            self._namings += 1  # two threads of a collector hear them
+            self._namings += 1  # two threads of a worker receive these messages, in any order
             for worker in workers or self._places:
                 self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready, self._namings)
 
     def _alive(self, worker: str) -> bool:
-        """Whether the machine of a collector is there; if not, what it sampled is not to blame."""
+        """Whether the machine of a worker is alive; if not, the task of the worker cannot be the cause of the loss."""
         node = self._places.get(worker, {}).get("node")
         return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
@@ -262,7 +258,7 @@ class Actors:
         return f"{type(error).__name__}{where}: {ending(str(error), about['words'])}"
 
     def about(self, worker: str) -> dict[str, Any]:
-        """Where a collector runs, and the last lines that it printed: on this machine all, else those of its latest pulse."""
+        """Return where a worker runs and its last log lines, which for another machine are those of the last heartbeat."""
         place = self._places.get(worker)
         if place is None:
             return {"words": []}
@@ -271,7 +267,7 @@ class Actors:
         return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
-        """End all collectors, and the cluster if it was started for this run."""
+        """End all workers, and the cluster if this run has started it."""
         for worker in list(self._actors):
             self.stop(worker)
         if self.judges is not None:
@@ -287,27 +283,29 @@ def _worker(meant: Started | Loaded | Ended) -> str:
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
-    """Ray, connected to the cluster of these settings, and whether this has connected it.
+    """Connect Ray to the cluster of these settings; return Ray and whether this call made the connection.
 
-    MissingExtra without the package, ConfigError where nobody answers.
+    Raises:
+        MissingExtra: Ray is not installed.
+        ConfigError: no cluster answers.
     """
     present = sys.modules.get("ray")
-    if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
+    if present is not None and present.is_initialized():  # before the environment variables below are set
         return present, False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics to its developers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SAID_ELSEWHERE)
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # else Ray prints tracebacks of calls whose collector was given up
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # otherwise Ray prints tracebacks of calls to lost workers
     local = settings.address == "local"
     if local:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # otherwise anyone who reaches the ports of Ray can run code
     try:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
+        raise MissingExtra("ray", "ray", "set cluster.rollout_workers to 0") from error
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
         if (read := sys.modules.get("ray._raylet")) is not None:
-            read.Config.initialize("")  # Ray reads how it authenticates when it is imported, which may have been before
+            read.Config.initialize("")  # Ray may already have read the mode, on import
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     check_listens(settings.address)
@@ -324,7 +322,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
 
 
 def _off_stdout() -> None:
-    """Ray prints on standard output what happens to its processes, which is for results; those lines go to standard error."""
+    """Redirect the messages of Ray about its processes from standard output, which is for results, to standard error."""
     worker: Any = sys.modules.get("ray._private.worker")
     if (printed := getattr(worker, "print_worker_logs", None)) is not None:
         worker.print_worker_logs = lambda data, _, *rest, **how: printed(data, sys.stderr, *rest, **how)

@@ -1,6 +1,6 @@
-"""A collector: a sampler and a rollout in one process, which samples and judges whole units. It knows nothing of the cluster around it.
+"""The rollout worker: a sampler and a rollout in one process, which samples and verifies whole rollout tasks. It does not know the cluster.
 
-torch is imported where weights are: a collector whose sampler takes none starts in a second, and needs 300 MB less.
+torch is only imported for weights: a worker whose sampler loads no weights starts in one second and needs 300 MB less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlvr.scale.weights.parcels import Parcel
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the driver found out and a collector must do alike, so that it samples the same bits.
+    """Settings of the driver that a rollout worker must share to sample the same bits.
 
     >>> Facts(precision="float32", lockstep=True, threads=1).threads
     1
@@ -39,16 +39,16 @@ class Facts:
     lockstep: bool | None
     threads: int
     weights: bool = True
-    """Whether the sampler takes weights at all."""
+    """Whether the sampler loads weights."""
 
     def collector(self, config: Mapping[str, Any]) -> Collector:
-        """A collector of the run that has this configuration."""
+        """Build a worker for the run with this configuration."""
         return Collector(check(config, "the run"), self)
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What a collector of an evaluation samples.
+    """What a rollout worker of an evaluation samples.
 
     >>> Exam(Spec("sampler", "scripted", {"answer": "gold"}), (Item(env={"name": "arithmetic"}),)).threads
     0
@@ -57,24 +57,21 @@ class Exam:
     sampler: Spec
     """The policy."""
     items: tuple[Item, ...]
-    """The environments that it is asked in."""
+    """The environments to evaluate it in."""
     threads: int = 0
-    """How many torch computes with; 0: the policy needs no torch."""
+    """Number of threads of torch; 0: the policy does not need torch."""
 
     def collector(self, _: Mapping[str, Any]) -> Collector:
-        """A collector of this evaluation."""
+        """Build a worker for this evaluation."""
         return Examiner(self)
 
 
 class Cancelled(RlvrError):
-    """The driver needs a unit no more."""
+    """The driver has cancelled the task."""
 
 
 class Collector:
-    """Samples units with weights that it is given.
-
-    >>> Collector(config, facts).collect(1, unit, Sampling(), version=0)                    # doctest: +SKIP
-    """
+    """Run rollout tasks with the weights that the driver sends."""
 
     def __init__(self, config: RunConfig, facts: Facts) -> None:
         self._begin(facts.threads if facts.weights else 0)
@@ -101,11 +98,11 @@ class Collector:
         self.threads, self.version, self.model = threads, -1, None
         self._order: Hashable = None
         self._stopped: Hashable = None
-        """What it samples, and what it was told to stop with last. Each is written by one thread; a late word harms nothing."""
+        """The call that runs, and the call that was cancelled last. Each has one writing thread; a late cancellation has no effect."""
         self._set_threads()
 
     def load(self, version: int, parcels: Iterable[Parcel]) -> None:
-        """Take these weights; RlvrError if they are not those that were sent."""
+        """Load these weights; RlvrError if a checksum does not match."""
         self._set_threads()
         if self.model is not None:
             from rlvr.scale.weights.packing import take_in
@@ -115,12 +112,12 @@ class Collector:
         self.version = version
 
     def collect(self, version: int, unit: Unit, sampling: Sampling, label: int, order: Hashable = None) -> tuple[bytes, float]:
-        """The unit's episodes as columns, sampled by this version of the weights, and the seconds of their verification.
+        """Return the episodes of the task as columns, sampled by this version of the weights, and the seconds of verification.
 
-        `order` names this call for `cancel`.
+        `order` identifies this call for `cancel`.
         """
         if version != self.version:
-            raise SamplerError(f"asked for answers of version {version} of the weights, but this collector has version {self.version}")
+            raise SamplerError(f"asked for version {version} of the weights, but this rollout worker has version {self.version}")
         self._set_threads()
         self._order = order
         rollout = self._rollout(unit)
@@ -128,37 +125,34 @@ class Collector:
         return to_columns([found]).to_bytes(), rollout.timing.verifying
 
     def _rollout(self, unit: Unit) -> Rollout:
-        """What samples this unit."""
+        """Return the rollout for this task."""
         return self.rollout
 
     def _beat(self) -> None:
-        """A verdict is waited for that a judge host has, or that waits for one: the deadline is the host's."""
+        """Restart the local timeouts while a verdict is pending at a verifier worker, which has the timeout."""
         self.rollout.judges.moved = perf_counter()
 
     def _set_threads(self) -> None:
-        """As many as the driver has, since the last bits depend on it; a setting of each thread."""
+        """Use as many threads as the driver, since the last bits depend on the number. The setting holds for the current thread."""
         if self.threads:
             import torch
 
             torch.set_num_threads(self.threads)
 
     def cancel(self, order: Hashable) -> None:
-        """Stop with this call, from another thread. If another one is under way by now, that goes on."""
+        """Cancel this call, from another thread. Another call that runs by now goes on."""
         self._stopped = order
 
     def _unneeded(self) -> bool:
         return self._order is not None and self._order == self._stopped
 
     def close(self) -> None:
-        """Stop the threads, and what the environment has opened."""
+        """Stop the threads and close the environment."""
         self._open.close()
 
 
 class Examiner(Collector):
-    """A collector of an evaluation. Its sampler has a policy of its own, and one environment after the other.
-
-    >>> Examiner(exam).collect(0, unit, Sampling(), 0)                                      # doctest: +SKIP
-    """
+    """Rollout worker of an evaluation. Its sampler has its own policy and is used in one environment after the other."""
 
     def __init__(self, exam: Exam) -> None:
         self._begin(exam.threads)
@@ -171,7 +165,7 @@ class Examiner(Collector):
         self.sampler = self._open.enter_context(exam.sampler.build())
         self.sampler.ready()
         self._name, self._one = "", self._open.enter_context(ExitStack())
-        """Which environment the rollout belongs to, and what ends with it."""
+        """The environment of the current rollout, and the resources to close with that rollout."""
 
     def _rollout(self, unit: Unit) -> Rollout:
         name = str(unit[0].meta["env"])
@@ -184,16 +178,16 @@ class Examiner(Collector):
 
 
 def check_place(sampler: Sampler, name: str) -> None:
-    """ConfigError for a sampler that cannot be in a collector yet."""
+    """Raise ConfigError for a sampler that rollout workers do not support."""
     if type(sampler).receive is not Sampler.receive and not sampler.holds_trainer_up:
         raise ConfigError(
-            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
+            f"cluster is set, but the sampler {name!r} has its own processes; rollout workers need one that runs in their process, "
             "such as hf, or vllm with placement: colocated"
         )
 
 
 class _Stoppable(Sampler):
-    """A sampler that can be stopped between two tokens of a unit."""
+    """A sampler that can be cancelled between two tokens."""
 
     def __init__(self, inner: Sampler, unneeded: Callable[[], bool]) -> None:
         self.inner, self.unneeded = inner, unneeded
@@ -212,12 +206,12 @@ class _Stoppable(Sampler):
     def _watched(self, given: Iterator[Any]) -> Iterator[Any]:
         for one in given:
             if self.unneeded():
-                raise Cancelled("the unit is not needed any more")
+                raise Cancelled("the rollout task was cancelled")
             yield one
 
 
 def _model(config: RunConfig, tokenizer: Tokenizer, precision: str, *, vectors: bool) -> Any:
-    """The model that weights are put into, in the precision in which they come."""
+    """Build the model that receives the weights, in the precision in which they are sent."""
     from rlvr.model.device import device_from
     from rlvr.model.weights import model_from
     from rlvr.scale.weights.packing import lower

@@ -1,7 +1,7 @@
-"""The driver: lets the pool decide, carries its orders to the collectors, and starts lost ones again.
+"""The driver: sends the commands of the work scheduler to the rollout workers, and restarts lost workers.
 
-It may have several batches at once. Any thread may ask for one or send weights; of the threads that wait for batches, one at a time talks
-to the collectors, for all of them.
+Several rollouts can be pending. Any thread can start a rollout or send weights. Of the threads that wait, one at a time uses the
+transport, for all of them.
 """
 
 from __future__ import annotations
@@ -32,51 +32,43 @@ from rlvr.scale.units import Unit, check_found, given_up, units_of
 from rlvr.scale.weights.parcels import Parcel
 
 NOTHING = Parcel(())
-"""The weights of a sampler that takes none."""
+"""Placeholder for the weights of a sampler that loads none."""
 POLL_S = 0.05
-"""How long to wait for an event before deadlines are checked, and what other threads have asked meanwhile."""
+"""How long to wait for an event before the timeouts and the requests of other threads are checked."""
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Draws that are being sampled, by one version of the weights.
-
-    >>> driver.begin(draws, Sampling(), version=0).result()                                 # doctest: +SKIP
-    """
+    """Handle to draws that are being sampled, by one version of the weights."""
 
     driver: Driver
     units: dict[str, Unit]
     sampling: Sampling
     label: int
-    """The version that the episodes name."""
+    """The policy version that is written into the episodes."""
     weights: int
-    """The driver's own number of the weights: it counts all that were sent."""
+    """The driver's number of the weights: counts all weights that were sent."""
     timing: Timing = field(default_factory=Timing)
     began: float = field(default_factory=time.perf_counter)
     found: dict[str, list[Episode]] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
     by: dict[str, str] = field(default_factory=dict)
-    """By unit: the collector that sampled it."""
+    """For each task: the worker that sampled it."""
     audit: Batch | None = None
-    """Some of the units once more, to compare (`cluster.audit`)."""
+    """A second sampling of some of the tasks, to compare with the first (`cluster.audit`)."""
 
     def result(self) -> list[Episode]:
-        """Wait for the episodes, one a draw, in order. SamplerError if no collector is left."""
+        """Wait for the episodes, one for each draw, in order. SamplerError if no worker is left."""
         self.driver.wait(self)
         if self.audit is not None:
             self.driver.wait(self.audit)
             self.driver.compare(self, self.audit)
-            self.audit = None  # it is compared once
+            self.audit = None  # compare only once
         return [episode for name in self.units for episode in self.found[name]]
 
 
 class Driver:
-    """Samples draws in collectors; the result is the same whatever happens to them.
-
-    >>> with Driver(transport, ClusterConfig(collectors=2)) as driver:                      # doctest: +SKIP
-    ...     driver.load(Packer("whole", "float32").pack(model))
-    ...     episodes = driver.collect(draws, Sampling(), version=0)
-    """
+    """Sample draws with rollout workers. Lost workers do not change the result."""
 
     def __init__(
         self, transport: Transport, settings: ClusterConfig, *, tell: Callable[[str], None] = print, record: Record | None = None
@@ -87,32 +79,33 @@ class Driver:
             group_s=settings.group_s, load_s=settings.start_s, most_losses=settings.losses, backups=settings.backups
         )  # fmt: skip
         self.again, self.lost, self.given_up = 0, 0, 0
-        """How many units were sampled again, collectors lost, and units given up, in the whole run."""
+        """In the whole run: retried tasks, lost workers, and failed tasks."""
         self.closed = False
-        """Whether another thread wants all waits to end."""
+        """Whether all waiting threads must stop."""
         self._version, self._calls = -1, 0
         self._turn, self._todo = threading.Lock(), deque[Callable[[], None]]()
-        """Who has the lock talks to the collectors, and does what other threads want done."""
+        """The thread with the lock uses the transport and runs the deferred functions of other threads."""
         self._starts = dict.fromkeys(range(settings.collectors), 0)
         self._starting = dict[str, float]()
-        """Until when a collector must be ready."""
+        """For each starting worker: when it must be ready."""
         self._has = dict[str, str | None]()
-        """By collector that is there or starts: the first group of the call that it samples, or has sampled last."""
+        """For each worker: the first group of its current or last task."""
         self._batches, self._last = dict[str, Batch](), ""
-        """By unit: the batch that waits for it; and why the latest collector was lost."""
+        """For each task: the rollout that waits for it; and the reason of the last loss."""
         for slot in self._starts:
             self._start(slot)
 
     def load(self, parcel: Parcel = NOTHING) -> None:
-        """Send new weights, for what is asked from now on. It does not wait: no collector gets work before it has loaded them."""
+        """Send new weights for all later rollouts. Does not block: no worker gets a task before it has loaded them."""
         self._version += 1
-        self.transport.hold(self._version, parcel)  # by this thread: afterwards the trainer may change them
+        self.transport.hold(self._version, parcel)  # in this thread: after the return the trainer may change the weights
         self._soon(partial(self._made, self._version))
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0, whole: bool = False) -> Batch:
-        """Ask for one episode a draw, by the weights that were sent last, after all that was asked before. It does not wait.
+        """Start to sample one episode for each draw, by the last weights and after all earlier rollouts. Does not block.
 
-        `version` is what the episodes name; `whole`: all draws in one call. Somebody must wait for some batch, or nothing goes on.
+        Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
+        episodes; `whole` samples all draws in one task.
         """
         if self._version < 0:
             self.load()
@@ -127,20 +120,20 @@ class Driver:
         return batch
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """One episode a draw, in order; `version` is what the episodes name. SamplerError if no collector is left."""
+        """Return one episode for each draw, in order, with this policy version. SamplerError if no worker is left."""
         return self.begin(draws, sampling, version=version).result()
 
     def come_up(self) -> None:
-        """Wait until a collector is there. RlvrError if none can start."""
+        """Wait until a worker has started. RlvrError if none can start."""
         with self._turn:
             while not self.pool.workers:
                 self._catch_up()
                 self._look()
 
     def wait(self, *batches: Batch) -> Batch:
-        """Wait until one of these batches is complete, and return it; all others go on meanwhile."""
+        """Wait until one of these rollouts is complete, and return it. All others go on."""
         while (found := next((batch for batch in batches if batch.done.is_set()), None)) is None:
-            if not self._turn.acquire(blocking=False):  # another thread talks to the collectors
+            if not self._turn.acquire(blocking=False):  # another thread uses the transport
                 batches[0].done.wait(POLL_S)
                 continue
             try:
@@ -152,11 +145,11 @@ class Driver:
         return found
 
     def compare(self, batch: Batch, audit: Batch) -> None:
-        """Count and record where two collectors did not sample the same."""
+        """Count and log the completions that differ between two workers."""
         self._soon(partial(self._compare, batch, audit))
 
     def close(self) -> None:
-        """End all collectors."""
+        """End all workers."""
         self.record.write()
         self.transport.close()
 
@@ -166,10 +159,10 @@ class Driver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # ---- what other threads want
+    # ---- requests of other threads
 
     def _soon(self, work: Callable[[], None]) -> None:
-        """Do it now, or let the thread do it that talks to the collectors."""
+        """Run a function now, or defer it to the thread that uses the transport."""
         self._todo.append(work)
         if self._turn.acquire(blocking=False):
             try:
@@ -192,7 +185,7 @@ class Driver:
         self._ended_if_complete(batch)
 
     def _take(self, name: str, found: list[Episode], seconds: float = 0.0, *, by: str | None = None) -> None:
-        """A unit's episodes, which are those of its batch; `by`: which collector sampled them."""
+        """Store the episodes of a task; `by`: the worker that sampled them."""
         batch = self._batches.pop(name)
         if by is not None:
             batch.by[name] = by
@@ -209,7 +202,7 @@ class Driver:
         for name, first in batch.by.items():
             second = audit.by.get(again(name), first)
             if second == first:
-                continue  # one collector had both, or one of the two was given up
+                continue  # the same worker sampled both, or one of the two failed
             both = batch.found[name], audit.found[again(name)]
             pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if comparable(*pair)}
             if not pairs:
@@ -219,30 +212,30 @@ class Driver:
             if not unlike:
                 continue
             self.figures.count("differing")
-            group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} answers", unlike[min(unlike)]
+            group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} completions", unlike[min(unlike)]
             evidence = [[answer_of(episodes[at])._asdict() for at in unlike] for episodes in both]
             self.record.add("differs", group=group, version=batch.label, collectors=[first, second], answers=unlike, sampled=evidence)
             self.tell(
-                f"collectors {first} and {second} sample group {group} differently: in {count}, first {what}; one of them computes "
-                "wrongly, or their machines are of different kinds; both answers are in collectors.jsonl"
+                f"rollout workers {first} and {second} sample group {group} differently: in {count}, first {what}; one of them computes "
+                "wrongly, or their machines have different hardware; both completions are in collectors.jsonl"
             )
 
-    # ---- what happens
+    # ---- events
 
     def _look(self) -> None:
-        """Wait for something to happen, follow what the pool says to it, and look at the clock."""
+        """Wait for events, execute the commands that follow from them, and check the timeouts."""
         for event in self.transport.poll(POLL_S):
             self._happened(event)
         if self.closed:
-            raise SamplerError("the collectors were closed while they sampled")
+            raise SamplerError("the rollout workers were closed while they sampled")
         now = time.monotonic()
         self._follow(self.pool.late(now))
         for worker in [worker for worker, until in self._starting.items() if now > until]:
-            self._gone(Lost(worker, f"it was not ready after {self.settings.start_s:g} s (cluster.start_s)"))
+            self._gone(Lost(worker, f"it was not ready after {self.settings.start_s:g} s (cluster.startup_timeout_s)"))
         if not self.pool.workers and not self._starting:
             raise CollectorsLost(
-                f"no collector is left: each was started {self.settings.restarts + 1} times; the last one was lost: {self._last}; "
-                "correct the cause, then continue with --resume (an evaluation: with the same command)"
+                f"no rollout worker is left: each was started {self.settings.restarts + 1} times; the last one was lost: {self._last}; "
+                "fix the cause, then continue with --resume (an evaluation: with the same command)"
             )
 
     def _happened(self, event: Event) -> None:
@@ -261,12 +254,12 @@ class Driver:
                 self._gone(event)
 
     def _ended(self, order: Assign, data: bytes, seconds: float) -> None:
-        """A unit has come. What cannot be read is no reason to end the run: its collector is replaced."""
+        """Handle the result of a task. If the result cannot be read, its worker is replaced and the run goes on."""
         name = str(order.group)
         unit = self._batches[name].units[name] if name in self._batches else None
         try:
             if unit is not None and not data:
-                raise Damaged(f"unit {order.group} came back without episodes, although it was not cancelled")
+                raise Damaged(f"task {order.group} came back without episodes, although it was not cancelled")
             [found] = from_columns(Columns.from_bytes(data)) if data else [[]]
             if unit is not None:
                 check_found(name, unit, found)
@@ -279,16 +272,16 @@ class Driver:
             self._take(name, found, seconds, by=order.worker)
 
     def _gone(self, event: Lost) -> None:
-        """A collector is lost: its process is ended, what it had is sampled elsewhere, and it is started again."""
+        """Handle the loss of a worker: end its process, sample its task elsewhere, and restart it."""
         if event.worker not in self._has:
-            return  # it was lost already, for another reason
+            return  # already handled, for another reason
         self._starting.pop(event.worker, None)
         orders = [] if event.hopeless else self.pool.lost(event.worker, event.why, blame=event.blame)
         self._replace(event.worker, event.why, hopeless=event.hopeless)
         self._follow(orders)
 
     def _replace(self, worker: str, why: str, *, hopeless: bool = False) -> None:
-        """End a lost collector's process, record what is known of it, and start it again if it may be."""
+        """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
         slot = int(worker[1:].split(".")[0])
         left = 0 if hopeless else self.settings.restarts + 1 - self._starts[slot]
         about = self.transport.about(worker)
@@ -297,12 +290,12 @@ class Driver:
         self.transport.stop(worker)
         self.figures.turns(worker, None)
         if hopeless:
-            raise RlvrError(f"collector {worker} cannot {'start' if unit is None else 'sample'}: {why}")
+            raise RlvrError(f"rollout worker {worker} cannot {'start' if unit is None else 'sample'}: {why}")
         self.figures.count("lost")
         self.lost += 1
         self._last = why
-        what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run continues with fewer"
-        self.tell(f"collector {worker} is lost: {why}; {what}")
+        what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
+        self.tell(f"rollout worker {worker} is lost: {why}; {what}")
         if left > 0:
             self._start(slot)
 
@@ -314,7 +307,7 @@ class Driver:
         self.figures.turns(worker, "starting")
         self.transport.start(worker)
 
-    # ---- what the pool says
+    # ---- commands of the scheduler
 
     def _follow(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -334,7 +327,7 @@ class Driver:
                     self.again += 1
                     self.figures.count("again")
                 case GiveUp(group) if is_again(str(group)):
-                    self._take(str(group), [])  # there is nothing to compare
+                    self._take(str(group), [])  # without a second sampling nothing is compared
                 case GiveUp(group, why):
                     self.given_up += 1
                     self.figures.count("given_up")
@@ -342,7 +335,7 @@ class Driver:
                     unit = batch.units[str(group)]
                     self.record.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)
                     self._take(str(group), given_up(unit, batch.label, why))
-                    self.tell(f"{len(unit)} answers from group {unit[0].group} on are left out: {why}")
+                    self.tell(f"{len(unit)} completions from group {unit[0].group} on are left out: {why}")
                 case Drop(worker, why):
                     self._replace(worker, why)
                 case Keep():

@@ -1,4 +1,4 @@
-"""What the collectors of a run do with their time, and what was lost: counted by the driver, read once a step."""
+"""Metrics of a cluster: how rollout workers spend their time, and counts of losses. The driver counts; the trainer reads once per step."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 STATES = ("sampling", "loading", "idle", "starting")
-"""What a collector does at a time. One that was lost and is not started again does nothing."""
+"""The states of a worker. A lost worker that is not restarted has none."""
 COUNTS = ("again", "lost", "given_up", "weights_bytes", "audited", "differing")
-"""What is counted: calls sampled again, collectors lost, calls given up, bytes of weights that were sent to collectors,
-and calls that two collectors sampled, and how many of these differ."""
+"""The counters: retried tasks, lost workers, failed tasks, bytes of weights sent to workers, tasks that two workers sampled,
+and how many of these differ."""
 
 
 class Figures:
-    """The share of time that collectors spent in each state, and counts, since they were read last.
+    """The share of time that workers spent in each state, and counters, since the last reading.
 
-    The trainer reads while another thread samples, so there is a lock.
+    A lock protects them, since the trainer reads while another thread samples.
 
     >>> figures = Figures(collectors=1, clock=iter([0.0, 0.0, 2.0, 8.0]).__next__)
     >>> figures.turns("c0.0", "starting"); figures.turns("c0.0", "sampling"); figures.count("again")
@@ -29,15 +29,15 @@ class Figures:
     def __init__(self, collectors: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.collectors, self.clock = collectors, clock
         self.judging: Callable[[], float] | None = None
-        """The share of the threads of judge hosts that are busy; None: there are no such hosts."""
+        """Returns the share of busy threads of the verifier workers; None: there are no verifier workers."""
         self._lock = threading.Lock()
         self._states = dict[str, tuple[str, float]]()
-        """By collector: its state, and since when it is counted."""
+        """For each worker: its state, and since when that is counted."""
         self._spent, self._counts = defaultdict[str, float](float), Counter[str]()
         self._since = clock()
 
     def turns(self, collector: str, state: str | None) -> None:
-        """From now on a collector is in this state; None: it is gone, and what it says later does not count."""
+        """Set the state of a worker; None: the worker is gone, and later states are ignored until it starts."""
         with self._lock:
             now = self.clock()
             self._spend(collector, now)
@@ -46,12 +46,12 @@ class Figures:
                 self._states[collector] = (state, now)
 
     def count(self, name: str, by: int = 1) -> None:
-        """Add to a count."""
+        """Add to a counter."""
         with self._lock:
             self._counts[name] += by
 
     def of_step(self) -> dict[str, float]:
-        """Shares of the time of all collectors since the last call, how many were there on average, and the counts."""
+        """Return the shares of time since the last call, the average number of workers, and the counters; reset them."""
         with self._lock:
             now = self.clock()
             for collector in self._states:

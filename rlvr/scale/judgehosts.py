@@ -1,4 +1,7 @@
-"""Judge hosts as Ray actors: started, watched, and started again. Collectors ask them directly; only their names go through the driver."""
+"""Run verifier workers as Ray actors, and restart lost ones.
+
+Rollout workers call them directly; the driver only sends the actor handles.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from rlvr.scale.record import ending
 from rlvr.task import Task, Verdict
 
 QUESTIONS = 100_000
-"""How many calls a host takes at once. By default Ray lets a pulse wait behind a thousand answers that wait for a thread."""
+"""Calls that an actor accepts at once. With the default of Ray a heartbeat would wait behind a thousand pending verifications."""
 
 
 class HostActor:
-    """What runs in the process of a judge host. Its verdicts run in threads of their own, so that pulses are answered."""
+    """Actor in the process of a verifier worker. Verification runs in other threads, so that heartbeats are answered."""
 
     def __init__(self) -> None:
         self.host: Any = None
 
     async def begin(self, config: dict[str, Any], folder: str) -> dict[str, Any]:
-        """Build environment and verifier, in the driver's working folder; returns where it is."""
+        """Build environment and verifier in the driver's working folder; return the location."""
         from rlvr.config.config import check
         from rlvr.scale.judges import JudgeHost
 
@@ -39,37 +42,37 @@ class HostActor:
         return here()
 
     async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
-        """One verdict."""
+        """Return one verdict."""
         found: Verdict = await self.host.judge(task, transcript, alone)
         return found
 
     async def reserve(self) -> None:
-        """Keep it free for an answer that must be judged alone."""
+        """Reserve the worker for a completion that must be verified alone."""
         self.host.reserve()
 
     async def pulse(self) -> float:
-        """That it lives, and the share of its threads that were busy since the last pulse; RuntimeError if all of them hang for good."""
+        """Return the share of its threads that were busy since the last heartbeat; RuntimeError if all of them hang."""
         if self.host is not None and self.host.judges.spent:
-            raise RuntimeError("so many verifications hang in it that it can begin no other")
+            raise RuntimeError("hanging verifications occupy all its threads")
         return self.host.busy() if self.host is not None else 0.0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One place for a judge host, and who is in it."""
+    """A place for one verifier worker, and the worker in it."""
 
     number: int
     starts: int = 0
     actor: Any = None
     begin: Any = None
-    """The call that starts it, until it is ready."""
+    """The call that starts the worker, until it is ready."""
     place: Mapping[str, Any] | None = None
     pulse: Any = None
-    """The pulse that it was asked for; None: it has answered."""
+    """The pending heartbeat call; None: the last one has been answered."""
     busy: float = 0.0
-    """The share of its threads that were busy before its latest pulse."""
+    """The share of its threads that were busy before the last heartbeat."""
     since: float = 0.0
-    """When that was; while it starts, since when."""
+    """When the last heartbeat came; for a starting worker, when the start began."""
 
     @property
     def name(self) -> str:
@@ -77,11 +80,7 @@ class _Slot:
 
 
 class JudgeHosts:
-    """The judge hosts of a run. It is looked after by calls of `look`, which never wait.
-
-    >>> JudgeHosts(ray, ClusterConfig(judges=2), config, pulse_s=5.0, missed=3).look()      # doctest: +SKIP
-    True
-    """
+    """The verifier workers of a run. The driver must call `check_workers` regularly, which never blocks."""
 
     def __init__(
         self, ray: Any, settings: ClusterConfig, config: Mapping[str, Any], *, pulse_s: float, missed: int,
@@ -90,7 +89,7 @@ class JudgeHosts:
         self.ray, self.settings, self.config, self.tell = ray, settings, dict(config), tell
         self.pulse_s, self.missed, self.lost = pulse_s, missed, 0
         self._started, self._looked = False, time.monotonic()
-        """Whether any host ever was, and when they were looked at last."""
+        """Whether any worker ever started, and when heartbeats were last checked."""
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(HostActor)
         self.slots = [_Slot(number) for number in range(settings.judges)]
         for slot in self.slots:
@@ -98,18 +97,18 @@ class JudgeHosts:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """Those that can be asked, by name."""
+        """The actors that are ready, by worker name."""
         return {slot.name: slot.actor for slot in self.slots if slot.place is not None}
 
     @property
     def busy(self) -> float:
-        """The share of the threads of all hosts that were busy before their latest pulses."""
+        """The share of the threads of all workers that were busy before the last heartbeats."""
         return sum(slot.busy for slot in self.slots if slot.place is not None) / max(len(self.slots), 1)
 
     def look(self) -> bool:
-        """Whether the hosts that can be asked are others now. A host that is lost is started again; CollectorsLost if none is left."""
+        """Check all workers, restart lost ones, and return whether the ready ones changed. CollectorsLost if none is left."""
         before, now = set(self.ready), time.monotonic()
-        if now - self._looked > (self.missed - 1) * self.pulse_s:  # this process stood still, and nothing could be heard
+        if now - self._looked > (self.missed - 1) * self.pulse_s:  # this process was suspended and could not receive heartbeats
             for slot in self.slots:
                 slot.since = slot.since if slot.pulse is None else now
         self._looked = now
@@ -137,14 +136,14 @@ class JudgeHosts:
             self._end(slot)
 
     def _heard(self, slot: _Slot, now: float) -> None:
-        """A host has answered, or is gone."""
+        """Handle the answer or the loss of a worker."""
         try:
             value = self.ray.get(slot.begin or slot.pulse, timeout=self.pulse_s)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
             if isinstance(cause, RlvrError) and not self._started:
-                raise RlvrError(f"judge host {slot.name} cannot start: {said}") from error
+                raise RlvrError(f"verifier worker {slot.name} cannot start: {said}") from error
             self._gone(slot, said)
             return
         except self.ray.exceptions.RayError as error:
@@ -155,8 +154,8 @@ class JudgeHosts:
 
     def _gone(self, slot: _Slot, why: str) -> None:
         left = self.settings.restarts + 1 - slot.starts
-        what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run continues with fewer"
-        self.tell(f"judge host {slot.name} is lost: {why}; {what}")
+        what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
+        self.tell(f"verifier worker {slot.name} is lost: {why}; {what}")
         self.lost += 1
         self._end(slot)
         if left > 0:
@@ -175,7 +174,7 @@ class JudgeHosts:
 
 
 def asking(actor: Any) -> Ask:
-    """How a collector asks the judge host behind a handle."""
+    """Make the function with which a rollout worker asks the verifier worker behind this handle."""
     errors = importlib.import_module("ray").exceptions
 
     async def reserved() -> None:

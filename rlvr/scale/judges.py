@@ -1,7 +1,7 @@
-"""Verdicts from other machines: what a judge host does, and how a collector asks for a verdict. Neither knows what carries it.
+"""Verification on other machines: the verifier worker, and the client of rollout workers. Both are independent of the transport.
 
-A verdict is a function of the task and of the transcript, so it is the same wherever it is given. Sessions stay with the collector: a judge
-host gets the answer and the evidence that a session has left.
+A verdict depends only on task and transcript, so it is the same on every machine. Sessions stay with the rollout worker: a verifier worker
+gets the answer and the evidence of the session.
 """
 
 from __future__ import annotations
@@ -27,36 +27,31 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
 AGAIN = 2
-"""How often a verdict is asked for elsewhere after its judge host was lost; the last time its host judges nothing else meanwhile."""
+"""Retries of a verification whose worker was lost; during the last retry its worker verifies nothing else."""
 REST_S = 15.0
-"""How long a host that could not be reached is not asked. One that is gone is not named any more by then."""
+"""How long an unreachable worker is not asked. If it is lost, the driver removes it from the list by then."""
 LOOK_S = 0.1
-"""How often deadlines are checked, and how often a host is asked whether it is free."""
+"""Interval at which timeouts are checked, and at which a busy worker is asked again."""
 WANTED_S, RESERVED_S = 1.0, 10.0
-"""How long a host begins nothing else for an answer that is to be judged alone: while it has to come again, and once it may come."""
+"""How long a worker starts nothing else before an exclusive verification: after a refused and after a granted reservation."""
 Ask = Callable[[Task, Transcript, bool], Awaitable[Verdict]]
-"""Asks one judge host for a verdict, alone or beside others; raises `HostLost` if the host is gone, `Busy` if it judges others."""
+"""Asks one verifier worker for a verdict, exclusively or not; raises `VerifierLost` or `VerifierBusy`."""
 
 
 class HostLost(RlvrError):
-    """A judge host is gone, or cannot be reached."""
+    """A verifier worker is lost or cannot be reached."""
 
 
 class NeverBegun(HostLost):
-    """A judge host was lost before it began with an answer that was to be judged alone, so that answer did not end it."""
+    """A verifier worker was lost before an exclusive verification started, so that verification is not the cause."""
 
 
 class Busy(RlvrError):
-    """A judge host judges something else, and was asked to judge an answer alone."""
+    """A verifier worker was asked for an exclusive verification while others run."""
 
 
 class JudgeHost:
-    """Judges what it is given, with the verifier of a run's environment.
-
-    >>> host = JudgeHost(config)                                                            # doctest: +SKIP
-    >>> asyncio.run(host.judge(task, Transcript("4"))).score                                # doctest: +SKIP
-    1.0
-    """
+    """Verify completions with the verifier of a run's environment."""
 
     def __init__(self, config: RunConfig) -> None:
         asked = config.rollout
@@ -64,21 +59,21 @@ class JudgeHost:
         self.environment.ready()
         self.deadline_s, self.judges = asked.verify_deadline_s, Judges(asked.verify_workers)
         self._inside, self._alone = 0, False
-        """How many are being judged, and whether it is one that must be alone."""
+        """Number of running verifications, and whether the one that runs is exclusive."""
         self._spent, self._since, self._asked = 0.0, perf_counter(), perf_counter()
-        """The seconds for which all its threads were busy, until when they are counted, and since when."""
+        """Busy seconds, weighted by the share of busy threads; until when they are counted, and since when."""
         self._reserved, self._kept = False, 0.0
-        """Whether the next such one is known, and until when the host is kept free for it."""
+        """Whether an exclusive verification holds the reservation, and until when nothing else may start."""
 
     async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
-        """The verdict. Its time begins with its thread; one that waits has its time from when another one last began or ended.
+        """Return the verdict. The timeout starts with the thread; for a waiting verification, when another one last started or ended.
 
-        `alone`: nothing else is judged meanwhile, since this answer may be what ended other hosts; `reserve` comes first.
+        `alone`: nothing else is verified meanwhile, since this completion may have killed other workers; `reserve` must be called first.
         """
         while not alone and (self._alone or monotonic() < self._kept):
             await asyncio.sleep(LOOK_S)
         if alone and self._inside:
-            raise Busy("it came so late that others are judged here; come again")
+            raise Busy("the reservation has expired and other verifications run here; ask again")
         self._count(1)
         self._alone = alone
         if alone:
@@ -90,7 +85,7 @@ class JudgeHost:
             self._alone = False
 
     def busy(self) -> float:
-        """The share of its threads that had a verdict to give, since this was asked last."""
+        """Return the share of its threads that were busy since the last call, and reset it."""
         self._count(0)
         spent, passed = self._spent, max(self._since - self._asked, 1e-9)
         self._spent, self._asked = 0.0, self._since
@@ -102,16 +97,16 @@ class JudgeHost:
         self._since, self._inside = now, self._inside + more
 
     def reserve(self) -> None:
-        """Keep the host free for an answer that must be judged alone; Busy if others are judged here, and it has to come again.
+        """Reserve the worker for an exclusive verification; Busy if others run here, so that the caller must ask again.
 
-        It does not wait here, where another such answer could end it too.
+        The caller does not wait here, where another exclusive verification could kill it.
         """
         now = monotonic()
         if self._inside:
             self._reserved, self._kept = False, now + WANTED_S
-            raise Busy("others are judged here; come again")
+            raise Busy("other verifications run here; ask again")
         if self._reserved and now < self._kept:
-            raise Busy("another answer is about to be judged alone here; come again")
+            raise Busy("another exclusive verification is reserved here; ask again")
         self._reserved, self._kept = True, now + RESERVED_S
 
     async def _judged(self, task: Task, transcript: Transcript) -> Verdict:
@@ -125,7 +120,7 @@ class JudgeHost:
         try:
             verdict: Verdict = ended.result()
         except BaseException as error:
-            return Verdict(None, f"judging raised {error!r}", fault=Fault.INFRA)
+            return Verdict(None, f"the verifier raised {error!r}", fault=Fault.INFRA)
         return verdict
 
     def _begun(self, task: Task, transcript: Transcript) -> Verdict | Coroutine[Any, Any, Verdict]:
@@ -133,25 +128,25 @@ class JudgeHost:
         return found if isinstance(found, Verdict) else found()
 
     def close(self) -> None:
-        """Stop the threads, and what the environment has opened."""
+        """Stop the threads and close the environment."""
         self.judges.close()
         self.environment.close()
 
 
 @dataclass(eq=False, slots=True)
 class _Host:
-    """A judge host as a collector sees it."""
+    """A verifier worker as the client sees it."""
 
     name: str
     ask: Ask
     waiting: set[asyncio.Future[Verdict]] = field(default_factory=set)
     gone: bool = False
     rests: float = -inf
-    """Until when it is not asked."""
+    """The worker is not asked before this time."""
 
 
 class Desk:
-    """Where a collector asks for verdicts: at the judge host that has the fewest of its questions.
+    """Client of a rollout worker: asks the verifier worker that has the fewest of its requests.
 
     >>> desk = Desk(limit_s=300.0)
     >>> desk.name({})
@@ -161,16 +156,16 @@ class Desk:
         """Set the limits.
 
         Args:
-            limit_s: how long a verdict waits while there is no judge host.
-            beat_s: how often `beat` is called while a verdict is waited for: hosts have the deadlines, not who waits for them.
-            beat: says that there is somebody to wait for.
+            limit_s: timeout while there is no verifier worker.
+            beat_s: interval at which `beat` is called while a verdict is pending; the workers have the timeouts, not the client.
+            beat: called to extend the timeouts of the rollout.
         """
         self.limit_s, self.lost, self.beat_s, self.beat = limit_s, 0, beat_s, beat
         self._hosts, self._named, self._lock = dict[str, _Host](), -1, Lock()
-        self._salt = str(os.getpid())  # so that collectors do not all begin with the same host
+        self._salt = str(os.getpid())  # so that not all rollout workers begin with the same verifier worker
 
     def name(self, hosts: Mapping[str, Ask], number: int = 0) -> None:
-        """These judge hosts are there, and no others. From any thread; of two namings, the one with the larger number counts."""
+        """Set the list of verifier workers, from any thread. A list with a smaller number than the last one is ignored."""
         with self._lock:
             if number < self._named:
                 return
@@ -181,15 +176,15 @@ class Desk:
             self._leave(host)
 
     async def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """The verdict of some host. One that is lost with its hosts too often is no score, and a fault of the infrastructure."""
+        """Return the verdict of some worker. If too many workers are lost meanwhile, it has no score and an infrastructure fault."""
         times, why, until = 0, "", inf
         while times <= AGAIN:
             host = await self._least()
             if host is None:
-                return Verdict(None, f"there was no judge host for {self.limit_s:g} s", fault=Fault.INFRA)
+                return Verdict(None, f"there was no verifier worker for {self.limit_s:g} s", fault=Fault.INFRA)
             asked = asyncio.ensure_future(host.ask(task, transcript, times == AGAIN))
             host.waiting.add(asked)
-            if host.gone:  # since it was chosen
+            if host.gone:  # since it was chosen above
                 asked.cancel()
             try:
                 while not (await asyncio.wait([asked], timeout=self.beat_s if self.beat_s < inf else None))[0]:
@@ -207,17 +202,17 @@ class Desk:
             except asyncio.CancelledError:
                 if not host.gone:
                     raise
-                why = "it gave no pulse"
+                why = "it gave no heartbeat"
             except Exception as error:
-                return Verdict(None, f"judge host {host.name} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+                return Verdict(None, f"verifier worker {host.name} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
             finally:
                 asked.cancel()
                 host.waiting.discard(asked)
             times, self.lost = times + 1, self.lost + 1
-        return Verdict(None, f"the verdict was lost with {1 + AGAIN} judge hosts; the last one: {why}", fault=Fault.INFRA)
+        return Verdict(None, f"the verification was lost with {1 + AGAIN} verifier workers; the last one: {why}", fault=Fault.INFRA)
 
     async def _least(self) -> _Host | None:
-        """The host that has the least to do for this collector; None if there is none for too long."""
+        """Return the worker with the fewest pending requests of this client; None if there is no worker until the timeout."""
         until = monotonic() + self.limit_s
         while True:
             with self._lock:
@@ -230,40 +225,37 @@ class Desk:
             await asyncio.sleep(LOOK_S)
 
     def _leave(self, host: _Host) -> None:
-        """Whoever waits for a host that is gone asks elsewhere."""
+        """Cancel the pending requests to a lost worker, so that they are sent to another one."""
         host.gone = True
         for asked in list(host.waiting):
-            with suppress(RuntimeError):  # whoever waited has ended
+            with suppress(RuntimeError):  # the event loop of the request has ended
                 asked.get_loop().call_soon_threadsafe(asked.cancel)
 
 
 def _verdict(given: object) -> Verdict:
     if not isinstance(given, Verdict):
-        raise TypeError(f"it gave {given!r:.80}, not a verdict")
+        raise TypeError(f"it returned {given!r:.80}, not a verdict")
     return given
 
 
 class JudgedElsewhere(Verifier):
-    """In the place of an environment's verifier: verdicts on answers come from judge hosts.
-
-    >>> environment.verifier = JudgedElsewhere(environment.verifier, desk)                  # doctest: +SKIP
-    """
+    """Replaces the verifier of an environment: verifier workers give the verdicts on completions."""
 
     def __init__(self, inner: Verifier, desk: Desk) -> None:
         self.inner, self.desk = inner, desk
         self.instruction, self.needs_reference = inner.instruction, inner.needs_reference
 
     def ready(self) -> None:
-        """What the verifier needs, judge hosts need."""
+        """Check nothing: only the verifier workers need what the verifier needs."""
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """What the environment itself asks during a conversation is answered here."""
+        """Verify in this process, for environments that call the verifier during a conversation."""
         return self.inner.verify(task, answer)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Ask a judge host; it is waited for without a thread."""
+        """Ask a verifier worker. No thread waits for the verdict."""
         return partial(self.desk.judge, task, transcript)
 
     def close(self) -> None:
-        """Close the verifier that it replaces."""
+        """Close the replaced verifier."""
         self.inner.close()

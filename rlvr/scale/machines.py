@@ -1,6 +1,6 @@
-"""The machines of a cluster: whether they have room for what a run asks, and how processes on them are ended.
+"""The machines of a cluster: check that they have the capacity for a run, and end processes on them.
 
-Ray lets what it cannot place wait for ever, without a word.
+Ray lets actors that it cannot place wait forever, without a message.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError
 
 EPSILON = 1e-9
-"""Sums of fractions of a processor are not exact."""
+"""Tolerance for sums of fractions of a processor."""
 
 
 def check_room(settings: ClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
-    """ConfigError if these machines, with nothing else on them, cannot hold all processes of these settings.
+    """Raise ConfigError if these machines, when empty, have no capacity for all processes of these settings.
 
     >>> check_room(ClusterConfig(collectors=2), [{"CPU": 4.0}])
     """
@@ -32,23 +32,19 @@ def check_room(settings: ClusterConfig, machines: Sequence[Mapping[str, float]])
         if placed < count:
             there = "; ".join(_size(machine) for machine in machines) or "none"
             raise ConfigError(
-                f"cluster.{role} is {count}, each with {_words(needs)} on one machine, and the cluster has room for {placed} of them "
+                f"cluster.{role} is {count}, each with {_words(needs)} on one machine, and the cluster has capacity for {placed} of them "
                 f"(its machines: {there}); ask for fewer or for smaller ones, or add machines"
             )
         _take(left, needs, count)
 
 
 def no_place(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """Why a collector is given up that has no process: something else is on the machines, or they are too slow.
-
-    >>> no_place(ClusterConfig(), {"CPU": 4.0}, {})                                         # doctest: +SKIP
-    'no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; ...'
-    """
+    """Explain why a rollout worker was not placed: other processes use the machines, or they are too slow."""
     needs = asked_of(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return (
-        f"no machine had room for it within {settings.place_s:g} s (cluster.place_s): it needs {_words(needs)} on one machine, "
-        f"and {there} are free; wait for what else runs there, or ask for less"
+        f"no machine had capacity for it within {settings.place_s:g} s (cluster.placement_timeout_s): it needs {_words(needs)} "
+        f"on one machine, and {there} are free; wait until other processes end, or ask for less"
     )
 
 
@@ -57,14 +53,14 @@ def _words(needs: Mapping[str, float]) -> str:
 
 
 def asked_of(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
-    """What is asked for: a setting, how many, and what one of them needs."""
+    """List the required processes: the setting, their number, and the resources of one."""
     collectors = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
     judges = {"CPU": settings.judge_cpus} if settings.judge_cpus else {}
-    return [("collectors", settings.collectors, collectors), ("judges", settings.judges, judges)]
+    return [("rollout_workers", settings.collectors, collectors), ("verifier_workers", settings.judges, judges)]
 
 
 def _placed(machine: Mapping[str, float], needs: Mapping[str, float], most: int) -> int:
-    """How many of them one machine holds."""
+    """Return how many of these processes fit on one machine."""
     return min([most, *(int(machine.get(name, 0.0) / amount + EPSILON) for name, amount in needs.items())])
 
 
@@ -81,7 +77,7 @@ def _size(machine: Mapping[str, float]) -> str:
 
 
 def end(ray: Any, actor: Any, place: Mapping[str, Any] | None) -> None:
-    """End an actor's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
+    """End the process of an actor. A frozen one does not react to Ray, so on this machine it is killed by its pid."""
     if actor is not None:
         with suppress(Exception):
             ray.kill(actor, no_restart=True)
@@ -91,27 +87,27 @@ def end(ray: Any, actor: Any, place: Mapping[str, Any] | None) -> None:
 
 
 def end_in_order(before: Any) -> None:
-    """Let SIGTERM end this process as Ctrl-C does, with its collectors; or do what it did `before`, if that was anything.
+    """Let SIGTERM end this process and its workers in order, as Ctrl-C does; restore the handler `before` if there was one.
 
-    Ray sets two handlers of its own: one exits, and the other one, below it, prints a stack and aborts.
+    Ray installs two handlers: a Python one that exits, and a native one that prints a stack and aborts.
     """
     if current_thread() is main_thread():
         signal(SIGTERM, _leave if before in (SIG_DFL, None) else before)
 
 
 def end_at_once() -> None:
-    """Let SIGTERM do again what it did before."""
+    """Restore the default handler of SIGTERM."""
     if current_thread() is main_thread() and getsignal(SIGTERM) is _leave:
         signal(SIGTERM, SIG_DFL)
 
 
 def _leave(number: int, frame: object) -> None:
-    signal(SIGTERM, SIG_DFL)  # a second one ends it at once
+    signal(SIGTERM, SIG_DFL)  # a second signal ends the process at once
     raise SystemExit(128 + number)
 
 
 def pids_of() -> str:
-    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
+    """Return an identifier of the scope of pids: the boot of the machine and the PID namespace. Empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -119,7 +115,7 @@ def pids_of() -> str:
 
 
 def born(pid: int) -> str:
-    """When a process was started, as the kernel counts; empty if it is gone. Numbers of processes are used again after a while."""
+    """Return the start time of a process in kernel ticks; empty if it is gone. It distinguishes processes that reuse a pid."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -127,13 +123,13 @@ def born(pid: int) -> str:
 
 
 def work_in(folder: str) -> None:
-    """Work in the driver's folder, if this machine has one of that name: there relative paths mean what they mean to the driver."""
+    """Change to the working folder of the driver if it exists on this machine, so that relative paths agree."""
     with suppress(OSError):
         os.chdir(folder)
 
 
 def here() -> dict[str, Any]:
-    """Where this process runs, for whoever has to end it.
+    """Describe this process, so that another process can end it.
 
     >>> here()["pid"] == os.getpid()
     True

@@ -1,4 +1,4 @@
-"""What a pool says: the orders to its driver."""
+"""The commands of the work scheduler to the driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Sample this group. What the worker says about it comes back with this order, so that words about an older attempt are known as such.
+    """Run this task. Events of the worker carry the command, so that events of an older attempt are recognized.
 
     >>> Assign("c0", "1:7", version=0, attempt=1).attempt
     1
@@ -18,12 +18,12 @@ class Assign:
     group: Hashable
     version: int
     attempt: int
-    """Counts the copies of this group."""
+    """Number of this copy of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give the worker this version of the weights.
+    """Let the worker load this version of the weights.
 
     >>> Load("c0", version=3, attempt=8).version
     3
@@ -32,12 +32,12 @@ class Load:
     worker: str
     version: int
     attempt: int
-    """Counts all loads, so that a worker that comes back under its old name is not taken for the earlier one."""
+    """Number of this load, so that a restarted worker with the same name is not taken for the earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep what came with this order: it is the first copy of its group that ended.
+    """Accept the result of this command: it is the first copy of its task that ended.
 
     >>> Keep(Assign("c0", "1:7", 0, 1)).order.group
     '1:7'
@@ -48,7 +48,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The group's worker was lost; the group will be given to another one. Nothing has to be done, but it should be counted.
+    """Count a retry: the worker of the task was lost, and another one will get it. The driver has nothing else to do.
 
     >>> Again("1:7", "killed").why
     'killed'
@@ -60,7 +60,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The group has ended its workers too often: its episodes are failed ones, by the infrastructure.
+    """Give up the task, which has lost too many workers: its episodes fail with an infrastructure fault.
 
     >>> GiveUp("1:7", "killed").group
     '1:7'
@@ -72,7 +72,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Another copy of this group has ended. The worker stops with it, or ends it, and says `ended` in both cases.
+    """Cancel this copy, since another one has ended. The worker reports its end, cancelled or complete.
 
     >>> Cancel(Assign("c0", "1:7", 0, 1)).order.worker
     'c0'
@@ -83,9 +83,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The worker does not answer in time: end its process. The pool has lost it already.
+    """End the process of a worker that exceeded a timeout. The scheduler has already removed it.
 
-    >>> Drop("c0", "group 1:7 did not end in 600 s").worker
+    >>> Drop("c0", "task 1:7 did not end in 600 s").worker
     'c0'
     """
 

@@ -1,19 +1,19 @@
-"""Which worker samples which group next, whatever happens to the workers. It has no transport, no clock and no thread.
+"""The work scheduler: decides which worker samples which group next. It has no transport, no clock and no thread.
 
-A driver tells the pool what happened, and carries out the orders that it gets back:
+The driver calls a method for each event, and executes the commands that it returns:
 
-    ask, made, joined, loaded, ended, lost, late   ->   Assign, Load, Keep, Again, GiveUp, Cancel, Drop
+    enqueue, add_version, add_worker, handle_loaded, handle_ended, remove_worker, kill_late_workers
+        ->  Dispatch, LoadWeights, Accept, Retry, Fail, Cancel, Kill
 
-The unit of work is one group in one call of an engine. Its tasks and seeds are functions of its name, so a group that is sampled again
-elsewhere is the same group, and of two copies the first that ends can be taken. Every group has one version of the weights, and only a
-worker that has said that it has loaded this version gets it. So neither the number of workers nor their deaths change what is sampled.
+The unit of work is a group (a rollout task of the driver). Its tasks and seeds follow from its name, so a retry on another worker gives
+the same group, and the first of two copies that ends can be accepted. Every group has one version of the weights, and only workers that
+have loaded this version get it. So neither the number of workers nor their losses change the samples.
 
-    order      groups are given out as they were asked, to the worker that has the least to do, and none has more than its share
-    overlap    a worker with nothing left to take at its version loads the version of what was asked next, as soon as that exists, although
-               others still work on what was asked first
-    backups    of the last groups of a version a worker without work takes a second copy; when one ends, the other is cancelled
-    losses     a group whose worker is lost is given out again, before all others. After `most_losses` losses it gets a worker to itself,
-               and is given up if it loses that one too, or if it had its workers to itself already
+    order        groups are dispatched in the order of `enqueue`, to the least busy worker; no worker gets more than its share
+    overlap      an idle worker without groups of its version loads the next version that is needed, while others still work
+    speculation  idle workers get a second copy of the last groups of a version; when one copy ends, the other is cancelled
+    losses       a group whose worker is lost is retried before all others. After `max_failures` losses it is quarantined: it runs alone on
+                 a worker, and fails if that worker is lost too, or if the earlier losses happened while it ran alone
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
 
 Queues = defaultdict[int, list[tuple[int, Hashable]]]
-"""By version: when each waiting group was asked, and its name."""
+"""For each version: a heap of the order number and the name of each waiting group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,27 +36,27 @@ class _Work:
 
     name: Hashable
     place: int
-    """When it was asked: the smaller, the earlier."""
+    """Its order number in `enqueue`."""
     version: int
     attempts: int = 0
     losses: int = 0
     held: list[Assign] = field(default_factory=list)
-    """The copies that are being sampled."""
+    """The copies that run."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker that is there, and what it was told."""
+    """A worker, and its current commands."""
 
     name: str
     version: int | None
     room: int
     holds: set[Assign] = field(default_factory=set)
     turning: int | None = None
-    """The version that it will load when it has nothing left to do, or is loading."""
+    """The version that it loads, or will load when it is idle."""
     loading: Load | None = None
     closed: bool = False
-    """Whether it gets nothing beside the group that it has."""
+    """Whether it gets no further group beside the present one."""
 
     @property
     def free(self) -> bool:
@@ -64,7 +64,7 @@ class _Worker:
 
 
 class Pool:
-    """What is asked, who is there, and who has what.
+    """The state of all groups and workers.
 
     >>> pool = Pool()
     >>> pool.made(0), pool.ask(["1:0", "1:1"], version=0), pool.joined("c0", None)
@@ -81,41 +81,39 @@ class Pool:
         """Set the limits.
 
         Args:
-            group_s: how long a worker may have a group, in the time that `late` is told.
-            load_s: how long a worker may take to load weights.
-            most_losses: after so many losses of its worker a group is given up.
-            backups: the share of a version's groups that is left when workers without work take second copies; 0: they never do.
-            older: so many versions before the newest may still be asked for.
+            group_s: timeout of a group, on the clock of `kill_late_workers`.
+            load_s: timeout of loading weights.
+            most_losses: lost workers after which a group is quarantined.
+            backups: idle workers get second copies when at most this share of the groups of a version is left; 0: never.
+            older: how many versions before the newest may still be used.
         """
         self.group_s, self.load_s, self.most_losses, self.backups, self.older = group_s, load_s, most_losses, backups, older
         self._work = dict[Hashable, _Work]()
         self._workers = dict[str, _Worker]()
         self._waiting, self._suspects = Queues(list), Queues(list)
-        """What nobody samples yet; the suspects get a worker to themselves."""
+        """The waiting groups; a quarantined group must run alone on a worker."""
         self._asked, self._left = Counter[int](), Counter[int]()
-        """How many groups of a version were asked, and have not ended."""
+        """For each version: how many groups were enqueued, and how many have not ended."""
         self._coming = Counter[int]()
-        """How many workers are about to have a version."""
+        """For each version: how many workers will load it or are loading it."""
         self._versions = set[int]()
-        """The versions that exist and may still be loaded."""
+        """The existing versions that may still be loaded."""
         self._newest, self._places, self._loads = -1, 0, 0
         self._copies = dict[int, list[_Work]]()
-        """By version, while work is dealt: the last groups that have one copy, the first of them at the end."""
+        """For each version, during `_dispatch`: the last groups with one copy, in reverse order."""
         self._since = dict[Assign | Load, float]()
         self._said = list[Order]()
 
-    # ---- what is to be done
+    # ---- work
 
     def ask(self, groups: Iterable[Hashable], version: int) -> list[Order]:
-        """Ask for groups by a version of the weights, which may not exist yet. They come after all that was asked before."""
+        """Add groups for a version of the weights, which may not exist yet. They come after all earlier groups."""
         if version < self._newest and version not in self.needed:
-            raise ValueError(
-                f"version {version} of the weights is gone; what is asked now must be of version {self._newest} or a later one"
-            )
+            raise ValueError(f"version {version} of the weights is gone; new groups must have version {self._newest} or a later one")
         groups = list(groups)
         for name, times in Counter(groups).items():
             if times > 1 or name in self._work:
-                raise ValueError(f"group {name!r} is asked already")
+                raise ValueError(f"group {name!r} was already added")
         for name in groups:
             self._work[name] = _Work(name, self._places, version)
             heapq.heappush(self._waiting[version], (self._places, name))
@@ -125,11 +123,11 @@ class Pool:
         return self._deal()
 
     def made(self, version: int) -> list[Order]:
-        """A new version of the weights exists."""
+        """Add a new version of the weights."""
         if version <= self._newest:
             raise ValueError(f"version {version} of the weights is not newer than {self._newest}")
         if skipped := [asked for asked, left in self._left.items() if left and self._newest < asked < version]:
-            raise ValueError(f"version {version} of the weights was made before version {min(skipped)}, of which groups are asked")
+            raise ValueError(f"version {version} of the weights came before version {min(skipped)}, which has waiting groups")
         self._newest = version
         self._versions = {old for old in self._versions if self._left[old] or old >= version - self.older} | {version}
         for counts in (self._asked, self._left, self._waiting, self._suspects):
@@ -140,32 +138,32 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """How many groups are asked and have not ended."""
+        """How many groups have not ended."""
         return len(self._work)
 
     @property
     def workers(self) -> int:
-        """How many workers are there."""
+        """How many workers there are."""
         return len(self._workers)
 
     @property
     def needed(self) -> set[int]:
-        """The versions that may still have to be loaded; all others can be freed."""
+        """The versions that may still be loaded; all others can be freed."""
         return {version for version in self._versions if self._left[version] or version >= self._newest - self.older}
 
-    # ---- what happens
+    # ---- events
 
     def joined(self, worker: str, version: int | None, *, room: int = 1) -> list[Order]:
-        """A worker is there, with this version of the weights or none; it takes `room` groups at once."""
+        """Add a worker with this version of the weights or none; it runs `room` groups at once."""
         if worker in self._workers:
-            raise ValueError(f"worker {worker!r} is there already")
+            raise ValueError(f"worker {worker!r} was already added")
         if room < 1:
-            raise ValueError(f"worker {worker!r} has room for {room} groups; it needs room for at least 1")
+            raise ValueError(f"worker {worker!r} has capacity for {room} groups; it needs at least 1")
         self._workers[worker] = _Worker(worker, version, room)
         return self._deal(self._workers[worker])
 
     def loaded(self, order: Load) -> list[Order]:
-        """A worker has loaded what it was told to. Words about an older order are dropped."""
+        """Handle the end of a load. Events of older commands are ignored."""
         worker = self._workers.get(order.worker)
         if worker is None or worker.loading != order:
             return []
@@ -175,10 +173,10 @@ class Pool:
         return self._deal(worker)
 
     def ended(self, order: Assign) -> list[Order]:
-        """A worker is done with a group, or has stopped after `Cancel`. `Keep` comes back for the first copy alone."""
+        """Handle the end or the cancellation of a group. Returns `Accept` only for the first copy that ends."""
         worker = self._workers.get(order.worker)
         if worker is None or order not in worker.holds:
-            return []  # it was lost, and what it says now is about an attempt that does not count
+            return []  # the worker was lost, and the attempt does not count
         worker.holds.remove(order)
         worker.closed = False
         self._since.pop(order, None)
@@ -186,11 +184,11 @@ class Pool:
         if (work := self._work.get(order.group)) is not None and order in work.held:
             self._said.append(Keep(order))
             self._done(work, but=order)
-        copies_begin = self._last(order.version) and not before  # from here on those without work take them, each when it has none
+        copies_begin = self._last(order.version) and not before  # now idle workers can take copies
         return self._deal() if copies_begin else self._deal(worker)
 
     def lost(self, worker: str, why: str, *, blame: bool = True) -> list[Order]:
-        """A worker is gone. `blame`: its groups may be the cause, so not if its whole machine is gone, or if the driver ended it."""
+        """Remove a lost worker. `blame`: its groups may be the cause; False if its machine is lost or the driver ended it."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
@@ -204,28 +202,28 @@ class Pool:
         for work in sorted(held, key=lambda work: work.place):
             work.held = [order for order in work.held if order.worker != worker]
             self._retry(work, why, blame=blame, alone=len(gone.holds) == 1)
-        return self._deal() if held or awaited else []  # of a worker without work nothing is left to others
+        return self._deal() if held or awaited else []  # an idle worker leaves no work to others
 
     def late(self, now: float) -> list[Order]:
-        """The driver's time. The time of an order begins with the first call after it. A worker that has had its time is dropped."""
+        """Remove workers that exceeded a timeout at this time. The time of a command starts with the first call after it."""
         over = dict[str, str]()
         for name, worker in self._workers.items():
             for order in worker.holds:
                 if now - self._since.setdefault(order, now) > self.group_s:
-                    over[name] = f"group {order.group} did not end in {self.group_s:g} s (cluster.group_s)"
+                    over[name] = f"task {order.group} did not end in {self.group_s:g} s (cluster.task_timeout_s)"
             if worker.loading is not None and now - self._since.setdefault(worker.loading, now) > self.load_s:
-                over[name] = f"version {worker.loading.version} was not loaded in {self.load_s:g} s (cluster.start_s)"
+                over[name] = f"version {worker.loading.version} was not loaded in {self.load_s:g} s (cluster.startup_timeout_s)"
         said: list[Order] = []
         for name in over:
-            self._workers[name].closed = True  # none of them gets what another one loses
+            self._workers[name].closed = True  # none of these workers gets the groups of another one
         for name, why in over.items():
             said += [Drop(name, why), *self.lost(name, why)]
         return said
 
-    # ---- what follows from it
+    # ---- scheduling
 
     def _done(self, work: _Work, *, but: Assign | None = None) -> None:
-        """A group has ended, or was given up: its other copies are stopped."""
+        """Remove a group that ended or failed, and cancel its other copies."""
         del self._work[work.name]
         self._left[work.version] -= 1
         if not self._left[work.version]:
@@ -233,7 +231,7 @@ class Pool:
         self._said += [Cancel(order) for order in work.held if order != but]
 
     def _retry(self, work: _Work, why: str, *, blame: bool, alone: bool) -> None:
-        """A copy of a group was lost."""
+        """Retry a group after the loss of a copy, or let it fail."""
         work.losses += blame
         if blame and alone and work.losses >= self.most_losses:
             self._said.append(GiveUp(work.name, why))
@@ -244,9 +242,9 @@ class Pool:
             heapq.heappush(queues[work.version], (work.place, work.name))
 
     def _deal(self, *workers: _Worker) -> list[Order]:
-        """Give work to these workers, or to all; return all orders since the last time."""
+        """Give work to these workers, or to all; return all commands since the last call."""
         free = [worker for worker in workers or self._workers.values() if worker.free]
-        for give in (self._begin, self._turn):  # what one can begin now, no other loads weights for
+        for give in (self._begin, self._turn):  # first without loads: no worker loads weights for a group that another can start now
             turns = [(len(worker.holds), worker.version or 0, number) for number, worker in enumerate(free) if worker.free]
             heapq.heapify(turns)
             while turns:
@@ -258,14 +256,14 @@ class Pool:
         return said
 
     def _begin(self, worker: _Worker) -> bool:
-        """Give a worker the next group of its version, unless an earlier one of another version waits for somebody to load that."""
+        """Give a worker the next group of its version, unless an earlier group waits for a worker to load another version."""
         version = worker.version
         if version is None or version not in self._versions or worker.turning is not None:
             return False
         if len(worker.holds) * len(self._workers) >= self._asked[version]:
-            return False  # it has its share; the rest is for those who are about to come
+            return False  # it has its share; the rest is for workers that are about to load the version
         if worker.holds and self._suspects.get(version) and worker is self._least(version):
-            return False  # it is to have nothing, so that a suspect can have it
+            return False  # keep it free for a quarantined group
         for queues in (self._suspects, self._waiting):
             if (queue := queues.get(version)) and not (queues is self._suspects and worker.holds):
                 earliest, other = self._elsewhere(worker)
@@ -278,14 +276,14 @@ class Pool:
         return False
 
     def _least(self, version: int) -> _Worker:
-        """The worker of this version that has the least to do."""
+        """Return the least busy worker of this version."""
         return min((worker for worker in self._workers.values() if worker.version == version), key=lambda worker: len(worker.holds))
 
     def _turn(self, worker: _Worker) -> bool:
-        """A worker without work loads what is to be done next, or copies one of the last groups, or prepares for what will be asked."""
+        """Give a group to an idle worker; else load the next version, copy one of the last groups, or load the newest version."""
         if worker.holds:
             return self._begin(worker)
-        self._aim(worker, None)  # if it was kept free for a version, something else may come first now
+        self._aim(worker, None)  # another version may come first by now
         if self._begin(worker):
             return True
         if worker.turning is None:
@@ -302,7 +300,7 @@ class Pool:
         return False
 
     def _elsewhere(self, worker: _Worker) -> tuple[float, int]:
-        """The first group of another version that exists, if nobody is about to take it: when it was asked, and its version."""
+        """Find the first group of another existing version that no worker will take: its order number and its version."""
         found = (math.inf, -1)
         for version in self._versions - {worker.version}:
             queues = [queue for queues in (self._suspects, self._waiting) if (queue := queues.get(version))]
@@ -312,18 +310,18 @@ class Pool:
         return found
 
     def _aim(self, worker: _Worker, version: int | None) -> None:
-        """Keep a worker free until it can load this version; None: no more."""
+        """Keep a worker free to load this version; None: end that."""
         for turning, by in ((worker.turning, -1), (version, 1)):
             if turning is not None:
                 self._coming[turning] += by
         worker.turning = version
 
     def _last(self, version: int) -> bool:
-        """Whether so few groups of a version are left that they are copied."""
+        """Whether so few groups of a version are left that idle workers copy them."""
         return 0 < self._left[version] <= self.backups * self._asked[version]
 
     def _copy(self, worker: _Worker) -> bool:
-        """Give a worker a second copy of the first of the last groups of its version."""
+        """Give a worker a second copy of the first of the last groups of its version, if there is one."""
         version = worker.version
         if version is None or not self._last(version):
             return False

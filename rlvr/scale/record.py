@@ -1,6 +1,6 @@
-"""What happened to the collectors of a run: `collectors.jsonl` in its folder, a row for each loss, call given up and resume.
+"""The event log of a cluster run: `collectors.jsonl` in its folder, with a row for each lost worker, failed task and resume.
 
-It tells what happened, not what was learned: a run that is resumed adds to it, and nothing is removed from it.
+A resumed run appends to the log, and no row is ever removed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from typing import Any
 
 NAME = "collectors.jsonl"
 LAST_BYTES, LAST_LINES = 16_384, 30
-"""How much of what a process printed is kept."""
+"""Limits of the log lines of a process that are kept."""
 
 
 class Record:
-    """Appends rows to the record of a run. Until the run has a folder, they are kept.
-
-    >>> Record(Path("runs/a")).add("lost", collector="c0.0", why="killed", words=["Killed"])            # doctest: +SKIP
-    """
+    """Append rows to the event log of a run. Rows are held in memory until the run has a folder."""
 
     def __init__(self, folder: Path | None, mark: str = "config.yaml") -> None:
-        """`mark`: the file that has something in it once the run has begun."""
+        """`mark`: the file that is not empty once the run has started."""
         self.folder, self.mark = folder, mark
         self._kept = list[Mapping[str, Any]]()
 
@@ -36,7 +33,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write what is kept, if the run has begun. A folder that cannot be written to does not end the run: its other logs do that."""
+        """Write the held rows, if the run has started. Write errors are ignored here: the other logs of the run raise them."""
         if self.folder is None or not self._kept:
             return
         try:
@@ -50,7 +47,7 @@ class Record:
 
 
 def log_of() -> str:
-    """The file into which Ray writes what this process prints as an error; empty if it is not known."""
+    """Find the file into which Ray redirects the standard error of this process; empty if unknown."""
     with suppress(OSError):
         if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
             return path
@@ -58,7 +55,7 @@ def log_of() -> str:
 
 
 def last_lines(log: str) -> list[str]:
-    """The last lines of a file, without those that are meant for Ray; none if it cannot be read.
+    """Read the last lines of a file, without the marker lines of Ray; none if the file cannot be read.
 
     >>> last_lines("/no/such/file")
     []
@@ -73,14 +70,14 @@ def last_lines(log: str) -> list[str]:
 
 
 def ending(said: str, words: Sequence[str]) -> str:
-    """How a process ended, from what Ray says and from the last lines that it printed. Ray does not know a signal that was not caught.
+    """Describe how a process ended, from the message of Ray and its last log lines. Ray does not know the signal.
 
     >>> ending("... Worker exits with an exit code 3.", [])
     'exit code 3'
     >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
     'Fatal Python error: Segmentation fault'
     >>> ending("... error code 2. End of file. Some common causes include ...", [])
-    'it ended without a word, as by SIGKILL, which the system also sends for want of memory'
+    'it ended without a message, as by SIGKILL, which the system also sends when memory runs out'
     """
     if fatal := [line for line in words if line.startswith("Fatal Python error")]:
         return fatal[-1]
@@ -89,12 +86,12 @@ def ending(said: str, words: Sequence[str]) -> str:
     if found := re.search(r"exit code -?\d+", said):
         return found.group()
     if "End of file" in said:
-        return "it ended without a word, as by SIGKILL, which the system also sends for want of memory"
+        return "it ended without a message, as by SIGKILL, which the system also sends when memory runs out"
     return last_said(said)
 
 
 def last_said(said: str) -> str:
-    r"""What is wrong, of what Ray says: the error below a traceback, else the first sentence.
+    r"""Extract the cause from a message of Ray: the error below a traceback, otherwise the first sentence.
 
     >>> last_said("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")
     'ValueError: no such device'

@@ -1,4 +1,4 @@
-"""Training with collectors: the same loop, whose crew samples elsewhere."""
+"""Train with rollout workers: the training loop of `rlvr.learn`, with a trainer that samples remotely."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from rlvr.scale.units import units_of
 from rlvr.scale.weights.packing import Packer
 
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""How long a run that lost all its collectors waits before it is resumed: the first time, and at most."""
+"""The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
 
 
 def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> loop.TrainReport:
-    """`rlvr.learn.train.train` for a configuration with a section `cluster`.
+    """Run `rlvr.learn.train.train` for a configuration with a section `cluster`.
 
-    A run that has lost all its collectors is resumed from its newest checkpoint, at most `cluster.resumes` times, after a growing pause.
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.auto_resume` times, with growing delays.
     """
     folder = out if out is not None or resume else loop.folder_for(config)
     record = Record(None if folder is None else Path(folder))
@@ -56,15 +56,15 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
             why = str(error)
         times, pause, resume, verify = times + 1, min(PAUSE_S * 2**times, LONGEST_PAUSE_S), True, False
         record.add("resumed", why=why, times=times, pause_s=pause)
-        tell(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s ({times} of {resumes} times, cluster.resumes)")
+        tell(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s (resume {times} of {resumes}, cluster.auto_resume)")
         time.sleep(pause)
-        gc.collect()  # the model and the optimizer of the run that failed
+        gc.collect()  # free the model and the optimizer of the failed run
 
 
 def assembled(
     config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: Record | None = None
 ) -> Crew:
-    """The crew of a run, which samples where `cluster` says. `record`: of what happens to collectors."""
+    """Build the trainer of a run, which samples as `cluster` says. `record`: the event log of the workers."""
     crew, settings = assemble(config, accelerator, stack, weights=weights), config.cluster
     if settings is None:
         return crew
@@ -83,7 +83,7 @@ def assembled(
 
 
 def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None) -> Driver:
-    """Start the collectors of a run, in its main process."""
+    """Start the rollout workers of a run, in its main process."""
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
 
@@ -97,31 +97,28 @@ def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Re
 
 
 def precision_of(crew: Crew) -> str:
-    """The precision that the run computes in, and its collectors too."""
+    """Return the precision of the run and of its rollout workers."""
     return trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
 
 
 def takes_weights(sampler: Sampler) -> bool:
-    """Whether a sampler is given the trainer's weights at all."""
+    """Whether a sampler loads the weights of the trainer."""
     return type(sampler).load is not Sampler.load
 
 
 def tell(line: str) -> None:
-    """Print a note."""
+    """Print a note to standard error."""
     print(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def check(crew: Crew) -> None:
-    """Refuse what cannot be sampled by collectors yet."""
+    """Raise an error for configurations that rollout workers do not support."""
     check_place(crew.sampler, crew.config.rollout.sampler["name"])
     check_parts(crew)
 
 
 class InUnits:
-    """Samples in this process, unit by unit as collectors do: what a cluster's run is compared with.
-
-    >>> InUnits(rollout, ClusterConfig(collectors=0)).collect(draws, Sampling())            # doctest: +SKIP
-    """
+    """Sample in this process, task by task as rollout workers do: the reference for a cluster run."""
 
     shared = True
 
@@ -129,7 +126,7 @@ class InUnits:
         self.inner, self.settings, self.timing, self.lockstep = inner, settings, Timing(), inner.lockstep
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """One episode a draw, in order."""
+        """Return one episode for each draw, in order."""
         found, self.timing = list[Episode](), Timing()
         for unit in units_of(draws, self.settings.groups_per_call):
             found += self.inner.collect(unit, sampling, version=version)
@@ -137,64 +134,58 @@ class InUnits:
         return found
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
-        """Nothing more than a rollout of this process measures."""
+        """Return the metrics of the local rollout."""
         return self.inner.measured(times)
 
     def close(self) -> None:
-        """Close the rollout of this process."""
+        """Close the local rollout."""
         self.inner.close()
 
 
 class Elsewhere(InUnits):
-    """Lets the driver's collectors sample. Only the main process has a driver.
-
-    >>> Elsewhere(rollout, settings, driver).collect(draws, Sampling())                               # doctest: +SKIP
-    """
+    """Sample with the rollout workers of the driver. Only the main process has a driver."""
 
     def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
         super().__init__(inner, settings)
         self.driver = driver
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """One episode a draw, in order."""
+        """Return one episode for each draw, in order."""
         batch = self.begin(draws, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
         return found
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
-        """What collectors and the trainer did with the time of this step, and what was lost."""
+        """Return how workers and trainer spent the time of this step, and the counters."""
         if self.driver is None:
             return {}
         return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
-        """Ask for one episode a draw, without waiting for them."""
+        """Start to sample one episode for each draw; does not block."""
         if self.driver is None:
-            raise SamplerError("collectors are asked by the main process alone, and this is another one")
+            raise SamplerError("only the main process has rollout workers, and this is another process")
         return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
-        """Stop waiting for collectors."""
+        """Stop to wait for the rollout workers."""
         if self.driver is not None:
             self.driver.closed = True
         super().close()
 
 
 class Sending(Sampler):
-    """In the place of the run's sampler: what it would load is sent to the collectors, by the process that has a driver.
-
-    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                        # doctest: +SKIP
-    """
+    """Replaces the sampler of the run: sends the weights to the rollout workers, in the process that has a driver."""
 
     def __init__(self, inner: Sampler, driver: Driver | None, packer: Packer | None) -> None:
-        """Without a packer the sampler takes no weights."""
+        """`packer`: None if the sampler loads no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Send new weights. An evaluation may have sent them already; those of a warm start are all version 0."""
+        """Send new weights, unless an evaluation has sent them already. All weights of a warm start are version 0."""
         if version != self._sent or version == 0:
             self.load(weights.model(), version)
 
@@ -205,8 +196,8 @@ class Sending(Sampler):
             self.driver.load(NOTHING if self.packer is None else self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
-        """Never asked: collectors sample whole units."""
-        raise SamplerError("answers are sampled by collectors, not in this process")
+        """Raise an error: rollout workers sample whole tasks."""
+        raise SamplerError("rollout workers sample the completions, not this process")
 
     def close(self) -> None:
         """Close the sampler of this process."""

@@ -1,4 +1,4 @@
-"""What carries orders to collectors and brings back what happened. The driver knows no more of a cluster than this."""
+"""The transport protocol: sends commands to rollout workers and returns events. It hides the cluster from the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.scale.weights.parcels import Parcel
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A collector is ready for its first order.
+    """A worker is ready for its first command.
 
     >>> Started("c0.0").worker
     'c0.0'
@@ -25,7 +25,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A collector has loaded weights.
+    """A worker has loaded weights.
 
     >>> Loaded(Load("c0.0", 1, 1)).order.version
     1
@@ -36,7 +36,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A collector has sampled a unit, or stopped with it because it was cancelled.
+    """A worker has finished a task, or has cancelled it.
 
     >>> Ended(Assign("c0.0", "0:1", 0, 1), b"").seconds
     0.0
@@ -46,12 +46,12 @@ class Ended:
     data: bytes
     """The episodes as columns; empty if it was cancelled."""
     seconds: float = 0.0
-    """How long verification took."""
+    """Duration of the verification."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A collector is gone, or not to be trusted any more.
+    """A worker is lost, or must be replaced.
 
     >>> Lost("c0.0", "killed").blame
     True
@@ -60,53 +60,53 @@ class Lost:
     worker: str
     why: str
     blame: bool = True
-    """Whether what it sampled may be the cause."""
+    """Whether its task may be the cause."""
     hopeless: bool = False
-    """Whether another start would fail in the same way."""
+    """Whether a restart would fail in the same way."""
 
 
 Event = Started | Loaded | Ended | Lost
 
 
 class Transport(Protocol):
-    """Starts collectors and talks to them. Nothing here waits, but `poll`. After a collector is lost, its words do not come any more."""
+    """Starts rollout workers and calls them. Only `poll` blocks. After a worker is lost, it causes no more events."""
 
     def start(self, worker: str) -> None:
-        """Begin to start a collector."""
+        """Begin to start a worker."""
         ...
 
     def stop(self, worker: str) -> None:
-        """End a collector's process, whatever it does. It may be gone already."""
+        """Kill the process of a worker. It may be gone already."""
         ...
 
     def hold(self, version: int, parcel: Parcel) -> None:
-        """Keep weights where collectors can get them; any thread may. The buckets are read now: the trainer changes its weights later."""
+        """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
         ...
 
     def keep(self, versions: Set[int]) -> None:
-        """Free what none of these versions needs."""
+        """Free the weights that none of these versions needs."""
         ...
 
     def load(self, order: Load) -> int:
-        """Let a collector load weights that are held; returns how many bytes it gets."""
+        """Let a worker load stored weights; return how many bytes are sent."""
         ...
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
-        """Let a collector sample a unit; `label` is the version that its episodes name."""
+        """Let a worker run a task; `label` is the policy version of its episodes."""
         ...
 
     def cancel(self, order: Assign) -> None:
-        """Let a collector stop with a unit."""
+        """Let a worker cancel a task."""
         ...
 
     def about(self, worker: str) -> Mapping[str, Any]:
-        """What is known of a collector for the record of its loss: where it runs, and the last lines that it printed. It does not wait."""
+        """Describe a worker for the event log: its location and its last log lines. Does not block."""
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What happened since; waits until something happens, at most so long."""
+        """Return the events since the last call; wait for one until the timeout."""
         ...
 
     def close(self) -> None:
-        """End all collectors."""
+        """End all workers."""
         ...

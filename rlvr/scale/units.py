@@ -1,6 +1,6 @@
-"""The units of work: which draws are sampled in one call.
+"""Rollout tasks: the draws that one call of a worker samples.
 
-They are cut by the order of the draws alone, so for any number of collectors each answer is sampled in the same company.
+The split depends only on the order of the draws, so each completion is sampled in the same batch for any number of workers.
 """
 
 from __future__ import annotations
@@ -15,33 +15,29 @@ from rlvr.rollout.parts import begins_with
 from rlvr.task import Fault, Verdict
 
 SINGLE = 64
-"""How many draws that are alone in their groups are sampled in one call: held-out tasks, greedy answers."""
+"""Draws per task when each group has one member, as in evaluations."""
 Unit = list[Draw]
 
 
 def units_of(draws: Sequence[Draw], groups_per_call: int = 1) -> list[Unit]:
-    """The draws in their order, cut into units: so many whole groups each.
-
-    >>> [len(unit) for unit in units_of(draws)]                        # doctest: +SKIP
-    [8, 8, 8]
-    """
+    """Split the draws into tasks of so many whole groups, in order."""
     groups = [list(group) for _, group in groupby(draws, key=lambda draw: draw.group)]
     size = groups_per_call if any(len(group) > 1 for group in groups) else max(groups_per_call, SINGLE)
     return [[draw for group in groups[first : first + size] for draw in group] for first in range(0, len(groups), size)]
 
 
 def check_found(name: str, unit: Unit, found: Sequence[Episode]) -> None:
-    """Damaged if these are not the episodes of a unit, or do not go on from what was there of them."""
+    """Raise Damaged if the episodes do not belong to the draws of a task, or do not begin with their partial episodes."""
     if [(episode.group, episode.task_id) for episode in found] != [(draw.group, draw.task.id) for draw in unit]:
-        raise Damaged(f"unit {name} came back with the episodes of other draws")
+        raise Damaged(f"task {name} came back with the episodes of other draws")
     for member, (draw, episode) in enumerate(zip(unit, found, strict=True)):
         if draw.part is not None and not begins_with(episode, draw.part):
-            raise Damaged(f"answer {member} of unit {name} came back with another beginning")
+            raise Damaged(f"completion {member} of task {name} does not begin with its partial episode")
 
 
 def given_up(unit: Unit, version: int, why: str) -> list[Episode]:
-    """The episodes of a unit that could not be sampled: failed, without a score."""
-    reason = f"no collector could sample it: {why}"
+    """Make the episodes of a task that could not be sampled: failed, without a score."""
+    reason = f"no rollout worker could sample it: {why}"
     verdict = Verdict(None, reason, fault=Fault.INFRA)
 
     def failed(draw: Draw) -> Episode:

@@ -1,1 +1,1 @@
-"""Tools that a policy may call: one file for each plugin."""
+"""Tools that a policy may call; one file for each plugin."""

@@ -1,4 +1,4 @@
-"""The calculator's parser and numbers. Every number has a size limit, checked before the computation."""
+"""Parser and numbers of the calculator. Every number has a size limit, checked before the computation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fractions import Fraction
 from rlvr.errors import ToolError
 
 LONGEST = 2_000
-"""How many characters an expression may have."""
+"""Maximum number of characters of an expression."""
 DEEPEST = 60
-"""How many parentheses may be open together, signs and powers included."""
+"""Maximum nesting depth: open parentheses, signs and powers."""
 MOST_BITS = 12_000
-"""The maximum size of numerator and denominator: about 3,600 digits."""
+"""Maximum bits of numerator and denominator: about 3,600 digits."""
 DIGITS = 34
-"""How many digits an inexact number has."""
+"""Precision of an inexact number, in digits."""
 _ABOUT = Context(prec=DIGITS)
 TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,4})?|\.\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*/%^(),]))", re.ASCII)
 SIGNS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "²": "^2", "³": "^3", "√": "sqrt", "π": "pi"}
@@ -37,7 +37,7 @@ class Value:
 
 
 def evaluate(expression: str) -> Value:
-    """The value of an expression. ToolError says what is wrong with it.
+    """Evaluate an expression. ToolError if it is invalid.
 
     >>> shown(evaluate("2 * (3 + 4)"))
     '14'
@@ -53,7 +53,7 @@ def evaluate(expression: str) -> Value:
 
 
 def shown(value: Value) -> str:
-    """The number in digits: exact if its decimals end, as a fraction if they do not.
+    """Format a number: exact if its decimals end, otherwise as a fraction.
 
     >>> shown(Value(Fraction(22, 7))), shown(Value(Fraction(-5, 4)))
     ('22/7 (about 3.142857142857142857142857142857143)', '-1.25')
@@ -78,7 +78,7 @@ def _about(number: Fraction) -> str:
 
 
 def _places(denominator: int) -> int:
-    """How many decimals a fraction has; more than 200 if they do not end."""
+    """Count the decimals of a fraction; more than 200 if they do not end."""
     twos = fives = 0
     while denominator % 2 == 0 and twos <= 200:
         denominator, twos = denominator // 2, twos + 1
@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Precedence by recursion: sum, product, sign, power, atom."""
+    """Recursive-descent parser, one method per precedence: sum, product, sign, power, atom."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens, self.at = tokens, 0

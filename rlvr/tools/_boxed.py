@@ -1,4 +1,4 @@
-"""The common part of the tools that use a sandbox box: the text of an outcome for the policy."""
+"""Shared code of the tools that use a sandbox session: format an outcome as text for the policy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WORDS = {
     Stop.TLE: "[stopped: it ran longer than {timeout:g} s]",
     Stop.MLE: "[stopped: it used too much memory]",
     Stop.OLE: "[stopped: it wrote too much]",
-    Stop.SV: "[stopped: it broke the box]",
+    Stop.SV: "[stopped: it broke the sandbox]",
     Stop.CE: "[it could not be compiled]",
 }
 
 
 def run(box: Box, source: str, language: Literal["bash", "python"], timeout: float) -> str:
-    """Run a program in the box and return its output as one text. ToolCrash if the box itself failed."""
+    """Run a program in the sandbox and return its output as one text. ToolCrash if the sandbox itself failed."""
     outcome = box.run(source, language=language, timeout=timeout)
     if outcome.stop is Stop.IE:
         raise ToolCrash(f"the sandbox failed: {outcome.reason or 'no reason given'}")
@@ -26,7 +26,7 @@ def run(box: Box, source: str, language: Literal["bash", "python"], timeout: flo
 
 
 def outcome_text(outcome: Outcome, timeout: float) -> str:
-    r"""A program's output, its errors, and how it ended if it failed.
+    r"""Format the output and the errors of a program, and how it ended if it failed.
 
     >>> outcome_text(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
     'a\nno b\n[exit code 2]'
@@ -44,7 +44,7 @@ def outcome_text(outcome: Outcome, timeout: float) -> str:
 
 
 def seconds(timeout: float) -> float:
-    """A time limit from a configuration; ValueError if it is not valid.
+    """Check a timeout from a configuration and return it; ValueError if it is invalid.
 
     >>> seconds(10)
     10.0

@@ -1,4 +1,4 @@
-"""One connection to an MCP server, used from ordinary threads: the SDK runs in an event loop in a separate thread."""
+"""A connection to an MCP server, for use in normal threads: the SDK runs in an event loop in another thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError, install
 from rlvr.turns import ToolSpec
 
 GRACE_S = 5.0
-"""How long to wait for the SDK itself, beyond a deadline that it should have kept."""
+"""Additional time for the SDK to react after a timeout."""
 MOST_TOOLS = 128
 MOST_PAGES = 64
 
 
 class Connection:
-    """Start, call, stop: each with a deadline."""
+    """Start, call and stop an MCP server, each with a timeout."""
 
     def __init__(self, target: Sequence[str] | str, env: Mapping[str, str], cwd: str, timeout: float) -> None:
         self.target, self.env, self.cwd, self.timeout = target, dict(env), cwd, timeout
@@ -33,7 +33,7 @@ class Connection:
         self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in stop)
 
     def start(self, timeout: float) -> list[ToolSpec]:
-        """Connect, and return what the server offers. ToolCrash if it does not start."""
+        """Connect, and return the tools of the server. ToolCrash if it does not start."""
         sdk = _sdk()
         ready: Future[list[ToolSpec]] = Future()
         self.thread = threading.Thread(target=self._thread, args=(sdk, ready), name="rlvr-mcp", daemon=True)
@@ -48,7 +48,7 @@ class Connection:
             raise ToolCrash(f"the MCP server {self._shown()} did not start: {_plain(error)}{self._said()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text of one result. ToolError for what the server reports as an error, and for a call that takes too long."""
+        """Call a tool and return the text of its result. ToolError for an error of the tool and for a timeout."""
         if self.loop is None or self.thread is None or not self.thread.is_alive():
             raise ToolCrash(f"the MCP server {self._shown()} exited{self._said()}")
         asked = asyncio.run_coroutine_threadsafe(self._asked(name, dict(arguments)), self.loop)
@@ -66,7 +66,7 @@ class Connection:
         return text or "[no output]"
 
     def stop(self) -> None:
-        """Disconnect. Waits a moment for the server to exit; may be called any number of times."""
+        """Disconnect, and wait shortly for the server to exit. May be called repeatedly."""
         if self.loop is not None and self.over is not None:
             with suppress(RuntimeError):  # the loop is closed already
                 self.loop.call_soon_threadsafe(self.over.set)
@@ -74,7 +74,7 @@ class Connection:
             self.thread.join(GRACE_S + 5)
         self.errors.close()
 
-    # ---- in the thread of the loop
+    # ---- in the event loop thread
 
     def _thread(self, sdk: Any, ready: Future[list[ToolSpec]]) -> None:
         try:
@@ -109,19 +109,19 @@ class Connection:
     async def _asked(self, name: str, arguments: dict[str, Any]) -> Any:
         return await asyncio.wait_for(self.client.call_tool(name, arguments), self.timeout)
 
-    # ---- in messages
+    # ---- error messages
 
     def _shown(self) -> str:
         return self.target if isinstance(self.target, str) else " ".join(self.target)[:80]
 
     def _said(self) -> str:
-        """The last line that the server wrote to its error output."""
+        """Return the last line that the server wrote to its standard error."""
         try:
             self.errors.seek(0)
             lines = self.errors.read(100_000).strip().splitlines()
         except (OSError, ValueError):
             return ""
-        return f"; it said: {lines[-1][:200]}" if lines else ""
+        return f"; its last line of stderr: {lines[-1][:200]}" if lines else ""
 
 
 def _sdk() -> Any:
@@ -157,7 +157,7 @@ async def _offered(client: Any) -> list[ToolSpec]:
 
 
 def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's schema without titles and references, limited to the keywords that `rlvr.contracts.schema` checks.
+    """Remove titles and resolve references in the schema of a server, for `rlvr.contracts.schema`.
 
     >>> plain_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
     {'properties': {'x': {'type': 'integer'}}}
@@ -194,7 +194,7 @@ def _plain_part(part: Any, named: Mapping[str, Any], depth: int) -> Any:
 
 
 def _plain(error: BaseException) -> str:
-    """The innermost error; the SDK wraps errors in groups."""
+    """Format the innermost error, since the SDK wraps errors in groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

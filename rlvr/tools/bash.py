@@ -1,4 +1,4 @@
-"""A shell in the conversation's sandbox box; files and the working folder stay from call to call."""
+"""A shell in the sandbox session of the conversation; files and the working folder persist between calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlvr.tools._boxed import run, seconds
 
 
 class Bash(Tool):
-    """Runs commands in the box. A command over its time limit is stopped, and the box stays usable.
+    """Run commands in the sandbox. A command that exceeds its timeout is stopped, and the session stays usable.
 
     >>> Bash().timeout
     30.0
@@ -19,7 +19,7 @@ class Bash(Tool):
         """Keyword arguments are the settings.
 
         Args:
-            timeout: how many seconds one command may take.
+            timeout: timeout of one command, in seconds.
         """
         self.timeout = seconds(timeout)
 

@@ -1,4 +1,4 @@
-"""Arithmetic, exact wherever possible: whole numbers, fractions and decimals of any length."""
+"""A calculator, exact wherever possible: whole numbers, fractions and decimals of any length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlvr.tools._arithmetic import evaluate, shown
 
 
 class Calculator(Tool):
-    """Arithmetic with its own parser: nothing that the policy wrote is evaluated as code.
+    """Compute arithmetic expressions with an own parser; text of the policy is never evaluated as code.
 
     >>> Calculator().calculator("2^100 - 1")
     '1267650600228229401496703205375'

@@ -1,4 +1,4 @@
-"""Read, write and edit text files in the conversation's sandbox box."""
+"""Read, write and edit text files in the sandbox session of the conversation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ToolError
 
 MOST_BYTES = 1_000_000
-"""The largest file that is read or written."""
+"""Maximum size of a file that is read or written."""
 
 
 class Files(Tool):
-    """Three tools for the files of the box: read some lines, write a file, replace a text in one.
+    """Three tools for the files of the sandbox: read lines, write a file, replace a text in a file.
 
     >>> [spec.name for spec in Files().specs()]
     ['read_file', 'write_file', 'edit_file']

@@ -1,4 +1,4 @@
-"""The tools of any MCP server, started as a process or reached over HTTP; one connection for each conversation."""
+"""The tools of an MCP server, which is started as a process or reached over HTTP; one connection per conversation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlvr.turns import ToolSpec
 
 
 class Mcp(Tool):
-    """All tools that the server offers, listed once when the conversation starts, fixed from then on, sorted by name.
+    """All tools of a server, sorted by name. They are listed once, when the conversation starts, and fixed from then on.
 
-    A server that is a process is started for each conversation, so its state belongs to the conversation. It runs as this user,
-    outside any sandbox: start only servers that you trust. What the server reports as an error, and a call that takes too long,
-    is shown to the policy; a server that exited ends the conversation without a score.
+    With `command`, a server process is started for each conversation, so its state belongs to the conversation. It runs as this user,
+    outside any sandbox: only start servers that you trust. The policy sees errors of the server and timeouts; if the server exits, the
+    conversation ends without a score.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Mcp(Tool):
         Args:
             command: the program and its arguments, for example [python, server.py].
             url: the address of a server over streamable HTTP, instead of a command.
-            env: environment variables for the program; it gets few others.
-            cwd: the folder that it starts in.
-            prefix: put before the name of each tool, for servers whose names clash.
+            env: environment variables of the program, in addition to a few standard ones.
+            cwd: the working folder of the program.
+            prefix: prefix of the name of each tool, for servers with equal tool names.
             only: the names of the tools that are used; empty means all.
-            timeout: how many seconds one call may take.
-            start_timeout: how many seconds starting may take.
+            timeout: timeout of one call, in seconds.
+            start_timeout: timeout of the start, in seconds.
         """
         if bool(command) == bool(url):
             raise ValueError("give either command or url")
@@ -67,19 +67,19 @@ class Mcp(Tool):
         self._specs = tuple(ToolSpec(self.prefix + spec.name, spec.description, spec.parameters) for spec in used)
 
     def end(self) -> None:
-        """Disconnect; a server that is a process exits."""
+        """Disconnect; a server process exits."""
         if self.connection is not None:
             self.connection.stop()
             self.connection = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The server's tools. Known once the tool is opened."""
+        """Return the tools of the server. They are known after `begin`."""
         if self.connection is None:
-            raise ConfigError("the tools of an MCP server are known once it is started; open the tool first")
+            raise ConfigError("the tools of an MCP server are known after it has started; open the tool first")
         return self._specs
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Make one call to the server."""
+        """Call a tool of the server."""
         if self.connection is None:
             raise ToolCrash("the MCP server is not connected")
         return self.connection.call(name.removeprefix(self.prefix), arguments)

@@ -1,4 +1,4 @@
-"""Python code in the conversation's sandbox box; variables stay from call to call."""
+"""Python in the sandbox session of the conversation; variables persist between calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlvr.tools._boxed import run, seconds
 
 
 class Python(Tool):
-    """Runs code in a Python session of the box. Code over its time limit is stopped, and the box stays usable.
+    """Run code in a Python session of the sandbox. Code that exceeds its timeout is stopped, and the session stays usable.
 
     >>> Python(timeout=5).timeout
     5.0
@@ -19,7 +19,7 @@ class Python(Tool):
         """Keyword arguments are the settings.
 
         Args:
-            timeout: how many seconds one call may take.
+            timeout: timeout of one call, in seconds.
         """
         self.timeout = seconds(timeout)
 

@@ -1,4 +1,4 @@
-"""Search in passages of text by their words (BM25)."""
+"""Search passages of text by keywords (BM25)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_QUERY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of text that can be found.
+    """A passage of text in the index.
 
     >>> Passage("weather.md#1", "Rain", "It rains.").title
     'Rain'
@@ -34,7 +34,7 @@ class Passage:
 
 
 class Search(Tool):
-    """BM25 over a folder of text files or a JSONL file of passages. The index is built once and used by all conversations.
+    """BM25 search over a folder of text files or a JSONL file of passages. All conversations share one index.
 
     >>> from rlvr.contracts.tool import ToolContext
     >>> own = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
@@ -48,10 +48,10 @@ class Search(Tool):
         """Keyword arguments are the settings.
 
         Args:
-            path: a folder of .txt, .md and .rst files, split into passages at empty lines; or JSONL lines {"text", "id"?, "title"?}.
+            path: a folder of .txt, .md and .rst files, split into passages at empty lines; or a JSONL file of {"text", "id"?, "title"?}.
                 A task may provide its own documents, as `passages` in the data for its tools.
-            passage_chars: the length of a passage of a file; paragraphs are joined up to that.
-            shown_chars: how much of each passage is shown.
+            passage_chars: maximum characters of a passage of a file; paragraphs are joined up to it.
+            shown_chars: maximum characters of each passage in a result.
         """
         if min(passage_chars, shown_chars) < 20:
             raise ValueError(f"passage_chars {passage_chars} and shown_chars {shown_chars} must be at least 20")
@@ -63,7 +63,7 @@ class Search(Tool):
         self.index = _index(self.passages) if path else None
 
     def begin(self) -> None:
-        """Take the task's own documents, if it has some. Their index is cached: conversations about the same task share it."""
+        """Use the documents of the task, if it has some. Their index is cached: conversations of the same task share it."""
         if own := self.context.data.get("passages"):
             self.passages = tuple(own)
             self.index = _index(self.passages)
@@ -97,7 +97,7 @@ class Search(Tool):
 
 
 def _bm25s() -> Any:
-    """The package, without numba: loading it takes seconds, and an engine of vLLM cannot start any more in a process that has it loaded."""
+    """Import bm25s without numba: numba loads for seconds, and vLLM cannot start an engine in a process that has loaded it."""
     masked = "numba" not in sys.modules
     if masked:
         sys.modules["numba"] = None  # type: ignore[assignment]
@@ -153,7 +153,7 @@ def _lines(path: Path) -> Iterator[Passage]:
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:
-    """Paragraphs, joined up to a size; a longer one is split."""
+    """Join paragraphs up to a size; split a longer paragraph."""
     held = ""
     for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
         if held and len(held) + len(paragraph) + 2 > size:

@@ -1,4 +1,4 @@
-"""Queries on a SQLite database: read-only, or on a scratch copy for each conversation."""
+"""Queries on a SQLite database: read-only, or on a scratch copy per conversation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlvr.tools._boxed import seconds
 
 WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
 LONGEST_CELL = 200
-"""How many characters of one value are shown."""
+"""Maximum characters of a value in a result."""
 LARGEST_VALUE = 100_000
-"""The maximum size of one value in bytes: with it, no single SQLite function takes long, and the time limit can be enforced."""
+"""Maximum bytes of a value. It keeps every SQLite function short, so that the timeout can be enforced."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: LARGEST_VALUE,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
@@ -26,9 +26,9 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
 }
 STEPS = 40
-"""The number of SQLite virtual machine steps between two checks of the clock."""
+"""Number of SQLite virtual machine steps between two checks of the timeout."""
 SCRATCH_PAGES = 16_384
-"""The maximum size of a scratch copy: 64 MiB of 4 KiB pages."""
+"""Maximum size of a scratch copy: 64 MiB in 4 KiB pages."""
 READING = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -36,13 +36,13 @@ READING = {
     sqlite3.SQLITE_RECURSIVE,
 }
 NEVER = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
-"""What no statement may do: access other files, or change the limits."""
+"""Actions that are always denied: they access other files or change the limits."""
 LOOKING = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
-"""The pragmas that only read."""
+"""The allowed pragmas, which only read."""
 
 
 class Sql(Tool):
-    """One statement for each call, with limits on time, rows and sizes. Other files cannot be accessed.
+    """Run one statement per call, with limits on time, rows and sizes. Other files cannot be accessed.
 
     >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
@@ -64,9 +64,9 @@ class Sql(Tool):
         Args:
             path: the database file. A task may provide its own, as `database` in the data for its tools.
             script: SQL that creates the database, instead of a file. A task may provide its own, as `script`.
-            mode: read changes nothing; scratch gives each conversation a copy in memory, which it may change.
-            timeout: how many seconds one statement may take.
-            max_rows: how many rows are shown.
+            mode: read denies changes; scratch gives each conversation a copy in memory that it may change.
+            timeout: timeout of one statement, in seconds.
+            max_rows: maximum rows of a result.
         """
         if mode not in ("read", "scratch"):
             raise ValueError(f"mode is {mode!r}; it must be read or scratch")
@@ -95,7 +95,7 @@ class Sql(Tool):
         self.connection.set_authorizer(self._allowed)
 
     def end(self) -> None:
-        """Close it; a copy is discarded."""
+        """Close the database; a scratch copy is discarded."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -186,7 +186,7 @@ class Sql(Tool):
 
 
 def _formatted(*parts: Any) -> Any:
-    """SQLite's own `printf`, without widths of more than three digits: it writes two billion spaces before it looks at any limit."""
+    """Call `printf` of SQLite, but refuse widths of more than three digits: SQLite would write up to two billion spaces."""
     if parts and isinstance(parts[0], str) and WIDE.search(parts[0]):
         raise ValueError("too wide")
     with closing(sqlite3.connect(":memory:")) as own:

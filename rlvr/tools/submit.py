@@ -6,7 +6,7 @@ from rlvr.contracts.tool import Final, Tool, ToolExample, tool
 
 
 class Submit(Tool):
-    """For tasks whose answer is given by a call, and not by a turn without one.
+    """For tasks whose answer is given by a tool call instead of a message.
 
     >>> Submit().submit("42")
     '42'

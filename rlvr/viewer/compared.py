@@ -1,7 +1,7 @@
-"""Several runs on one page: which of them differ only by their seed, and A - B with intervals, as plain data.
+"""The comparison of several runs on one page, as plain data: conditions, and differences A - B with intervals.
 
-Training runs with the same settings but for the seed are one condition; the page draws their mean with a band. Conditions are compared by
-their accuracy on held-out tasks, evaluations pair by pair (`rlvr.evaluation.compare`), each with the first one.
+Training runs with the same settings except the seed are one condition; the page draws their mean with a band. Each condition is compared
+with the first one by the accuracy on held-out tasks, each evaluation with the first one by pairs (`rlvr.evaluation.compare`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlvr.runs.runlog import config_of
 from rlvr.viewer.heads import between, report_of
 
 ASIDE = ("seed", "log")
-"""Settings that do not make another condition."""
+"""Sections of the configuration that are ignored when runs are grouped into conditions."""
 LABEL = 48
-"""Characters of a condition's name made from its settings."""
+"""Maximum characters of a condition's label."""
 
 
 def conditions(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> tuple[list[str], list[int]]:
-    """The names of the conditions, and for each run the number of its condition.
+    """Group runs by their settings: return the labels of the conditions, and for each run the index of its condition.
 
     >>> conditions(["tool-0", "tool-1", "none"], [{"tools": "1"}, {"tools": "1"}, {"tools": "0"}])
     (['tool', 'none'], [0, 0, 1])
@@ -46,14 +46,14 @@ def conditions(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> t
 
 
 def _common(names: Sequence[str]) -> str:
-    """What all names begin with."""
+    """Return the common prefix of all names."""
     first, last = min(names), max(names)
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:same]
 
 
 def settings_of(run: Path) -> dict[str, str]:
-    """The settings of a training run as texts by dotted key, without those that do not make another condition."""
+    """Load the settings of a training run as texts by dotted key, without the ignored sections (seed, log)."""
     return {key: text for key, text in _flat(config_of(run).model_dump(mode="json")) if key.partition(".")[0] not in ASIDE}
 
 
@@ -64,7 +64,7 @@ def _flat(data: Any, key: str = "") -> list[tuple[str, str]]:
 
 
 def trained(runs: Sequence[Path], labels: Sequence[str], at: Sequence[int]) -> dict[str, Any]:
-    """Training runs compared: a line for each condition, and the difference of each to the first one."""
+    """Compare training runs: a line for each condition, and its difference to the first one."""
     reports = [report_of(run) for run in runs]
     members = [[report for report, place in zip(reports, at, strict=True) if place == nth] for nth in range(len(labels))]
     after = [_figures(found, "accuracy_after") for found in members]
@@ -90,7 +90,7 @@ def _figures(reports: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """A mean, with the smallest and the largest value if there are several."""
+    """Format a mean, with the smallest and the largest value if there are several."""
     if not values:
         return ""
     told = f"{100 * mean(values):.1f} %"
@@ -100,25 +100,25 @@ def _spread(values: Sequence[float]) -> str:
 def _difference(
     a: Sequence[float], b: Sequence[float], reports: Sequence[Mapping[str, Any]]
 ) -> tuple[float, float | None, float | None, float | None, str]:
-    """A - B with its 95 % interval, its p-value, and how they were computed."""
+    """Compute A - B with its 95 % interval and p-value, and a note on the method."""
     value = mean(a) - mean(b)
     if len(a) > 1 and len(b) > 1:
         parts = [_variance(found) / len(found) for found in (a, b)]
         error = math.sqrt(sum(parts))
         if not error:
-            return value, None, None, None, "All runs of a condition have the same accuracy: there is no interval over seeds."
+            return value, None, None, None, "All runs of a condition have the same accuracy, so there is no interval over seeds."
         freedom = max(int(error**4 / sum(part**2 / (len(found) - 1) for part, found in zip(parts, (a, b), strict=True))), 1)
         half = t_quantile(freedom) * error
-        note = "Intervals over seeds by Welch's t; they cover another seed, not other tasks."
+        note = "Intervals over seeds by Welch's t; they cover the variation between seeds, not between tasks."
         return value, value - half, value + half, two_sided(value / error, freedom), note
     counts = [report.get("held_out_tasks") or 0 for report in reports]
     ends = [between(mean(found), count) for found, count in zip((a, b), counts, strict=True)]
     (l1, u1), (l2, u2) = ends
     if l1 is None or u1 is None or l2 is None or u2 is None:
-        return value, None, None, None, "The number of held-out tasks is not recorded: there is no interval."
+        return value, None, None, None, "The number of held-out tasks is not recorded, so there is no interval."
     low = value - math.hypot(mean(a) - l1, u2 - mean(b))
     high = value + math.hypot(u1 - mean(a), mean(b) - l2)
-    note = "One run of a condition: the interval (Newcombe) covers other tasks, not another seed. Train several seeds to see their spread."
+    note = "With one run per condition, the interval (Newcombe) covers the variation between tasks, not seeds. Train several seeds."
     return value, low, high, None, note
 
 
@@ -128,7 +128,7 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def two_sided(t: float, freedom: int) -> float:
-    """The two-sided p-value of a t statistic, from the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3).
+    """Compute the two-sided p-value of a t statistic for whole degrees of freedom (Abramowitz and Stegun, 26.7.3).
 
     >>> round(two_sided(2.776445, 4), 4)
     0.05
@@ -143,7 +143,7 @@ def two_sided(t: float, freedom: int) -> float:
 
 
 def evaluated(runs: Sequence[Path]) -> dict[str, Any]:
-    """Evaluations compared: A is the first, each of the others is B once. A pair that cannot be compared says why."""
+    """Compare the first evaluation (A) with each of the others (B). A note gives the reason for each pair that cannot be compared."""
     tables: list[dict[str, Any]] = []
     forest: list[dict[str, Any]] = []
     notes: list[str] = []

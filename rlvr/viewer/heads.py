@@ -1,4 +1,4 @@
-"""The head of a run on its page: name, facts, curves, held-out accuracy or table of figures. Episodes are read later, and only once."""
+"""The summary of a run at the head of its page: name, facts, curves, held-out accuracy or metrics. Episodes are read later, in one pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run as its page reads it.
+    """A run to show: its folder, the summary for the head of the page, its episodes, and its tokenizer.
 
     >>> Source(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
     'a'
@@ -37,7 +37,7 @@ class Source:
 
 
 def source_of(run: Path) -> Source:
-    """The head of a run, its episodes one by one, and the name of its tokenizer."""
+    """Load a run: its summary, an iterator of its episodes, and the name of its tokenizer."""
     if (run / PLAN).is_file():
         plan = plan_of(run)
         rows = last_rows(run) if (run / ROWS).is_file() else iter(())
@@ -48,7 +48,7 @@ def source_of(run: Path) -> Source:
 
 
 def _training(run: Path) -> dict[str, Any]:
-    """The head of a training run: its curves, and its accuracy on held-out tasks."""
+    """Build the summary of a training run: its curves, and its accuracy on held-out tasks."""
     rows, report = metrics_of(run), report_of(run)
     facts: dict[str, Any] = {"steps": len(rows)}
     facts |= {name: report[name] for name in ("accuracy_before", "accuracy_after", "seconds") if report.get(name) is not None}
@@ -58,7 +58,7 @@ def _training(run: Path) -> dict[str, Any]:
 
 
 def _cluster(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What happened to the collectors of a run, and what limits its speed; nothing for a run without collectors."""
+    """Count the events of a run's collectors, and name the bottleneck of its speed; empty for a run without collectors."""
     events = Counter(row.get("event") for row in _log(run, COLLECTORS))
     named = {"collectors_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
     _, limit = bottleneck(rows, config_of(run).rollout.max_staleness)
@@ -66,13 +66,13 @@ def _cluster(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The numbers of each step with its timings."""
+    """Load the metrics of each step, merged with its timings."""
     clock: dict[Any, dict[str, Any]] = {row.get("step"): row for row in _log(run, TIMINGS)}
     return [clock.get(row.get("step"), {}) | row for row in _log(run, METRICS)]
 
 
 def held_out(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[list[float | None]]:
-    """The measured accuracies on held-out tasks as `[step, value, low, high]`; the interval is None if the number of tasks is not known.
+    """List the accuracies on held-out tasks as `[step, value, low, high]`; the interval is None if the number of tasks is unknown.
 
     >>> held_out([{"step": 1}, {"step": 2, "eval/accuracy": 0.5}], {"accuracy_before": 0.25})
     [[0, 0.25, None, None], [2, 0.5, None, None]]
@@ -85,7 +85,7 @@ def held_out(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> li
 
 
 def between(share: float, tasks: int) -> tuple[float | None, float | None]:
-    """The 95 % interval of a share of tasks.
+    """Compute the 95 % interval of a share of tasks.
 
     >>> [round(end, 2) for end in between(0.5, 100)]
     [0.4, 0.6]
@@ -97,7 +97,7 @@ def between(share: float, tasks: int) -> tuple[float | None, float | None]:
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
-    """The head of an evaluation: a line of figures for each environment, once it is finished."""
+    """Build the summary of an evaluation: a line of metrics for each environment, once it is finished."""
     plan, envs = plan_of(run), report_of(run).get("envs", {})
     talk = talks_of(envs)
     lines = [[*_figures(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()]
@@ -112,7 +112,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
 
 
 def state_of(run: Path) -> dict[str, str]:
-    """Whether the run is finished: only then it has a report."""
+    """Return the fact that a run is unfinished (it has no report yet); empty for a finished run."""
     return {} if (run / REPORT).is_file() else {"state": "unfinished"}
 
 
@@ -126,12 +126,12 @@ def _figures(name: str, env: Mapping[str, Any]) -> list[str]:
 
 
 def _log(run: Path, name: str) -> Iterable[dict[str, Any]]:
-    """The rows of a log; none if the run has not written any yet."""
+    """Read the rows of a log; empty if the run has not written any yet."""
     return rows_of(run / name) if (run / name).is_file() else ()
 
 
 def report_of(run: Path) -> dict[str, Any]:
-    """The report of a finished run; empty if there is none."""
+    """Load the report of a finished run; empty if there is none."""
     try:
         found = json.loads((run / REPORT).read_text("utf-8"))
     except (OSError, ValueError):

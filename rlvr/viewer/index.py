@@ -1,4 +1,4 @@
-"""An index of the runs under a folder: a table that sorts, with the course of each reward, and one chart of all that are chosen."""
+"""Write an index page of the runs under a folder: a sortable table with reward curves, and a chart of the selected runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rlvr.viewer.heads import held_out, metrics_of, report_of
 from rlvr.viewer.view import DRAWN, Written, ours, page_of, size_of, written
 
 DEEP = 3
-"""How many folders below the given one runs are looked for."""
+"""The maximum depth of the search for runs."""
 POINTS = 120
-"""The most points of a reward's curve in the index."""
+"""The maximum of points in a reward curve of the index."""
 VARIED = 3
-"""The most settings in columns: those that differ between the training runs of the index."""
+"""The maximum of columns for settings that differ between the training runs."""
 SCRIPTS = (*DRAWN, "export.js", "curves.js", "index.js")
 PAGE_NAME = "view.html"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run of `rlvr train` or `rlvr eval`."""
+    """Whether a folder is a run folder of `rlvr train` or `rlvr eval`."""
     return any((folder / name).is_file() for name in ("config.yaml", PLAN))
 
 
 def runs_in(folder: Path, deep: int = DEEP) -> list[Path]:
-    """The runs below a folder, in the order of their names. What is inside a run is not looked at; links are not followed."""
+    """Find the runs below a folder, sorted by name. Run folders are not searched, and links are not followed."""
     try:
         below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and not path.name.startswith("."))
     except OSError:
@@ -41,7 +41,7 @@ def runs_in(folder: Path, deep: int = DEEP) -> list[Path]:
 def index(folder: str | Path, out: str | Path | None = None, *, reload_s: int = 0, served: bool = False) -> Written:
     """Write the index of a folder's runs, by default as `index.html` in it. A run that cannot be read is listed with the reason.
 
-    `served`: every run has a page, which is written when it is asked for; otherwise only those that `rlvr view` wrote.
+    `served`: link a page for every run, because the server writes it on request; otherwise link only existing pages.
     """
     folder, out = Path(folder), Path(out) if out else Path(folder) / "index.html"
     if not ours(out):
@@ -49,7 +49,7 @@ def index(folder: str | Path, out: str | Path | None = None, *, reload_s: int = 
     found = runs_in(folder)
     if not found:
         raise NotFound(
-            f"{folder} is not a run and has none in it; name a folder that `rlvr train` or `rlvr eval` wrote, or one that contains such"
+            f"{folder} is not a run and contains none; name a folder that `rlvr train` or `rlvr eval` wrote, or a folder of such folders"
         )
     entries = [_entry(folder, run, served=served) for run in found]
     _grouped(found, entries)
@@ -59,12 +59,12 @@ def index(folder: str | Path, out: str | Path | None = None, *, reload_s: int = 
 
 
 def state_of(folder: Path) -> tuple[tuple[str, int], ...]:
-    """What changes when a run under a folder goes on: its name and the size of its logs."""
+    """Return the names of the runs under a folder with the sizes of their logs; the value changes when a run makes progress."""
     return tuple((str(run), size_of(run) + (run / REPORT).is_file()) for run in runs_in(folder))
 
 
 def _entry(folder: Path, run: Path, *, served: bool) -> dict[str, Any]:
-    """A run as a line of the index."""
+    """Build the line of a run in the index."""
     name = run.relative_to(folder).as_posix()
     entry: dict[str, Any] = {"name": name, "page": f"{name}/{PAGE_NAME}" if served or (run / PAGE_NAME).is_file() else ""}
     changed = max((path.stat().st_mtime for path in run.iterdir() if path.is_file()), default=0.0)
@@ -76,7 +76,7 @@ def _entry(folder: Path, run: Path, *, served: bool) -> dict[str, Any]:
 
 
 def _trained(run: Path) -> dict[str, Any]:
-    """A training run: its reward, its held-out accuracy, and what it trains on."""
+    """Summarize a training run: its environment, its reward, and its held-out accuracy."""
     rows, report, config = metrics_of(run), report_of(run), config_of(run)
     rewarded = [(row.get("step", 0), row["reward"]) for row in rows if isinstance(row.get("reward"), int | float)]
     size = -(-len(rewarded) // POINTS) or 1
@@ -91,7 +91,7 @@ def _trained(run: Path) -> dict[str, Any]:
 
 
 def _evaluated(run: Path) -> dict[str, Any]:
-    """An evaluation: its suite, its policy, and the mean of its environments."""
+    """Summarize an evaluation: its suite, its policy, and the mean of its environments."""
     plan, envs = plan_of(run), report_of(run).get("envs", {})
     scores = [env["avg"]["value"] for env in envs.values() if env["avg"] and not env["refused"]]
     found: dict[str, Any] = {"kind": "evaluation", "what": plan.suite, "with": plan.policy, "environments": len(plan.envs)}
@@ -99,7 +99,7 @@ def _evaluated(run: Path) -> dict[str, Any]:
 
 
 def _grouped(runs: Sequence[Path], entries: Sequence[dict[str, Any]]) -> None:
-    """Give each training run its condition: equal settings but for the seed."""
+    """Add to each training run its condition: the group of runs with equal settings except the seed."""
     trained = [(run, entry) for run, entry in zip(runs, entries, strict=True) if entry["kind"] == "training"]
     if not trained:
         return
@@ -109,18 +109,18 @@ def _grouped(runs: Sequence[Path], entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _varied(runs: Sequence[Path], entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The settings that differ between training runs: the name of each, and its value in each run."""
+    """Select the settings that differ between training runs: the key of each, and its value in each run."""
     told = {entry["name"]: dict(_plain(run)) for run, entry in zip(runs, entries, strict=True) if entry["kind"] == "training"}
     keys = list(dict.fromkeys(key for settings in told.values() for key in settings))
     columns = {key: [settings.get(key, "") for settings in told.values()] for key in keys if key != "env.name"}
     alike: dict[tuple[int, ...], str] = {}
-    for key, values in columns.items():  # of settings that change together the first is enough
+    for key, values in columns.items():  # of settings that vary together only the first is shown
         alike.setdefault(tuple(map(values.index, values)), key)
     varied = sorted((key for same, key in alike.items() if len({*same}) > 1), key=lambda key: len({*columns[key]}))[:VARIED]
     return [{"key": key, "values": dict(zip(told, columns[key], strict=True))} for key in varied]
 
 
 def _plain(run: Path) -> Iterator[tuple[str, str]]:
-    """The settings of a run that are short enough for a column."""
+    """Yield the settings of a run that are short enough for a column."""
     yield "seed", str(config_of(run).seed)
     yield from ((key, text) for key, text in settings_of(run).items() if len(text) <= 40)

@@ -1,4 +1,4 @@
-"""Serve a run, or a folder of runs, while it continues: the page is written again as the logs grow, and reloads itself."""
+"""Serve the page of a running run, or of a folder of runs: the page is written again as the logs grow, and reloads itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def live(
     told: Callable[[str, Written], None] = lambda url, written: None,
     pause_s: float = PAUSE_S,
 ) -> Written:
-    """Serve the page of a run, next to others if there are several, until the run is finished or Ctrl-C. `told` gets the address."""
+    """Serve the page of the first run, compared with the others, until it is finished or Ctrl-C. `told` is called with each new page."""
     page = out or runs[0] / PAGE_NAME
     with Served(lambda path: page if not path and page.is_file() else None, port) as served:
         last = watch(runs[0], out, others=runs[1:], against=against, told=lambda written: told(served.url, written), pause_s=pause_s)
@@ -48,7 +48,7 @@ def live_index(
     pause_s: float = PAUSE_S,
     turns: int | None = None,
 ) -> Written:
-    """Serve the index of a folder and the pages of its runs, each written when it is asked for, until Ctrl-C or for so many looks."""
+    """Serve the index of a folder and the pages of its runs, each written on request, until Ctrl-C or for `turns` polls."""
     place, writing = out or folder / "index.html", threading.Lock()
 
     def page_of(path: str) -> Path | None:
@@ -75,7 +75,7 @@ def live_index(
 
 
 def _stale(run: Path) -> bool:
-    """Whether a run has no page, or has been written to since."""
+    """Whether a run has no page, or has changed since its page was written."""
     page = run / PAGE_NAME
     if not page.is_file():
         return size_of(run) > 0

@@ -1,4 +1,4 @@
-"""Curves that only the episodes tell: how many groups are solved at each step, and the mean of each part of the reward."""
+"""Curves computed from the episodes: the share of solved groups at each step, and the mean of each reward component."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 POINTS = 200
-"""The most points of a curve; a longer one is averaged down."""
+"""The maximum of points in a curve; a longer curve is averaged in blocks."""
 PARTS = 6
-"""The most parts of a reward that are drawn; the first ones."""
+"""The maximum of reward components that are drawn."""
 BANDS = ("all right", "most right", "some right", "none right")
 SHARES, BY_PART = "groups by share of right answers", "reward by part"
 
 
 class Rates:
-    """Counts by step, filled row by row.
+    """Counts the scores of groups and the reward components by step, episode by episode.
 
     >>> rates = Rates()
     >>> for score in (1.0, 0.0): rates.append({"step": 1, "group": "1:0", "verdict": {"score": score}})
@@ -43,7 +43,7 @@ class Rates:
                 sums[1] += 1
 
     def panels(self) -> list[dict[str, Any]]:
-        """The panels, as `rlvr.runs.curves.panels` makes them; `stacked` if their lines add up to 1."""
+        """Build the panels, in the format of `rlvr.runs.curves`; `stacked` marks lines that add up to 1."""
         found = []
         if any(count > 1 for groups in self._groups.values() for _, count in groups.values()):
             steps, blocks = _blocks(sorted(self._groups))
@@ -70,14 +70,14 @@ class Rates:
 
 
 def _blocks(steps: list[int]) -> tuple[list[int], list[list[int]]]:
-    """The steps in at most `POINTS` blocks, and the last step of each."""
+    """Split the steps into blocks, at most as many as a curve has points; return the last step of each block, and the blocks."""
     size = -(-len(steps) // POINTS)
     blocks = [steps[at : at + size] for at in range(0, len(steps), size)]
     return [block[-1] for block in blocks], blocks
 
 
 def _shares(groups: list[list[int]]) -> list[float]:
-    """The share of the groups in each of the bands."""
+    """Compute the share of the groups in each band, from counts of right answers and answers."""
     found = [0, 0, 0, 0]
     for right, count in groups:
         found[0 if right == count else 3 if not right else 1 if 2 * right >= count else 2] += 1

@@ -1,4 +1,4 @@
-"""Serve pages on this machine while a command runs: only to this machine, only under an address that cannot be guessed."""
+"""Serve pages while a command runs, only to this machine and only under a secret address."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from rlvr.errors import ConfigError
 
 HOST = "127.0.0.1"
 PATIENCE_S = 10.0
-"""How long a connection may take to send its request or to read the answer."""
+"""The timeout of a connection for sending its request or reading the reply."""
 Pages = Callable[[str], Path | None]
-"""From a path such as `` or `first/view.html` to the file to send; None if there is no such page."""
+"""A function from a path, such as `` or `first/view.html`, to the file to send; None if there is no such page."""
 
 
 class Served:
-    """A web server for pages, as a context manager: it ends with the block.
-
-    >>> with Served(lambda path: Path("view.html") if not path else None) as served: served.url      # doctest: +SKIP
-    'http://127.0.0.1:43817/iM2v0QfE3pI/'
-    """
+    """A local web server for pages, as a context manager: it stops at the end of the block."""
 
     def __init__(self, pages: Pages, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(12)
@@ -35,7 +31,7 @@ class Served:
         try:
             self._server = ThreadingHTTPServer((HOST, port), _handler(self, pages))
         except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or "not a port"
+            why = getattr(error, "strerror", None) or "not a valid port"
             raise ConfigError(f"port {port} cannot be used: {why}; give another --port up to 65535, or 0 for a free one") from error
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True, name="view")
@@ -62,7 +58,7 @@ def _handler(served: Served, pages: Pages) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            mine = path.startswith(f"/{served.token}/") and host in (HOST, "localhost")  # a foreign name is a rebound address
+            mine = path.startswith(f"/{served.token}/") and host in (HOST, "localhost")  # another host name means DNS rebinding
             page = pages(path.removeprefix(f"/{served.token}/")) if mine else None
             if page is None:
                 self.send_error(HTTPStatus.NOT_FOUND)
@@ -78,7 +74,7 @@ def _handler(served: Served, pages: Pages) -> type[BaseHTTPRequestHandler]:
                 served.sent.set()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests are not logged."""
+            """Log nothing."""
 
     return Handler
 

@@ -1,9 +1,9 @@
-"""Write one run, or several for comparison, as a self-contained HTML file: no server, no request, no library.
+"""Write one run, or several for comparison, as a self-contained HTML file that needs no server, network or library.
 
 The page is built from the files in `rlvr/viewer/page/`: a frame, style sheets and scripts. The data of the run is embedded as base64, so
-nothing that a model wrote is ever parsed as HTML or as a script; the scripts show it through `textContent` only, and the page's
-content security policy forbids every other script. The head (curves and figures) is small, comes first and is drawn before anything is
-decompressed; the parts with the episodes follow (`rlvr.viewer.viewparts`).
+text of a model is never parsed as HTML or as a script. The scripts show text through `textContent` only, and the page's content security
+policy forbids all other scripts. The head (curves and metrics) is small and is drawn first; the compressed parts with the episodes follow
+(`rlvr.viewer.viewparts`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DRAWN = ("marks.js", "charts.js")
 """The scripts that every page has."""
 SCRIPTS = (*DRAWN, "export.js", "curves.js", "math.js", "run.js", "turns.js", "tokens.js", "episode.js", "list.js", "page.js")
 MARK = b'content="rlvr view"'
-"""Marks a file as a page written by rlvr, which may be overwritten."""
+"""Identifies a page written by rlvr, which may be overwritten."""
 PAUSE_S = 5.0
 """The interval between checks of a watched run; longer if writing its page takes long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The page that was written.
+    """A written page: its path, the number of its episodes or runs, and its size.
 
     >>> Written(Path("runs/a/view.html"), episodes=1536, bytes=90_000).episodes
     1536
@@ -60,8 +60,8 @@ def view(
 ) -> Written:
     """Write the page of a training run or an evaluation, by default as `view.html` in its folder.
 
-    Other runs of the same kind, `others` and `against`, are shown next to it: their curves or figures, the difference to the first run
-    with its interval, and their episodes. Training runs that differ only by their seed are drawn as one curve with a band, but for
+    Other runs of the same kind, `others` and `against`, are shown next to the first run: their curves or metrics, the difference to the
+    first run with its interval, and their episodes. Training runs that differ only by their seed are drawn as one curve with a band, except
     `against`, which is always a curve of its own. With `reload_s`, the page reloads itself after this many seconds.
     """
     folders = [Path(folder) for folder in (run, *others, *([against] if against else []))]
@@ -87,14 +87,14 @@ def view(
 
 
 def _checked(folders: Sequence[Path]) -> None:
-    """No run may be given twice, and no two may have one name: a page could not tell them apart."""
+    """Raise ConfigError if a run is given twice."""
     twice = [folder for nth, folder in enumerate(folders) if folder.resolve() in [other.resolve() for other in folders[:nth]]]
     if twice:
         raise ConfigError(f"{twice[0]} is given twice; name each run once")
 
 
 def _together(folders: Sequence[Path], heads: list[dict[str, Any]], *, alone: bool) -> dict[str, Any]:
-    """What is only known of several runs: names that tell them apart, conditions, differences. `alone`: the last is its own condition."""
+    """Build the data of several runs: distinct names, conditions and differences. `alone`: the last run is a condition of its own."""
     names = [head["name"] for head in heads]
     for folder, head in zip(folders, heads, strict=True):
         if names.count(head["name"]) > 1:
@@ -119,7 +119,7 @@ def watch(
     told: Callable[[Written], None] = lambda written: None,
     pause_s: float = PAUSE_S,
 ) -> Written:
-    """Write the page again whenever the run has grown, until the run is finished or Ctrl-C; the last page does not reload."""
+    """Rewrite the page whenever the run's logs grow, until the run is finished or Ctrl-C; the last page does not reload."""
     run = Path(run)
     source_of(run)
     size = -1
@@ -137,7 +137,7 @@ def watch(
 
 
 def ours(path: Path) -> bool:
-    """Whether a page may be written there: the path is free, or has an earlier page."""
+    """Whether a page may be written to a path: the path is free, or holds an earlier page."""
     if not path.is_file():
         return True
     with path.open("rb") as file:
@@ -145,12 +145,12 @@ def ours(path: Path) -> bool:
 
 
 def size_of(run: Path) -> int:
-    """The size of a run's logs in bytes."""
+    """Return the size of a run's logs in bytes."""
     return sum((run / name).stat().st_size for name in (ROWS, METRICS) if (run / name).is_file())
 
 
 def written(out: Path, text: str) -> int:
-    """Write a page whole, and return its size in bytes."""
+    """Write a page atomically and return its size in bytes."""
     try:
         write_whole(out, text)
     except OSError as error:
@@ -159,7 +159,7 @@ def written(out: Path, text: str) -> int:
 
 
 def page_of(frame: str, scripts: Sequence[str], head: Mapping[str, Any], parts: Mapping[str, str]) -> str:
-    """The complete page. Its content security policy allows our script by its digest: no other script runs, nothing is fetched."""
+    """Build the complete page. Its content security policy allows only the page's own script, by digest, and no network access."""
     style, script = ("".join((PAGE / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_part(name, text) for name, text in parts.items())

@@ -1,8 +1,8 @@
-"""Pack the episodes of a run as parts of its page, compressed separately, so that a page of many thousands opens immediately.
+"""Pack the episodes of a run into separately compressed parts of its page, so that a page of many thousand episodes opens immediately.
 
-columns    what the list of episodes shows and filters by, one array for each column
-texts-N    500 episodes: answers, prompts, conversations, reasons; decompressed when one is opened, or for a search
-tokens-N   the same episodes: token ids, which of them the policy chose, log-probabilities, log-ratios, advantages
+columns    the columns of the episode list, one array each
+texts-N    texts of 500 episodes: answers, prompts, conversations, reasons; decompressed when an episode is opened, or for a search
+tokens-N   tokens of the same episodes: ids, which of them the policy sampled, log-probabilities, log-ratios, advantages
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rlvr.viewer.rates import Rates
 from rlvr.viewer.viewturns import conversation_of
 
 CHUNK = 500
-"""How many episodes are compressed together."""
+"""The number of episodes that are compressed together."""
 GLIMPSE = 100
-"""Characters of an answer that the list shows."""
+"""The number of characters of an answer in the list."""
 NUMBERS = ("step", "sample", "score", "advantage", "tokens", "turns", "calls", "glimpse")
 HUNDREDTH, THOUSANDTH = 100, 1000
 """Log-probabilities are rounded to two decimals, log-ratios and advantages to three: enough for a colour."""
@@ -35,7 +35,7 @@ HUNDREDTH, THOUSANDTH = 100, 1000
 
 @dataclass(slots=True)
 class Coded:
-    """A dictionary-coded column: each word once, and for each row the index of its word.
+    """A dictionary-encoded column: each distinct word once, and for each row the index of its word.
 
     >>> column = Coded()
     >>> for end in ("terminated", "truncated", "terminated"): column.append(end)
@@ -51,7 +51,7 @@ class Coded:
         self.at.append(self.words.setdefault(word, len(self.words)))
 
     def plain(self) -> dict[str, Any]:
-        """The column as JSON."""
+        """Return the column as JSON data."""
         return {"words": list(self.words), "at": self.at}
 
 
@@ -68,7 +68,7 @@ class Columns:
         self.words = {name: Coded() for name in ("task", "env", "group", "fault", "end", "reason")}
         self._members: Counter[str] = Counter()
         self._alike: dict[tuple[str, int, str], dict[str, int]] = {}
-        """For groups of one step whose tasks have the same name: the number of each."""
+        """Numbers the groups of one step that have the same task name."""
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add an episode."""
@@ -93,13 +93,13 @@ class Columns:
         self.count += 1
 
     def plain(self) -> dict[str, Any]:
-        """The columns as JSON."""
+        """Return all columns as JSON data."""
         return self.numbers | {name: column.plain() for name, column in self.words.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The episodes of a run as parts of a page.
+    """The packed episodes of a run: the parts of the page, their number, and curves computed from them.
 
     >>> Packed({"columns": "H4sI..."}, count=0, panels=[]).count
     0
@@ -108,11 +108,11 @@ class Packed:
     parts: dict[str, str]
     count: int
     panels: list[dict[str, Any]]
-    """The curves that only the episodes tell."""
+    """Curves computed from the episodes."""
 
 
 def parts_of(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix: str = "") -> Packed:
-    """The columns, the texts and the tokens of all episodes, in one pass."""
+    """Pack the columns, texts and tokens of all episodes in one pass."""
     columns, rates, parts = Columns(), Rates(), {f"{prefix}columns": ""}
     seen: set[int] = set()
     fits = 0
@@ -138,13 +138,13 @@ def parts_of(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix
 
 
 def packed(data: Any) -> str:
-    """Plain data as gzipped JSON in base64, as the page reads it. Equal data gives equal bytes."""
-    text = json.dumps(data, separators=(",", ":"))  # ASCII keeps a lone surrogate in an answer
+    """Encode plain data as gzipped JSON in base64. Equal data gives equal bytes."""
+    text = json.dumps(data, separators=(",", ":"))  # ASCII output, because an answer may contain lone surrogates
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts of an episode: the available parts of the answer, the prompt and the verdict."""
+    """Collect the texts of an episode: the available fields of the answer, the prompt and the verdict."""
     verdict = row["verdict"] or {}
     found = {name: row.get(name) for name in ("text", "prompt", "reference", "reasoning", "error", "reward", "turns", "policy_version")}
     found |= {name: verdict.get(name) for name in ("reason", "parts", "detail")}
@@ -153,7 +153,7 @@ def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(row: Mapping[str, Any]) -> list[list[int] | None]:
-    """Token ids; lengths of the stretches not chosen and chosen by the policy, alternating; numbers of each token it chose."""
+    """Collect the token ids, the alternating run lengths of context and sampled tokens, and the numbers of each sampled token."""
     runs = [(own, len(list(same))) for own, same in groupby(row["acted"], bool)]
     stretches = [0] * (bool(runs) and runs[0][0]) + [length for _, length in runs]
     known = (("logprobs", -HUNDREDTH), ("log_ratio", THOUSANDTH), ("advantages", THOUSANDTH))
@@ -165,7 +165,7 @@ def _chosen(values: Sequence[float] | None, acted: Sequence[int], scale: int) ->
 
 
 def _fits(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether the ids of an answer decode to its text: with the wrong tokenizer they do not."""
+    """Whether the token ids of an answer decode to its text; they do not with a wrong tokenizer."""
     if row["turns"] != 1:
         return True
     try:
@@ -182,12 +182,8 @@ def _piece(tokenizer: Tokenizer, token: int) -> str:
 
 
 def name_of(tokenizer: Tokenizer | None, token: int) -> str:
-    """The name of a control token, which decodes to no text; empty for any other token.
-
-    >>> name_of(tokenizer_from("bytes"), 0)                                # doctest: +SKIP
-    '<eos>'
-    """
-    inner = getattr(tokenizer, "tokenizer", None)  # of Hugging Face
+    """Return the name of a control token, such as `<eos>`, which decodes to no text; empty for any other token."""
+    inner = getattr(tokenizer, "tokenizer", None)  # a Hugging Face tokenizer
     if inner is None:
         return SPECIALS[token] if token < len(SPECIALS) else ""
     added = inner.added_tokens_decoder.get(token)

@@ -1,4 +1,4 @@
-"""The conversation of an episode as the page shows it: turns, calls with their results, and replies, from the recorded session."""
+"""Convert the recorded session of an episode into the conversation on its page: turns, calls with their results, and replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.turns import Call, CallStatus, Result, Turn
 
 
 def conversation_of(session: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tools, the opening and the turns of a recorded session; None if it has no turns, as in records of earlier versions.
+    """Convert a recorded session into its tools, opening messages and turns; None if it has no turns, as in records of earlier versions.
 
     >>> conversation_of({"turns": [{"text": "4"}], "heard": []})
     {'tools': [], 'opening': [], 'turns': [{'said': '4'}]}
@@ -28,7 +28,7 @@ def conversation_of(session: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _turn(turn: Turn, heard: Heard) -> dict[str, Any]:
-    """A turn with what was answered to it. Empty fields are left out."""
+    """Convert a turn with the replies to it. Empty fields are left out."""
     results = {result.call: result for result in heard.results}
     shown = {
         "said": turn.content if turn.calls or turn.reasoning else turn.text,
@@ -43,7 +43,7 @@ def _turn(turn: Turn, heard: Heard) -> dict[str, Any]:
 
 
 def _call(call: Call, result: Result | None, *, ran: bool) -> dict[str, Any]:
-    """A call as a card: its state in words, the arguments, and the text that the policy received."""
+    """Convert a call: its state in words, its arguments, and the text that the policy received."""
     if call.status is not CallStatus.OK:
         state = "not run: " + call.status.value.replace("_", " ")
     elif result is None:

@@ -1,4 +1,4 @@
-"""The only format between us and a supervisor: two lengths, a JSON header, then named parts as raw bytes.
+"""Wire format between a sandbox and its supervisor: two lengths, a JSON header, then named parts as raw bytes.
 
 Both ends use this file; nothing received is ever unpickled or evaluated. Runs inside the container too: standard library only.
 """
@@ -15,11 +15,11 @@ LARGEST, SMALL = 1 << 30, 1 << 16
 
 
 class Torn(Exception):
-    """The stream ended, or the received bytes are not a frame."""
+    """Raised when the stream ended, a peer did not reply in time, or the received bytes are not a frame."""
 
 
 def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
-    r"""A frame as the chunks to send: one chunk if it is small; large parts are not copied, which would cost memory.
+    r"""Serialize a frame into the chunks to send: one chunk if it is small; large parts are not copied, to save memory.
 
     >>> pack({}, {})
     [b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}']
@@ -31,7 +31,7 @@ def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
 
 
 def unpack(exactly: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read the next frame, with a function that reads the given number of bytes or raises `Torn`."""
+    """Read the next frame with `exactly`, a function that reads the given number of bytes or raises `ConnectionBroken`."""
     header_length, blob_length = HEADER.unpack(exactly(HEADER.size))
     if header_length > LARGEST or blob_length > LARGEST:
         raise Torn(f"a frame of {header_length} and {blob_length} bytes")

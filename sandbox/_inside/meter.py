@@ -1,8 +1,8 @@
-"""Measure what a program uses, from where it cannot interfere: its control group, or else the process table.
+"""Measure a program's memory and processor time from outside it: by its control group, or else by the process table.
 
-One container runs one program at a time, so the container's control group *is* the program (its children, its threads, its
-files in memory and its shared memory included). Without control groups (the process sandbox, some runtimes) the descendants
-of the supervisor are added up, which is slower and has races. Runs inside the container: standard library only.
+One container runs one program at a time, so the container's control group measures exactly that program (with its children, threads,
+in-memory files and shared memory). Without control groups (the process sandbox, some runtimes) the usage of the supervisor's
+descendants is added up, which is slower and has races. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXITING = 4  # among the flags of a process
 
 
 def descendants(root: int, spared: set[int]) -> list[int]:
-    """Every living process below `root`, except `spared` themselves."""
+    """Return the pids of all living descendants of `root`, except those in `spared`."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -36,7 +36,7 @@ def descendants(root: int, spared: set[int]) -> list[int]:
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat starting at the state; empty if the process no longer exists."""
+    """Return the fields of /proc/PID/stat starting at the state; empty if the process no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
             return file.read().rpartition(b")")[2].decode().split()
@@ -45,18 +45,18 @@ def stat(pid: int) -> list[str]:
 
 
 def dead(fields: list[str]) -> bool:
-    """Whether a process is dead. State Z alone is not enough: a living process whose first thread has exited has it too."""
+    """Return whether a process is dead. State Z alone is not enough: a living process whose first thread has exited has it too."""
     return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
 def ending(pid: int) -> int | None:
-    """The wait status of a process that runs no more, and only waits for the kernel to take its namespaces down; None for any other."""
+    """Return the wait status of a process that has stopped running while the kernel still tears down its namespaces; else None."""
     fields = stat(pid)
     return int(fields[49]) if len(fields) > 49 and int(fields[6]) & EXITING else None
 
 
 def waited(pid: int) -> float:
-    """Seconds that a process was ready to run while the processor ran others: not the program's fault."""
+    """Return the seconds that a process was runnable but waited for a processor; they do not count against its limit."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb", 0) as file:
             return int(file.read().split()[1]) / 1e9
@@ -65,7 +65,7 @@ def waited(pid: int) -> float:
 
 
 class GroupMeter:
-    """Reads the control group of the container, version 1 or 2; the files are kept open, so a reading costs microseconds."""
+    """Meter that reads the container's control group, version 1 or 2; the files stay open, so a reading costs microseconds."""
 
     def __init__(self) -> None:
         two = os.path.exists(f"{GROUP}/cgroup.controllers")
@@ -80,34 +80,34 @@ class GroupMeter:
             raise OSError("the control group cannot be read")
 
     def begin(self) -> int:
-        """Before a program: record what is in use now (such as kernel caches left by earlier programs), so that it is not charged."""
+        """Record the memory in use before a program starts (such as kernel caches of earlier programs), so that it is not charged."""
         self._idle = self.exact()
         return self.memory()
 
     def memory(self) -> int:
-        """Bytes in use above the start; the page cache is left out only where it matters."""
+        """Return the bytes in use above the baseline; `over` excludes the page cache, which this cheap reading does not."""
         return int(os.pread(self._memory, 64, 0)) - self._idle
 
     def over(self, limit: int) -> bool:
-        """Whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
+        """Return whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
         return self.memory() > limit and self.exact() - self._idle > limit
 
     def exact(self) -> int:
-        """Bytes in use that the kernel could not simply free."""
+        """Return the bytes in use without the page cache, which the kernel could free at any time."""
         raw = os.pread(self._stat, 16384, 0)
         return int(os.pread(self._memory, 64, 0)) - _field(raw, b"active_file") - _field(raw, b"inactive_file")
 
     def cpu(self) -> float:
-        """Seconds of processor time of everything in the container since it started."""
+        """Return the processor time, in seconds, of everything in the container since it started."""
         return self._seconds(os.pread(self._cpu, 4096, 0))
 
     def kills(self) -> int:
-        """How often the kernel killed a process here because memory ran out."""
+        """Return how often the kernel killed a process here because memory ran out."""
         return _field(os.pread(self._kills, 4096, 0), b"oom_kill")
 
 
 class TreeMeter:
-    """Adds up the supervisor's descendants: the best available measure without a control group."""
+    """Meter that adds up the usage of the supervisor's descendants; used where there is no control group."""
 
     name = "process table"
 
@@ -115,11 +115,11 @@ class TreeMeter:
         self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
 
     def begin(self) -> int:
-        """Before a program: none of its processes exists yet."""
+        """Return 0: before a program starts, it has no processes."""
         return 0
 
     def memory(self) -> int:
-        """Bytes of memory of all living descendants; shared memory is divided among those that share it."""
+        """Return the bytes of memory of all living descendants; shared memory is divided among the processes that share it."""
         total = 0
         for pid in descendants(self._root, self._spared):
             for thread in _threads(pid):  # any living thread can report it; the first one may have exited
@@ -129,11 +129,11 @@ class TreeMeter:
         return total
 
     def over(self, limit: int) -> bool:
-        """Whether more than `limit` bytes are in use: an upper bound first, as the exact count takes long."""
+        """Return whether more than `limit` bytes are in use: an upper bound first, because the exact count is slow."""
         return self._bound() > limit and self.memory() > limit
 
     def _bound(self) -> int:
-        """The memory of all living descendants, with what they share counted for each of them."""
+        """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
         total = 0
         for pid in descendants(self._root, self._spared):
             for thread in _threads(pid):
@@ -144,7 +144,7 @@ class TreeMeter:
         return total
 
     def cpu(self) -> float:
-        """Seconds of processor time of all descendants seen so far."""
+        """Return the processor time, in seconds, of all descendants seen so far."""
         living: dict[int, float] = {}
         for pid in descendants(self._root, self._spared):
             fields = stat(pid)
@@ -155,12 +155,12 @@ class TreeMeter:
         return self._gone + sum(living.values())
 
     def kills(self) -> int:
-        """Unknown here."""
+        """Return 0: without a control group, kills for lack of memory are not counted."""
         return 0
 
 
 def meter(root: int, spared: set[int], use_group: bool) -> GroupMeter | TreeMeter:
-    """The best available meter."""
+    """Return the best available meter."""
     if use_group:
         with contextlib.suppress(OSError, ValueError):
             return GroupMeter()

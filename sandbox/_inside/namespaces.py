@@ -1,7 +1,7 @@
-"""Namespaces for a supervisor that runs without a container: as many as the kernel grants, and a list of those in force.
+"""Enter namespaces for a supervisor that runs without a container: as many as the kernel allows.
 
-The order is: a user namespace when we are not root; network, inter-process communication, host name; small in-memory folders in
-place of world-writable ones; a process space with a /proc of its own. Standard library only.
+The order is: a user namespace if not root; network, IPC, host name; small in-memory folders mounted over world-writable ones; a PID
+namespace with a /proc of its own. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(disk_mb: int) -> list[str]:
-    """Enter as many namespaces as the kernel allows. Returns the list of those in force, in the process that becomes the supervisor."""
+    """Enter as many namespaces as the kernel allows; return their names, in the process that becomes the supervisor."""
     held: list[str] = []
     root = os.geteuid() == 0
     if not root and not _own_user():
@@ -35,19 +35,19 @@ def enter(disk_mb: int) -> list[str]:
     if libc.unshare(NEW_PID) == 0:
         _descend()
         if libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None) != 0:
-            os._exit(96)  # a /proc of other processes would be useless: start again without this namespace
+            os._exit(96)  # a /proc of another namespace would be useless: start again without namespaces
         held.append("processes")
     return held
 
 
 def _cover(place: str, size_mb: int, mode: int) -> bool:
-    """Mount a small empty folder of ours over a world-writable one."""
+    """Mount a small empty tmpfs of ours over a world-writable folder."""
     options = f"mode={mode:o},size={size_mb}m,nr_inodes=4096".encode()
     return not os.path.isdir(place) or bool(libc.mount(b"tmpfs", place.encode(), b"tmpfs", NOSUID | NODEV, options) == 0)
 
 
 def _own_user() -> bool:
-    """Become root of our own user namespace, so that the rest is allowed."""
+    """Become root of a new user namespace, which allows entering the other namespaces."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(NEW_USER) != 0:
         return False
@@ -61,7 +61,7 @@ def _own_user() -> bool:
 
 
 def _descend() -> None:
-    """Continue as the first process of the new process space; the original process only waits and passes on the exit status."""
+    """Continue as the first process of the new PID namespace; the original process only waits and passes on the exit status."""
     pid = os.fork()
     if pid:
         os.close(0)

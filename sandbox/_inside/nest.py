@@ -1,12 +1,12 @@
-"""A nest: a separate process space (PID namespace) for each program, so that the kernel ends the program as a whole.
+"""A separate PID namespace for each program, so that the kernel ends the program as a whole.
 
-The first process of a process space (its init) is ours, and does nothing. When it is killed, the kernel kills everything in that space,
-and the init is dead only after the last of them: no fork outruns that, no process escapes it. In the nest, the program also
-gets its own mounts (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and IPC and control-group
-names of its own. That needs CAP_SYS_ADMIN, which the nursery and the zygote keep for this alone; neither ever reads a byte of a program.
+The first process of a namespace (its init) is ours, and does nothing. When it is killed, the kernel kills every process in the
+namespace, and the init is dead only after the last of them: no fork can outrun that, and no process escapes it. In the namespace the
+program also gets its own mounts (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and its own IPC and
+cgroup namespaces. This needs CAP_SYS_ADMIN, which only the namespace helper and the zygote keep; neither ever reads data of a program.
 
-The nursery, a small process, forks the inits, because forking the warm zygote twice for each program would cost more than all
-the rest. Runs inside the container: standard library only.
+The namespace helper is a small process that forks the inits: forking the warm zygote twice for each program would be far slower.
+Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -34,42 +34,39 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Gone(Exception):
-    """Our owner, our zygote or our nursery has exited: there is nothing left to do here."""
+    """Raised when our owner, zygote or namespace helper has exited: there is nothing left to do here."""
 
 
 class Nursery:
-    """The supervisor's side of the nursery: it requests a nest for each program and learns when its init is dead.
-
-    >>> open_nursery().nest()        # doctest: +SKIP
-    """
+    """Supervisor's connection to the namespace helper: requests a PID namespace for each program, and learns when its init is dead."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection, self.pid = connection, pid
         self.living: dict[int, int] = {}
-        """The inits that are still alive, each with a descriptor that reports its end."""
+        """Pids of the inits that are still alive, each with a pidfd that reports its end."""
         self._ready: list[int] = []
         self._asked = 0
 
     def ask(self, count: int) -> None:
-        """Request so many nests in advance, while there is time."""
+        """Request `count` namespaces in advance."""
         for _ in range(count):
             self.connection.send(b"+")
             self._asked += 1
 
     def nest(self) -> int:
-        """The pid of the init of an empty nest."""
+        """Return the pid of the init of an unused namespace."""
         if not self._ready and not self._asked:
             self.ask(1)
         deadline = time.monotonic() + BIRTH_S
         while not self._ready:
             if not self.hear(deadline - time.monotonic()):
-                raise Gone(f"no process space was created within {BIRTH_S:.0f} s")
+                raise Gone(f"no PID namespace was created within {BIRTH_S:.0f} s")
         pid = self._ready.pop(0)
         self.living[pid] = os.pidfd_open(pid)
         return pid
 
     def ended(self, seconds: float) -> bool:
-        """Whether all inits are dead, which happens only after everything in their nests is dead; waits a little for it."""
+        """Return whether all inits, and with them everything in their namespaces, are dead; wait up to `seconds` for it."""
         deadline = time.monotonic() + seconds
         for pid, number in list(self.living.items()):
             if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -79,19 +76,19 @@ class Nursery:
         return True
 
     def hear(self, seconds: float) -> bool:
-        """Receive one message, if it arrives in time."""
+        """Receive one message from the helper; return False if none arrives within `seconds`."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(64)
         if not raw:
-            raise Gone("the nursery exited")
+            raise Gone("the namespace helper exited")
         self._ready.append(PID.unpack(raw)[0])
         self._asked -= 1
         return True
 
 
 def nurse(door: socket.socket) -> NoReturn:
-    """The nursery's main loop: one init for every byte received."""
+    """Run the namespace helper's main loop: create one init for every byte received."""
     rights.keep(rights.SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while door.recv(1):
@@ -103,7 +100,7 @@ def nurse(door: socket.socket) -> NoReturn:
 
 
 def patiently(fork: Callable[[], int]) -> int:
-    """Fork, and retry for a while if memory or processes are short: a program that is about to be killed may hold them."""
+    """Fork, and retry for a while if memory or processes run short: a program about to be killed may hold them."""
     deadline = time.monotonic() + BIRTH_S / 2
     while True:
         try:
@@ -115,9 +112,9 @@ def patiently(fork: Callable[[], int]) -> int:
 
 
 def make(home: int) -> int:
-    """An init in a new process space; returns its pid in our process space."""
+    """Fork an init in a new PID namespace; return its pid in our namespace."""
     if libc.unshare(NEW_PID) != 0:
-        raise OSError(ctypes.get_errno(), "no process space")
+        raise OSError(ctypes.get_errno(), "no PID namespace")
     try:
         pid = os.fork()
     except OSError:
@@ -125,7 +122,7 @@ def make(home: int) -> int:
         raise
     if pid:
         if libc.setns(home, NEW_PID) != 0:
-            os._exit(97)  # the next child would be created in a space that is ending
+            os._exit(97)  # the next child would be created in a namespace that is ending
         return pid
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans by itself
     libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
@@ -135,11 +132,11 @@ def make(home: int) -> int:
 
 
 def fork(init: int, home: int) -> int:
-    """In the zygote: like `os.fork`, but the child is in the nest of that init. The child must still call `settle`."""
+    """Fork the zygote like `os.fork`, with the child in the namespace of `init`. The child must still call `settle`."""
     space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.setns(space, NEW_PID) != 0:
-            raise OSError(ctypes.get_errno(), "the process space cannot be entered")
+            raise OSError(ctypes.get_errno(), "the PID namespace cannot be entered")
     finally:
         os.close(space)
     try:
@@ -153,7 +150,7 @@ def fork(init: int, home: int) -> int:
 
 
 def prepare() -> None:
-    """In the zygote, once for all programs: mounts, IPC and control-group names separate from the supervisor's."""
+    """Give the zygote, once for all programs, mount, IPC and cgroup namespaces separate from the supervisor's."""
     if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
     libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
@@ -162,9 +159,9 @@ def prepare() -> None:
 
 
 def settle(oom: int) -> None:
-    """In the child, for this program alone: mounts with their own /proc. Raises OSError if that is not possible."""
+    """Mount a /proc for this program alone; runs in the forked child. Raises OSError if that is not possible."""
     with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(str(oom))  # no process can lower it again: /proc is read-only in the nest
+        file.write(str(oom))  # no process can lower it again: /proc is read-only in the namespace
     flags = READ_ONLY | NOSUID | NODEV | NOEXEC
     if libc.unshare(NEW_MOUNTS) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
@@ -173,7 +170,7 @@ def settle(oom: int) -> None:
 
 
 def possible() -> bool:
-    """Whether nests work here: one is created and removed again, by a separate process."""
+    """Return whether PID namespaces work here, by creating and removing one in a separate process."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -196,7 +193,7 @@ def possible() -> bool:
 
 
 def open_nursery() -> Nursery:
-    """Fork the nursery."""
+    """Fork the namespace helper and return the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
-"""The folders a program may write to: lent to it before, emptied afterwards, whatever it left in them.
+"""The folders that a program may write to: opened to it before the run, emptied afterwards.
 
-A place belongs to the supervisor and is lent through its *group*, so that the program can fill it but never lock us out of
-it. Folders that the program created inside are its own; those are emptied under its own user id, by a helper that opens each
-folder and moves it up before emptying it, so that neither permissions nor depth matter. Runs inside the container: standard library only.
+A folder belongs to the supervisor and is opened through its *group*, so that the program can fill it but never lock us out. Subfolders
+that the program created belong to the program's user; a helper empties them under that user id, and moves each subfolder up before
+emptying it, so that neither permissions nor depth matter. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Work = Callable[[], int | None]
 
 
 def lend(places: list[str], gid: int | None) -> None:
-    """Let the group `gid` (a program's) write into every place."""
+    """Let a program's group `gid` write into every folder."""
     if gid is not None:
         os.setgroups([gid])
     for place in places:
@@ -32,7 +32,7 @@ def lend(places: list[str], gid: int | None) -> None:
 
 
 def empty(places: list[str], uid: int | None, gid: int | None) -> None:
-    """Remove everything of a program from every place. Raises OSError if something remains."""
+    """Remove everything that a program left in the folders. Raises OSError if something remains."""
     for place in places:
         if uid is None:
             os.chmod(place, 0o700)  # a program that runs under our user id may have changed the mode
@@ -51,9 +51,9 @@ def empty(places: list[str], uid: int | None, gid: int | None) -> None:
 
 
 def foreign(places: list[str], uids: set[int], laid: set[tuple[int, int]]) -> set[str]:
-    """The names at the top of any place that belong to none of these users and are not files that we put there.
+    """Return the top-level names in the folders that belong to none of these users and were not written by us.
 
-    Our files are recognised by device and inode number, because the program may rename them.
+    Our own files are recognized by device and inode number, because the program may rename them.
     """
     found = set()
     for place in places:
@@ -66,9 +66,9 @@ def foreign(places: list[str], uids: set[int], laid: set[tuple[int, int]]) -> se
 
 
 def as_user(uid: int | None, gid: int | None, work: Work) -> int:
-    """Run a small function in a separate process that touches files as another user if one is given, within a deadline.
+    """Run a small function in a separate process that accesses files as another user (if `uid` is given), with a timeout.
 
-    Returns its exit status: what the function returned (None: 0), 1 if it raised, below 0 if it was killed.
+    Returns the exit status: the function's result (None: 0), 1 if it raised, below 0 if it was killed.
     """
     pid = os.fork()
     if pid == 0:
@@ -91,7 +91,7 @@ def as_user(uid: int | None, gid: int | None, work: Work) -> int:
 
 
 def _touch_files_as(uid: int, gid: int) -> None:
-    """Change only the ids that file access is checked with, and drop every capability.
+    """Change only the user and group ids that file access is checked with, and drop every capability.
 
     The real, effective and saved user ids stay ours, so the kernel refuses all signals from processes of that user.
     """
@@ -109,7 +109,7 @@ def _folders(place: str) -> list[str]:
 
 
 def _flatten(place: str) -> None:
-    """Remove every folder in `place`: their subfolders are moved up first, under names that no program can guess."""
+    """Remove every subfolder of a folder; nested ones are moved up first, under names that no program can guess."""
     os.chdir(place)
     while folders := _folders("."):
         for folder in folders:

@@ -1,4 +1,4 @@
-"""Find out which isolation is in force, read from the kernel by the supervisor itself. Runs inside the container: standard library only."""
+"""Detect which isolation is in force; the supervisor reads it from the kernel. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def isolation(settings: dict[str, Any], filtered: bool, meter: str, ended: str, spaces: list[str]) -> list[str]:
-    """Short names of what is in force; what cannot be observed is not listed."""
+    """Return short names of the isolation in force; isolation that cannot be observed is not listed."""
     status = dict(line.split(":\t", 1) for line in _text("/proc/self/status").splitlines() if ":\t" in line)
     found = [f"memory and processor time by {meter}", f"every program ended by {ended}"]
     if spaces:

@@ -1,4 +1,4 @@
-"""Capabilities: each of our processes keeps only those it needs. Runs inside the container: standard library only."""
+"""Linux capabilities: each of our processes keeps only those it needs. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def held() -> int:
-    """The capabilities in force for this process, as bits."""
+    """Return the effective capabilities of this process as a bit mask."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
 
 
 def keep(wanted: int) -> None:
-    """Drop every capability that is not wanted, permanently; nothing is inherited across an exec."""
+    """Permanently drop every capability outside the mask `wanted`; none is inherited across an exec."""
     left = held() & wanted
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     low, high = left & 0xFFFFFFFF, left >> 32
@@ -26,13 +26,13 @@ def keep(wanted: int) -> None:
 
 
 def none() -> None:
-    """Drop all capabilities; cheap enough for every program."""
+    """Drop all capabilities of this process."""
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     if libc.capset(head, (ctypes.c_uint32 * 6)()) != 0:
         raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
 
 
 def empty_bounding() -> None:
-    """Stop any later exec from gaining a capability. Works only with CAP_SETPCAP; the result shows in /proc/self/status."""
+    """Clear the bounding set, so that no later exec gains a capability. Needs CAP_SETPCAP; /proc/self/status shows the result."""
     for number in range(LAST + 1):
         libc.prctl(DROP_BOUND, number, 0, 0, 0)

@@ -1,9 +1,9 @@
 # ruff: noqa: RUF005
-"""A system-call filter that the supervisor puts on itself and, tighter, on every program.
+"""A seccomp filter that the supervisor installs on itself and, in a stricter form, on every program.
 
-It comes on top of the engine's own profile and blocks what one program could use against the next one or against the
+It is added to the engine's own profile and blocks calls by which a program could affect the next program or attack the
 kernel: shared memory and queues that outlive a process, tracing, sockets other than local pairs, namespaces, keys, io_uring,
-and every call newer than this table. A refused call fails with an error; the process is not killed for trying.
+and every call newer than this table. A refused call fails with an error; the process is not killed.
 Runs inside the container: standard library only.
 """
 
@@ -50,7 +50,7 @@ class _Program(ctypes.Structure):
 
 
 def instructions(machine: str, program: bool) -> bytes:
-    """The filter for one kind of processor, in the kernel's format; the stricter one for programs."""
+    """Build the filter for one processor architecture, in the kernel's format; the stricter one if `program` is true."""
     (arch, socket, clone, clone3), to_all, to_programs = TABLES[machine]
     refused = to_all + BOTH + (to_programs if program else ())
 
@@ -73,7 +73,7 @@ _READY: dict[bool, bytes] = {}  # a filter is built once, and inherited by every
 
 
 def apply(program: bool) -> bool:
-    """Install the filter on this process and all its children, permanently. False if the processor or the kernel does not support it."""
+    """Install the filter on this process and all its children, permanently. Returns False if processor or kernel do not support it."""
     if not known():
         return False
     code = _READY.get(program) or instructions(os.uname().machine, program)
@@ -86,5 +86,5 @@ def apply(program: bool) -> bool:
 
 
 def known() -> bool:
-    """Whether there is a table for this processor."""
+    """Return whether there is a call table for this processor architecture."""
     return os.uname().machine in TABLES

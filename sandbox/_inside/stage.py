@@ -1,4 +1,4 @@
-"""The descriptors of one program and its judge: the number of each in the child, and the ends that we keep.
+"""The file descriptors of one program and its checker: their numbers in the child, and the ends that the supervisor keeps.
 
 Runs inside the container: standard library only.
 """
@@ -16,7 +16,7 @@ PIPE_SIZE = 1 << 20
 
 
 class Stage:
-    """Pipes and files for a program, and for its judge if there is one.
+    """Pipes and input files of a program, and of its checker if there is one.
 
     >>> sorted(Stage({"source": b"print(1)"}).program)
     [0, 1, 2, 5, 8, 9]
@@ -24,9 +24,9 @@ class Stage:
 
     def __init__(self, parts: dict[str, bytes]) -> None:
         self.ours: dict[int, str] = {}
-        """The read ends that we keep, by the stream they carry."""
+        """The read ends that we keep, with the name of the stream that each carries."""
         self.settled: list[int] = []
-        """From the program and its judge, one byte once it is set up."""
+        """Pipes from the program and its checker; each receives one byte once its process is set up."""
         self._theirs: list[int] = []
         self.program: dict[int, int] = {
             0: self._given(parts.get("stdin", b"")),
@@ -40,7 +40,7 @@ class Stage:
             self._theirs += [from_program, to_judge, from_judge, to_program]
             self.program |= {3: from_judge, 4: to_judge}
             self.judge = {0: self._given(parts["brief"]), 3: from_program, 4: to_program, 5: self._out("report")}
-            self.judge[1] = self.judge[2] = self._out("stderr")  # separate from the program's pipe, so that the program cannot affect it
+            self.judge[1] = self.judge[2] = self._out("stderr")  # a pipe separate from the program's, so that the program cannot affect it
             self.judge[9] = self._given(parts["judge"])
         else:
             self.program[5] = self._out("report")
@@ -68,17 +68,17 @@ class Stage:
         return write
 
     def hand_over(self) -> None:
-        """All processes have started: close their ends here."""
+        """Close the children's ends in this process, once all children have started."""
         for number in set(self._theirs):
             os.close(number)
         self._theirs = []
 
     def judge_settled(self, seconds: float) -> bool:
-        """Wait until the judge is set up, so that the program, which starts after it, cannot keep it from that."""
+        """Wait until the checker is set up; the program starts only then, so that it cannot disturb the setup."""
         return bool(select.select(self.settled[1:], [], [], seconds)[0]) and _first(self.settled[1]) == b"+"
 
     def program_settled(self) -> bool:
-        """Whether the program came so far that what happens next is caused by it."""
+        """Return whether the program was set up; from then on, every failure is caused by the program."""
         return _first(self.settled[0]) == b"+"
 
     def close(self) -> None:

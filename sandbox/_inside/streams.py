@@ -1,4 +1,4 @@
-"""The output and input of a program: output is capped and read without blocking. Runs inside the container: standard library only."""
+"""Read the output of a program, capped and without blocking, and provide its input. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHUNK = 1 << 18
 
 
 class Run:
-    """One running program: its output so far, what it used, and why it was stopped."""
+    """State of one running program: its output so far, its resource use, and why it was stopped."""
 
     def __init__(self, limits: dict[str, float]) -> None:
         self.limits = limits
@@ -22,13 +22,13 @@ class Run:
         self.exit: int | None = None
 
     def halt(self, stop: str, reason: str) -> None:
-        """Record the reason to stop it; only the first one counts."""
+        """Record why the program is stopped; only the first reason counts."""
         if not self.stop:
             self.stop, self.reason = stop, reason
 
 
 def read(run: Run, number: int, name: str) -> int:
-    """Read what is available: the number of bytes, 0 at the end of the stream, -1 if there is nothing yet."""
+    """Read the available output; return the number of bytes, 0 at the end of the stream, -1 if there is nothing yet."""
     try:
         data = os.read(number, CHUNK)
     except BlockingIOError:
@@ -44,14 +44,14 @@ def read(run: Run, number: int, name: str) -> int:
 
 
 def drain(run: Run, ours: dict[int, str]) -> None:
-    """Read what was written before the end and not yet read; every writer is dead by now."""
+    """Read the remaining output after every writer is dead."""
     for number, name in ours.items():
         while read(run, number, name) > 0:
             pass
 
 
 def memory_file(data: bytes) -> int:
-    """A descriptor to read `data` from: neither a pipe that can fill up nor a named file."""
+    """Return a read-only descriptor of an unnamed in-memory file that holds `data`."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     number = os.memfd_create("input", os.MFD_CLOEXEC)
@@ -64,7 +64,7 @@ def memory_file(data: bytes) -> int:
 
 
 def write(number: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all of the data, however many calls it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(number, view) :]

@@ -1,7 +1,7 @@
-"""The trusted process inside a container: it runs one program at a time, watches it, kills what is left of it, and wipes its files.
+"""The trusted process inside a container: it runs one program at a time, watches it, kills all its processes, and wipes its files.
 
-It exchanges frames over its own standard input and output: two lengths, a JSON header, raw bytes. Nothing a program writes is
-ever parsed here. When its input ends (its owner died) it kills everything and exits, and the container with it.
+It exchanges frames over its own standard input and output: two lengths, a JSON header, raw bytes. Output of a program is
+never parsed here. When its input ends (its owner died), it kills everything and exits, which ends the container.
 Runs inside the container: standard library only.
 """
 
@@ -25,15 +25,15 @@ from rlvr.sandbox._inside.nest import Gone, Nursery
 from rlvr.sandbox._inside.stage import Stage
 from rlvr.sandbox._inside.zygotes import Born, Door
 
-LOOK_S = 0.005  # how often a running program is measured
-HARD = 10.0  # times the wall limit: the final deadline on a machine that is too busy to run the program
-END_S = 10.0  # time for the kernel to end what was killed; after it, the container counts as broken
+LOOK_S = 0.005  # interval between measurements of a running program
+HARD = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
+END_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
 SUBREAPER, CHUNK = 36, 1 << 18
 MEGABYTE = 1 << 20
 
 
 class Supervisor:
-    """Starts, watches and cleans up one program after another."""
+    """Runs, watches and cleans up one program at a time."""
 
     def __init__(self, settings: dict[str, Any], spared: set[int], door: socket.socket, nursery: Nursery | None) -> None:
         self.places: list[str] = settings["places"]
@@ -44,14 +44,14 @@ class Supervisor:
         self.compiled = toolchains.Compiled()
 
     def serve(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Run one program from start to cleanup; returns the reply's header and its raw parts.
+        """Run one program from start to cleanup; return the reply's header and its raw parts.
 
-        `fatal` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it came before the program ran.
+        `fatal` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it happened before the program ran.
         """
         run = streams.Run(request["limits"])
         language = request["language"]
         if self.uid is not None:
-            self.uid += 2  # one for the program, one for its judge; they were never used before
+            self.uid += 2  # one for the program, one for its checker; neither was used before
         fatal = ""
         try:
             laid = self._lay_out(language, parts)
@@ -69,16 +69,16 @@ class Supervisor:
         try:
             self.clear()
         except OSError as error:
-            fatal = f"could not clean up: {error}"  # the verdict is valid: this concerns the next program only
+            fatal = f"could not clean up: {error}"  # the result is valid: this concerns the next program only
         reply = {"stop": run.stop or "OK", "exit": run.exit, "reason": run.reason, "cut": run.cut, "cpu": run.cpu, "wall": run.wall}
         return reply | {"peak": run.peak, "fatal": fatal or run.fatal}, {name: bytes(data) for name, data in run.said.items()}
 
     def clear(self) -> None:
-        """Empty the folders that programs may write to."""
+        """Empty the folders that programs may write to, for the next program."""
         places.empty(self.places, self.uid, self.uid)
 
     def _lay_out(self, language: str, parts: dict[str, bytes]) -> set[tuple[int, int]]:
-        """Lend the folders and put the program's files there; remember them by inode, since the program may rename them."""
+        """Open the folders to the program and write its files; return them by inode, since the program may rename them."""
         places.lend(self.places, self.uid)
         laid = {self._write(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
         if language in toolchains.FILES:
@@ -86,7 +86,7 @@ class Supervisor:
         return laid
 
     def _compile(self, run: streams.Run, language: str, source: bytes, laid: set[tuple[int, int]]) -> streams.Run:
-        """Compile under separate limits; on failure the stop is CE, else the run is fresh for the program."""
+        """Compile under separate limits. Returns a fresh run state for the program, or the compiler's with status CE if it failed."""
         binary = self.compiled.get(language, source)
         if binary is not None:
             laid.add(self._write(toolchains.BINARY, binary, 0o755))
@@ -104,7 +104,7 @@ class Supervisor:
         return compiling
 
     def _strangers(self, laid: set[tuple[int, int]]) -> str:
-        """Files in the program's folders that another user wrote while it ran; no verdict can be trusted then."""
+        """Describe files that another user wrote into the program's folders while it ran; the result cannot be trusted then."""
         if self.uid is None:
             return ""
         found = places.foreign(self.places, {self.uid, self.uid + 1}, laid)
@@ -119,16 +119,16 @@ class Supervisor:
         return about.st_dev, about.st_ino
 
     def _stage(self, run: streams.Run, parts: dict[str, bytes], argv: list[str]) -> None:
-        """Start the program (and its judge), watch it until the end, record the result."""
+        """Start the program (and its checker), watch it until the end, and record the result."""
         stage = Stage(parts)
         try:
             base = self.meter.begin()
             cpu, kills = self.meter.cpu(), self.meter.kills()
-            if stage.judge:  # first: nothing the program does can keep its judge from starting
+            if stage.judge:  # first, so that the program cannot keep its checker from starting
                 other = None if self.uid is None else self.uid + 1
                 run.born.append(self._start(stage.judge, run.limits, [], other, "/", 500))
                 if not stage.judge_settled(END_S):
-                    run.halt("IE", "the judge could not be set up")
+                    run.halt("IE", "the checker could not be set up")
             if not run.stop:
                 run.born.insert(0, self._start(stage.program, run.limits, argv, self.uid, self.places[0], 1000))
             stage.hand_over()
@@ -173,7 +173,7 @@ class Supervisor:
         return self.door.order(ports, order)
 
     def _watch(self, run: streams.Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
-        """Read its output and measure what it uses, until it ends or exceeds a limit."""
+        """Read the program's output and measure its resource use, until it ends or exceeds a limit."""
         with selectors.DefaultSelector() as selector:
             for number in ours:
                 selector.register(number, selectors.EVENT_READ)
@@ -205,7 +205,7 @@ class Supervisor:
             self._look_at_the_clock(run, elapsed)
 
     def _look_at_the_clock(self, run: streams.Run, elapsed: float) -> None:
-        """Stop it at its wall limit, less the time it waited for a processor; at HARD times the limit in any case."""
+        """Stop the program at its wall limit, excluding time spent waiting for a processor, and in any case at HARD times the limit."""
         limit = run.limits["wall_s"]
         for born in run.born:  # a process that exited reports nothing: its last value is kept
             if not born.over:
@@ -217,7 +217,7 @@ class Supervisor:
             run.halt("TLE", f"the program did not end within {limit} s")
 
     def _end(self, run: streams.Run) -> None:
-        """Kill what is left of the program until the kernel confirms that nothing is, or give up the container."""
+        """Kill the program's processes until the kernel confirms that none is left, or mark the container as broken."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
@@ -229,10 +229,10 @@ class Supervisor:
                 return
         run.fatal = f"processes are left {END_S:.0f} s after they were killed"
         if not all(born.over for born in run.born) or self.ends.left():
-            run.halt("SV", "the program could not be killed")  # else the processes are not the program's, and the verdict is valid
+            run.halt("SV", "the program could not be killed")  # otherwise the processes are not the program's, and the result is valid
 
     def abandon(self) -> None:
-        """The owner exited: kill everything that runs, and wipe its files."""
+        """Kill everything that runs and wipe its files, after the owner has exited."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
@@ -244,7 +244,7 @@ class Supervisor:
             self.clear()
 
     def boxes(self, found: groups.Groups, session: bytes, filtered: bool) -> keeper.Keeper:
-        """Serve boxes from now on, instead of programs."""
+        """Return the server for sandbox sessions, which replaces running single programs."""
         tools = (self.places, self.uid, self.door, self.nursery, filtered, self.meter, self.ends, found, session)
         return keeper.Keeper(processes.Tools(*tools))
 
@@ -266,7 +266,7 @@ class Supervisor:
 
 
 def _exactly(count: int) -> bytes:
-    """Read the next `count` bytes from our owner."""
+    """Read the next `count` bytes sent by our owner."""
     data = bytearray()
     while len(data) < count:
         more = os.read(0, min(count - len(data), CHUNK))
@@ -284,7 +284,7 @@ def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Set up, fork the zygote, then serve until the owner exits. In a child: become the program."""
+    """Set up, fork the zygote, then handle requests until the owner exits. A forked child returns as the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
     if namespaces.OWN_DISK in spaces:
@@ -312,7 +312,7 @@ def main(settings: dict[str, Any]) -> None:
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.isolation(settings, filtered, supervisor.meter.name, supervisor.ends.way, spaces)
     if boxed is not None:
-        applied.append("each call ended by its control group" if boxed.possible else "a call that hangs ends everything in its box")
+        applied.append("each call ended by its control group" if boxed.possible else "a call that hangs ends everything in its session")
     box = None if boxed is None else supervisor.boxes(boxed, settings["session"].encode(), filtered)
     try:
         _say({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
@@ -324,7 +324,7 @@ def main(settings: dict[str, Any]) -> None:
             fatal = reply["fatal"]
             _say(reply, said)
     except Gone as error:
-        os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not taken for a failure from outside
+        os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not mistaken for a failure from outside
     except OSError:
         pass
     (box or supervisor).abandon()

@@ -12,13 +12,13 @@ RUNNERS = {"cpp": ["./answer"], "javascript": ["/usr/bin/node", "--stack-size=80
 FILES = {"cpp": "answer.cpp", "javascript": "answer.js"}
 BINARY = "answer"
 LARGEST_MB = 32
-"""The largest binary, and the room for all that are kept; the container has memory for twice that besides the program's."""
+"""Size limit of one binary, and of the whole cache; the container has twice that memory in addition to the program's."""
 COMPILING = {"memory_mb": 768, "file_mb": LARGEST_MB, "processes": 16, "output_bytes": 1 << 20}
 LEAST_S, MOST_S = 10.0, 20.0
 
 
 def compiling(limits: dict[str, float]) -> dict[str, float]:
-    """The limits of the compiler: twice the program's processor time, at least 10 s and at most 20 s; twice that as wall time.
+    """Return the limits of the compiler: twice the program's processor time, from 10 s to 20 s, and twice that as wall time.
 
     >>> compiling({"cpu_s": 1, "wall_s": 2})["wall_s"]
     20.0
@@ -28,7 +28,7 @@ def compiling(limits: dict[str, float]) -> dict[str, float]:
 
 
 class Compiled:
-    """A cache of the last binaries, by their source: a program with twenty cases is compiled once in each container.
+    """LRU cache of binaries by source: a program with twenty test cases is compiled once in each container.
 
     >>> kept = Compiled()
     >>> kept.put("cpp", b"int main() {}", b"ELF")
@@ -41,7 +41,7 @@ class Compiled:
         self._entries, self._room = entries, room
 
     def get(self, language: str, source: bytes) -> bytes | None:
-        """The binary of this source, if it was compiled here recently."""
+        """Return the binary of this source if it is cached, else None."""
         return self._kept.get(_key(language, source))
 
     def put(self, language: str, source: bytes, binary: bytes) -> None:
@@ -56,7 +56,7 @@ def _key(language: str, source: bytes) -> bytes:
 
 
 def binary(folder: str, most: int = LARGEST_MB << 20) -> bytes | None:
-    """The compiler's output, if it is a plain file that the cache has room for."""
+    """Read the compiler's output; None if it is not a regular file of at most `most` bytes."""
     try:
         number = os.open(os.path.join(folder, BINARY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
 """The warm interpreter that every program is forked from. Runs inside the container: standard library only.
 
 It is forked from the supervisor before the first program is read, and never sees one: a program's source and input reach the
-forked child as descriptors, so that no child's memory holds data of an earlier program, of a test or of a verdict.
+forked child as descriptors, so that no child's memory holds data of an earlier program, of a test or of a result.
 The child gives up root for an unused user id, sets its limits, and becomes `python3 -I -B answer.py`.
 """
 
@@ -36,11 +36,11 @@ SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp"
 libc = nest.libc
 HIGH = 100  # descriptors are moved here while 0 to 9 are set up
 SET_DUMPABLE = 4
-GROUP = 7  # the descriptor by which a call of a box joins its control group
+GROUP = 7  # the descriptor through which a session's call joins its control group
 
 
 def warm() -> None:
-    """Import once what most programs import, and exclude it from garbage collection."""
+    """Import the modules that most programs import, and exclude them from garbage collection."""
     for name in WARM.split():
         __import__(name)
     gc.collect()
@@ -48,11 +48,11 @@ def warm() -> None:
 
 
 def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
-    """Fork a child for every order received from `door`. Returns the order in the child, None at the end in the parent."""
+    """Fork a child for every order received from `door`. Returns the order in the child, and None in the parent at the end."""
     if nested:
         nest.prepare()
     rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
-    if not nested:  # in a nest every program installs it for itself: entering a nest needs calls that the filter refuses
+    if not nested:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
         seccomp.apply(seccomp.PROGRAM)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -101,7 +101,7 @@ def _report(door: socket.socket, living: dict[int, int]) -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """In the child: turn into the ordered program, and run it to its end."""
+    """Turn this forked child into the ordered program, and run it to its end."""
     try:
         source = _settle(order)
     except BaseException:
@@ -114,14 +114,14 @@ def become(order: dict[str, Any]) -> None:
 
 
 def _settle(order: dict[str, Any]) -> bytes:
-    """Descriptors, limits, identity, folder, environment: everything that a fresh process has."""
+    """Set up descriptors, limits, user, folder and environment of the program; return its Python source (empty if it is a command)."""
     if order["nest"]:
         nest.settle(order["oom"])
     os.setsid()
     parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
     for number, place in zip(parked, order["places"], strict=True):
         os.dup2(number, place, inheritable=True)
-    if order.get("group"):  # of a call in a box: before anything of its own runs
+    if order.get("group"):  # a session's call: join its cgroup before any of its code runs
         os.write(GROUP, b"0")
         os.close(GROUP)
     kept = set(order["places"])
@@ -170,7 +170,7 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def run_python(source: bytes) -> None:
-    """Run `source` as the main module, as `python3 -I -B answer.py` does. Its traceback is shown without our frames."""
+    """Run `source` as the main module, like `python3 -I -B answer.py`. Tracebacks are shown without our frames."""
     for name in [name for name in sys.modules if name.split(".")[0] == "rlvr"]:
         del sys.modules[name]
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")  # type: ignore[misc]
@@ -201,7 +201,7 @@ def run_python(source: bytes) -> None:
 
 
 def _status(code: object) -> int:
-    """The exit status that SystemExit's argument means."""
+    """Return the exit status for the argument of SystemExit."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -212,7 +212,7 @@ def _status(code: object) -> int:
 
 
 def _finish(main: types.ModuleType, status: int) -> int:
-    """Do what the interpreter does on exit, without tearing itself down: that alone would cost more than all the rest."""
+    """Run what the interpreter runs on exit, but without tearing the interpreter down, which would dominate the cost."""
 
     def let_go() -> None:
         """Delete the program's objects while modules, functions and classes, which their finalizers may need, still exist."""

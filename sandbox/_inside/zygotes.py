@@ -1,4 +1,7 @@
-"""The supervisor's side of the zygote: it sends orders and receives births and exits. Runs inside the container: standard library only."""
+"""The supervisor's client of the zygote: sends fork orders, receives pids and exit reports.
+
+Runs inside the container: standard library only.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rlvr.sandbox._inside.nest import BIRTH_S, Gone
 
 
 class Born:
-    """One process that the zygote forked for us.
+    """A process that the zygote forked for the supervisor.
 
     >>> Born(serial=1).over
     False
@@ -22,22 +25,22 @@ class Born:
     def __init__(self, serial: int) -> None:
         self.serial, self.pid = serial, 0
         self.ending: dict[str, Any] | None = None
-        """How it ended, once the zygote has reaped it: status, peak_kb, cpu."""
+        """The exit report once the zygote has reaped the process: status, peak_kb, cpu."""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has exited and been reaped."""
         return self.ending is not None
 
 
 class Door:
-    """Orders children, and stores what is reported about them."""
+    """Client that orders children from the zygote, and stores its reports about them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self._serial, self._born = connection, 0, dict[int, Born]()
 
     def order(self, ports: dict[int, int], order: dict[str, Any]) -> Born:
-        """Fork a child that becomes the program, with these descriptors."""
+        """Fork a child that becomes the ordered program; `ports` maps its descriptor numbers to ours."""
         self._serial += 1
         born = self._born[self._serial] = Born(self._serial)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ports.values()))]
@@ -49,7 +52,7 @@ class Door:
         return born
 
     def hear(self, seconds: float) -> bool:
-        """Receive one message, if it arrives in time."""
+        """Receive one message from the zygote; return False if none arrives within `seconds`."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(65536)

@@ -1,7 +1,8 @@
-"""Boxes as seen from our process: who has which supervisor, how many there may be, and what is said about one that failed.
+"""Sandbox sessions as seen from our process: a pool of supervisors with a limit, and the sessions that use them.
 
-A supervisor serves one box at a time. When its box is closed everything in it is killed and wiped, and the supervisor waits for the next
-box of the same shape: that makes opening fast. Nothing is ever asked twice: a box whose supervisor does not answer is lost.
+A supervisor serves one session at a time. When a session is closed, its processes are killed and its files wiped, and the supervisor waits
+for the next session with the same image and limits, which makes opening fast. No request is ever repeated: a session whose supervisor does
+not reply has failed.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from rlvr.sandbox._outside.channel import PATIENCE_S, Channel
 
 C = TypeVar("C", bound=Channel)
 MOST_BYTES = 16_000_000
-"""The largest file that is put or got at once."""
-WAIT_S = 20.0  # for a running call to notice that its box is closed
-BROKEN = "the box is broken: nothing more can run in it, and its files are gone"
+"""The largest file that can be written or read at once."""
+WAIT_S = 20.0  # timeout for a running call to notice that its session is closed
+BROKEN = "the session is broken: nothing more can run in it, and its files are gone"
 Shape = tuple[str, int, int, int]
 
 
 class Broken(OSError):
-    """What runs in a box broke it: not a failure of the sandbox."""
+    """Raised when a program broke its session: not a failure of the sandbox."""
 
 
 class OpenBox(Box):
-    """A box in use: it holds a supervisor until it is closed or lost."""
+    """A session in use: it holds a supervisor until it is closed or has failed."""
 
     def __init__(self, channel: Channel, place: Place, id: str, release: Callable[[bool], None]) -> None:
         self.id, self._place, self._channel, self._release = id, place, channel, release
@@ -42,7 +43,7 @@ class OpenBox(Box):
 
     @property
     def lost(self) -> bool:
-        """Whether the sandbox failed under it."""
+        """Whether the sandbox failed under this session."""
         return self._lost
 
     def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> Outcome:
@@ -52,7 +53,7 @@ class OpenBox(Box):
         if listed and language != "bash":
             raise ValueError(f"a list of arguments is a command, and language is {language!r}; give a source, or leave language at 'bash'")
         if language not in ("bash", "python"):
-            raise ValueError(f"language is {language!r}; a box runs 'bash' and 'python'")
+            raise ValueError(f"language is {language!r}; a session runs 'bash' and 'python'")
         header: dict[str, Any] = {"box": "run", "language": language, "listed": listed, "wall_s": wall_s}
         try:
             reply, said = self._ask(header, {"source": data}, wall_s + PATIENCE_S)
@@ -87,7 +88,7 @@ class OpenBox(Box):
         self._file({"box": "put", "path": path}, {"data": data})
 
     def get(self, path: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file in the working folder."""
+        """Read the first `limit` bytes of a file in the working folder."""
         if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MOST_BYTES:
             raise ValueError(f"limit is {limit!r}; a whole number from 0 to {MOST_BYTES} is needed")
         check_file(path, b"")
@@ -103,13 +104,13 @@ class OpenBox(Box):
         return said
 
     def _ask(self, header: dict[str, Any], parts: dict[str, bytes], seconds: float) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """One request. Broken if what runs in the box broke it, SandboxError if it is closed or lost, before or by this."""
+        """Send one request and return the reply. Raises SessionBroken if a program broke the session, SandboxError if it failed."""
         with self._line:
             if self._ending:
                 raise self._error()
             try:
                 reply, said = self._channel.ask(header, parts, time.monotonic() + seconds)
-            except (Torn, OSError, ValueError, KeyError) as error:  # what cannot be read is as bad as no answer
+            except (Torn, OSError, ValueError, KeyError) as error:  # an unreadable reply counts as no reply
                 blamed = "" if self._ending else self._channel.blame()
                 self._lose(f"{blamed or error}", broken=bool(blamed))
                 raise self._error() from error
@@ -123,17 +124,17 @@ class OpenBox(Box):
         return (Broken if self._broken else SandboxError)(self._ending)
 
     def _lose(self, why: str, *, broken: bool) -> None:
-        """Give the supervisor up; `broken` says that what ran in the box is to blame."""
+        """Mark the session as failed and release its supervisor; `broken` says that a program in the session is the cause."""
         with self._state:
             if self._ending:
                 return  # closed by another thread meanwhile
-            self._ending = f"the box {self.id} {'broke' if broken else 'was lost'}: {why}"
+            self._ending = f"the session {self.id} {'broke' if broken else 'failed'}: {why}"
             self._broken, self._lost = broken, not broken
         self._channel.hang_up()
         self._release(False)
 
     def close(self) -> None:
-        """End it; a call that runs in another thread ends as IE."""
+        """End the session; a call that runs in another thread ends with INTERNAL_ERROR."""
         idle = self._line.acquire(blocking=False)
         try:
             with self._state:
@@ -142,7 +143,7 @@ class OpenBox(Box):
                 self._closed = True
                 if self._lost or self._broken:
                     return
-                self._ending = f"the box {self.id} is closed"
+                self._ending = f"the session {self.id} is closed"
             sound = False
             if idle:
                 with contextlib.suppress(Torn, OSError, ValueError):
@@ -159,7 +160,7 @@ class OpenBox(Box):
 
 
 class Boxes(Generic[C]):
-    """At most `size` boxes at once, and the supervisors that wait for the next ones."""
+    """Pool of at most `size` open sessions, with idle supervisors that wait for the next ones."""
 
     def __init__(self, start: Callable[[Place], C], size: int, queue_s: float) -> None:
         self._start, self.size, self._queue_s = start, size, queue_s
@@ -173,9 +174,9 @@ class Boxes(Generic[C]):
         self._count = 0
 
     def open(self, place: Place) -> Box:
-        """Open a box, in a supervisor that waits for one of this shape or in a new one. SandboxError if there is no room in time."""
+        """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
         if os.getpid() != self._pid:
-            self._begin()  # a forked child has no boxes of ours
+            self._begin()  # a forked child does not own its parent's sessions
         for name, data in place.files.items():
             check_file(name, data)
         shape = (place.image, place.memory_mb, place.processes, place.disk_mb)
@@ -189,22 +190,22 @@ class Boxes(Generic[C]):
                 if not used:
                     raise
                 with contextlib.suppress(OSError):
-                    channel.close()  # it died while it waited: nothing of this box has run yet
+                    channel.close()  # it died while idle: nothing of this session has run yet
                 channel = self._new(place)
                 reply, _ = channel.ask(request, place.files, time.monotonic() + PATIENCE_S)
         except (Torn, OSError, ValueError) as error:
             self._give(channel, shape, sound=False)
-            raise SandboxError(f"a box could not be opened: {error}") from error
+            raise SandboxError(f"a session could not be opened: {error}") from error
         if wrong := reply["fatal"] or reply["error"]:
             self._give(channel, shape, sound=not reply["fatal"] and self._ended(channel))
-            raise (SandboxError if reply["fatal"] else ConfigError)(f"a box could not be opened: {wrong}")
+            raise (SandboxError if reply["fatal"] else ConfigError)(f"a session could not be opened: {wrong}")
         with self._change:
             self._count += 1
             id = f"{getattr(channel, 'id', '')[:24]}.{self._count}"
             box = OpenBox(channel, place, id, lambda sound: self._give(channel, shape, sound=sound))
             self._busy[channel] = box
             closed = self._closed
-        if closed:  # by another thread, while this one was opened
+        if closed:  # by another thread, while this session was being opened
             box.close()
             raise SandboxError("the sandbox is closed")
         return box
@@ -223,7 +224,7 @@ class Boxes(Generic[C]):
         return False
 
     def _take(self, place: Place, shape: Shape) -> tuple[C, bool]:
-        """A supervisor, and whether it served before."""
+        """Return a supervisor, and whether it has served a session before."""
         deadline = time.monotonic() + self._queue_s
         spare: C | None = None
         with self._change:
@@ -237,12 +238,12 @@ class Boxes(Generic[C]):
                     self._room -= 1
                     break
                 if self._idle:
-                    spare = self._idle.pop(0)[1]  # of another shape: it makes room
+                    spare = self._idle.pop(0)[1]  # it has other limits: close it to free a slot
                     break
                 if not self._change.wait(deadline - time.monotonic()):
                     raise SandboxError(
-                        f"no box became free within {self._queue_s:.0f} s; all {self.size} are open: close some, or raise the "
-                        "sandbox's setting `boxes`"
+                        f"no session became free within {self._queue_s:.0f} s; all {self.size} are open: close some, or raise the "
+                        "sandbox's setting `max_sessions`"
                     )
         if spare is not None:
             with contextlib.suppress(OSError):
@@ -267,17 +268,17 @@ class Boxes(Generic[C]):
             self._change.notify()
 
     def ids(self) -> list[str]:
-        """The ids of the boxes that are open."""
+        """Return the ids of the open sessions."""
         with self._change:
             return [box.id for box in self._busy.values()]
 
     def living(self) -> list[C]:
-        """Every supervisor that runs."""
+        """Return every running supervisor."""
         with self._change:
             return [*self._busy, *(channel for _, channel in self._idle)]
 
     def close(self) -> None:
-        """Close every box, and every supervisor that waits for one."""
+        """Close every session and every idle supervisor."""
         if os.getpid() != self._pid:
             return
         with self._change:
@@ -294,7 +295,7 @@ class Boxes(Generic[C]):
 
 
 def check_file(path: str, data: bytes) -> None:
-    """ValueError for a path that can name no file, or data that are too large."""
+    """Raise ValueError for a path that cannot name a file, or data that is too large."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"path is {path!r}; a path without a null character is needed")
     if len(data) > MOST_BYTES:

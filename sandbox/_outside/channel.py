@@ -1,6 +1,6 @@
-"""Talk to a supervisor, wherever it runs: start it with our own files, then send one request and receive one reply at a time.
+"""Connection to a supervisor, wherever it runs: start it with our own files, then send one request and receive one reply at a time.
 
-A channel is any pair of "send bytes" and "receive some bytes" with a deadline. The supervisor's files are sent over it first,
+A connection is any pair of "send bytes" and "receive some bytes" with a deadline. The supervisor's source files are sent over it first,
 so that the image needs no file of ours and always matches the installed version.
 """
 
@@ -49,39 +49,39 @@ module.main(settings)
 """
 COMMAND = ["python3", "-I", "-B", "-c", BOOT]
 HARD, PATIENCE_S, AFTER_S, START_S = 10.0, 60.0, 40.0, 120.0
-"""The supervisor gives up after HARD times the wall limit; we wait PATIENCE_S longer before we treat it as dead. To
-learn why and to remove it takes at most AFTER_S. The sum is the deadline of every verdict, counted from when the program starts."""
+"""The supervisor gives up after HARD times the wall limit; we wait PATIENCE_S longer before we treat it as dead. Finding out why
+and removing it takes at most AFTER_S. Their sum is the timeout of every result, counted from the start of the program."""
 
 
 class Channel(ABC):
-    """A running supervisor at the other end of some stream."""
+    """Connection to a running supervisor over some stream."""
 
     hello: Mapping[str, Any]
     runs = 0
 
     @abstractmethod
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of it before the deadline (a `time.monotonic` value), or raise `Torn`."""
+        """Send all the data before the deadline (a `time.monotonic` value), or raise `ConnectionBroken`."""
 
     @abstractmethod
     def receive(self, room: memoryview, deadline: float) -> int:
-        """Read at least one byte into `room` before the deadline and return how many, or raise `Torn`."""
+        """Read at least one byte into `room` before the deadline and return how many, or raise `ConnectionBroken`."""
 
     @abstractmethod
     def alive(self) -> bool:
-        """Whether the supervisor still listens, as far as that is known without a request: it never sends first."""
+        """Return whether the supervisor still listens, as far as that is known without sending a request."""
 
     def blame(self) -> str:
-        """How the supervisor ended, if what ran in it may have caused that; '' if the cause came from outside."""
+        """Explain how the supervisor ended if a program may have caused it; return '' if the cause came from outside."""
         return ""
 
     @abstractmethod
     def hang_up(self) -> None:
-        """End the stream, from any thread: who waits for a reply gets `Torn`, the supervisor ends everything. `close` follows."""
+        """End the stream, from any thread: a waiting request raises `ConnectionBroken`, and the supervisor ends. Call `close` next."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the supervisor; it kills what it runs and exits."""
+        """Release the supervisor, which kills its programs and exits."""
 
     def boot(self, settings: Mapping[str, Any]) -> None:
         """Send our files and receive the supervisor's first message."""
@@ -94,7 +94,7 @@ class Channel(ABC):
         self.hello, _ = unpack(lambda count: self._exactly(count, deadline))
 
     def run(self, program: Program) -> tuple[Outcome, bool]:
-        """Run a program; returns the outcome, and whether the supervisor can continue. Raises `Torn` if it exited."""
+        """Run a program; return the result, and whether the supervisor can continue. Raises `ConnectionBroken` if it exited."""
         limits = program.limits
         deadline = time.monotonic() + HARD * limits.wall_s + PATIENCE_S
         parts = {"source": program.source.encode("utf-8", "surrogatepass"), "stdin": program.stdin}
@@ -118,7 +118,7 @@ class Channel(ABC):
         return _syntax(outcome, program), not header["fatal"]
 
     def ask(self, header: Mapping[str, Any], parts: Mapping[str, bytes], deadline: float) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """One request and its reply, as header and raw parts. Raises `Torn` if none came; it is never sent again."""
+        """Send one request and return the reply, as header and raw parts. Raises `ConnectionBroken` without a reply; never retries."""
         self.runs += 1
         for piece in pack(header, parts):
             self.send(piece, deadline)
@@ -138,21 +138,21 @@ def _text(name: str) -> str:
 
 
 def readable(number: int, seconds: float) -> bool:
-    """Whether something (or the end) can be read from a descriptor within so many seconds."""
+    """Wait up to `seconds` until data (or the end of the stream) can be read from a descriptor; return whether it can."""
     poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
     poll.register(number, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def writable(number: int, seconds: float) -> bool:
-    """Whether something can be written to a descriptor within so many seconds (or fails at once)."""
+    """Wait up to `seconds` until a descriptor can be written to (or a write fails at once); return whether it can."""
     poll = select.poll()
     poll.register(number, select.POLLOUT)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
-    """Why a program can never run in a sandbox of this size: the task requests more than it has. None if it can."""
+    """Return an error result if the program can never run in a sandbox of this size (it requests more than there is); else None."""
     limits, why = program.limits, ""
     if limits.memory_mb > memory_mb:
         why = f"limit memory_mb is {limits.memory_mb}, but this sandbox has {memory_mb}; raise the sandbox's memory_mb"
@@ -165,14 +165,14 @@ def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
 
 
 def lacking(program: Program, languages: Sequence[str]) -> Outcome | None:
-    """Why it cannot run in a sandbox with these languages: a fault of the infrastructure. None if it can."""
+    """Return an error result if the sandbox lacks the program's language (an infrastructure fault); else None."""
     if program.language in languages:
         return None
     return Outcome(Stop.IE, reason=f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}")
 
 
 def _syntax(outcome: Outcome, program: Program) -> Outcome:
-    """Whether a Python source does not compile, from the last line of its error output; only the displayed verdict depends on it."""
+    """Change the status to a compile error if the last line of stderr is a Python syntax error; only the displayed status depends on it."""
     last = outcome.stderr.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
     if program.language == "python" and outcome.stop is Stop.RE and outcome.exit_code == 1 and not outcome.stdout and wrong:

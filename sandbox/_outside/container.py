@@ -1,11 +1,11 @@
-"""One hardened container with a supervisor in it, and the stream to it.
+"""A hardened container with a supervisor in it, and the stream to the supervisor.
 
 The supervisor is root *inside*, with few capabilities: SETUID and SETGID to run every program as another user, KILL to end them. It needs
-no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the first program
-comes. SYS_ADMIN is added if each program gets its own process space; it stays with the zygote and the nursery, which read
-nothing that a program wrote, and the supervisor drops it. A container for boxes has it only while the supervisor starts, to make room for
-the control groups of its calls. Programs run as users without any capability. The container ends when our
-end of its standard input closes, so a killed run leaves nothing running.
+no more: it owns the folders that programs write to, and it reads no file of a program. SETPCAP clears the bounding set before the first
+program runs. SYS_ADMIN is added if each program gets its own PID namespace; the zygote and the namespace helper keep it, which read no
+data of a program, and the supervisor drops it. A container for sessions has it only while the supervisor starts, to create the
+control groups of its calls. Programs run as users without any capability. The container ends when our end of its standard input
+closes, so a killed run leaves nothing running.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from rlvr.sandbox._inside.toolchains import LARGEST_MB
 from rlvr.sandbox._outside.channel import COMMAND, Channel, readable
 from rlvr.sandbox._outside.engine import LABEL, connect, faults, knock, remove
 
-OVERHEAD_MB = 96 + 2 * LARGEST_MB  # the supervisor, the zygote, the output being collected; compiled programs that are kept
-OWNER_GONE = "the owner exited"  # what the supervisor says when the engine closes its input
-CLOSING_S = 20  # for the engine to remove a container
+OVERHEAD_MB = 96 + 2 * LARGEST_MB  # the supervisor, the zygote, the output being collected, cached binaries
+OWNER_GONE = "the owner exited"  # the supervisor's message when the engine closes its input
+CLOSING_S = 20  # timeout for the engine to remove a container
 STREAM = struct.Struct(">BxxxI")
 
 
 def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False, boxes: bool = False) -> dict[str, Any]:
-    """The settings of a container: what the engine enforces from outside."""
+    """Build the host configuration of a container: the limits that the engine enforces from outside."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {
         "network_mode": "none",
         "read_only": True,
         "tmpfs": {"/tmp": f"rw,exec,{tmpfs}", "/dev/shm": f"rw,noexec,{tmpfs}"},
         "mem_limit": f"{memory_mb + OVERHEAD_MB}m",
-        "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # the same: no swap
+        "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # equal to mem_limit: no swap
         "pids_limit": pids,
         "cap_drop": ["ALL"],
         "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if nests or boxes else [])],
@@ -55,14 +55,14 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nest
 
 
 class Container(Channel):
-    """A container of ours, started, with its supervisor listening."""
+    """A started container, with its supervisor listening."""
 
     def __init__(self, image: str, settings: dict[str, Any]) -> None:
         self.client = connect()
         self._coming = 0  # bytes left of the current chunk
         self._errors = bytearray()
         self._socket: socket.socket | None = None
-        # user ids that no one uses, different in every container: the kernel counts processes by user id
+        # unused user ids, different in every container: the kernel counts processes by user id
         first = random.SystemRandom().randrange(1 << 20, 1 << 30)
         with faults():
             config = self.client.api.create_host_config(**hardening(**settings))
@@ -91,12 +91,12 @@ class Container(Channel):
     def _attach(self) -> None:
         with faults():
             stream = self.client.api.attach_socket(self.id, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-            self._stream = stream  # the response owns the socket: keep it as long
+            self._stream = stream  # the response owns the socket: keep it alive
             self._socket = getattr(stream, "_sock", stream)
             self.client.api.start(self.id)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all the data, while reading replies that already arrive."""
+        """Send all the data."""
         if self._socket is None:
             raise Torn("closed")
         try:
@@ -140,22 +140,22 @@ class Container(Channel):
         return count
 
     def alive(self) -> bool:
-        """Whether the stream is open, and silent as it should be between two programs."""
+        """Return whether the stream is open and has no unread data, as expected between two programs."""
         return self._socket is not None and not readable(self._socket.fileno(), 0)
 
     def memory_ran_out(self) -> bool:
-        """Whether the kernel killed a process of this container because its memory ran out, as far as the engine saw it."""
+        """Return whether the engine reported that the kernel killed a process of this container because memory ran out."""
         until = int(time.time()) + 2  # the engine reports it a little later
         with faults():
             seen = self.client.api.events(since=1, until=until, filters={"container": self.id, "event": "oom"}, decode=True)
             return any(True for _ in seen)
 
     def errors(self) -> str:
-        """The last output of the supervisor on standard error."""
+        """Return the last output of the supervisor on standard error."""
         return bytes(self._errors).decode(errors="replace").strip()
 
     def blame(self) -> str:
-        """What the supervisor said before it ended, or that memory ran out; '' if neither, or if the engine is gone too."""
+        """Return the supervisor's last message, or that memory ran out; '' if neither, or if the engine is down too."""
         with contextlib.suppress(SandboxError):
             connect(10).close()
             said = self.errors().removesuffix(OWNER_GONE).strip()
@@ -163,7 +163,7 @@ class Container(Channel):
         return ""
 
     def hang_up(self) -> None:
-        """End the stream in both directions, which wakes whoever waits for it."""
+        """End the stream in both directions, which wakes every waiting thread."""
         if (stream := self._socket) is not None:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The Docker Engine as we need it: connect to it, provide our image, and remove containers that a killed run left."""
+"""Helpers for the Docker Engine: connect to it, provide our image, and remove containers that a killed run left."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
 
 
 def connect(timeout_s: float = 60.0) -> docker.DockerClient:
-    """A client of the engine that DOCKER_HOST names (or the usual socket); raises SandboxError if none replies."""
+    """Return a client of the engine at DOCKER_HOST (or the default socket); raises SandboxError if none replies."""
     try:
         knock(timeout_s)
-        # the client is created without a request, and then asked for the version: one that fails while being created leaves its socket open
+        # create the client without a request, then ask for the version: a client that fails in its constructor leaks its socket
         asking = docker.from_env(timeout=int(timeout_s), version=ANY_VERSION)
         try:
             version = asking.api.version(api_version=False)["ApiVersion"]
@@ -41,7 +41,7 @@ def connect(timeout_s: float = 60.0) -> docker.DockerClient:
 
 
 def knock(timeout_s: float) -> None:
-    """Raises OSError if nothing listens: tests the socket itself, because the SDK leaves open the ones that it cannot connect."""
+    """Raise OSError if nothing listens; tests the socket directly, because the SDK leaks sockets that it cannot connect."""
     where = _where()
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
@@ -63,7 +63,7 @@ def faults() -> Iterator[None]:
 
 
 def ensure_image(client: docker.DockerClient, image: str) -> None:
-    """Make sure that the image exists. Ours is built from the Dockerfile next to this file, others are pulled; both show progress."""
+    """Make sure that the image exists. Ours is built from our Dockerfile, others are pulled; both show progress."""
     if has_image(client, image):
         return
     try:
@@ -79,7 +79,7 @@ def ensure_image(client: docker.DockerClient, image: str) -> None:
 
 
 def has_image(client: docker.DockerClient, image: str) -> bool:
-    """Whether the engine already has this image."""
+    """Return whether the engine already has this image."""
     with faults():
         try:
             client.images.get(image)

@@ -22,12 +22,12 @@ RETIRE_AFTER = 20_000  # programs; long before a container runs out of user ids
 
 
 def processors() -> int:
-    """How many programs can run in parallel here: the processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool(Generic[C]):
-    """At most `size` supervisors, started when first needed, lent to one thread at a time."""
+    """Pool of at most `size` supervisors, started when first needed, each used by one thread at a time."""
 
     def __init__(self, start: Callable[[], C], size: int, queue_s: float) -> None:
         self._start, self.size, self._queue_s = start, size, queue_s
@@ -43,7 +43,7 @@ class Pool(Generic[C]):
         self._line: deque[SimpleQueue[C | None]] = deque()
 
     def take(self) -> C:
-        """Borrow a supervisor: a free one, a new one, or the next that becomes free. SandboxError after the deadline.
+        """Acquire a supervisor: an idle one, a new one, or the next that becomes free. Raises SandboxError after the timeout.
 
         First come, first served: a supervisor that becomes free goes to the thread that has waited longest.
         """
@@ -66,7 +66,7 @@ class Pool(Generic[C]):
         return handed or self._fresh()
 
     def _bury(self) -> None:
-        """Close the free ones that died while idle, so that no program gets them."""
+        """Close supervisors that died while idle, so that no program gets them."""
         with self._lock:
             dead = [channel for channel in self._free if not channel.alive()]
             self._free = [channel for channel in self._free if channel not in dead]
@@ -82,7 +82,7 @@ class Pool(Generic[C]):
                 self._vacate()
 
     def _wait(self, place: SimpleQueue[C | None]) -> C | None:
-        """Join the queue; None is the permission to start a new one."""
+        """Wait in the queue for a supervisor; None permits the thread to start a new one."""
         try:
             handed = place.get(timeout=self._queue_s)
         except Empty:
@@ -90,7 +90,7 @@ class Pool(Generic[C]):
                 if place in self._line:
                     self._line.remove(place)
                     raise SandboxError(f"no supervisor became free within {self._queue_s:.0f} s; all {self.size} are busy") from None
-            handed = place.get()  # it was handed over in the last moment
+            handed = place.get()  # it was handed over at the last moment
         if self._closed:
             raise SandboxError("the sandbox is closed")
         return handed
@@ -107,7 +107,7 @@ class Pool(Generic[C]):
         return fresh
 
     def give(self, channel: C, *, sound: bool) -> None:
-        """Return a supervisor to the pool; a broken one is closed."""
+        """Return a supervisor to the pool; close it if it is broken."""
         with self._lock:
             if sound and channel.runs < RETIRE_AFTER and not self._closed:
                 if self._line:
@@ -118,19 +118,19 @@ class Pool(Generic[C]):
         self._put_away(channel)
 
     def _vacate(self) -> None:
-        """There is room for a new one: the next thread in the queue may start it."""
+        """Free a slot: the next thread in the queue may start a new supervisor."""
         if self._line:
             self._line.popleft().put(None)
         else:
             self._room += 1
 
     def living(self) -> list[C]:
-        """Every running supervisor."""
+        """Return every running supervisor."""
         with self._lock:
             return list(self._all)
 
     def close(self) -> None:
-        """Close all of them. A program that still runs ends as a fault of the infrastructure."""
+        """Close all supervisors. A program that still runs ends as an infrastructure fault."""
         if os.getpid() != self._pid:
             return
         with self._lock:

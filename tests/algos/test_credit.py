@@ -137,7 +137,7 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
 
     ranks = at_once([partial(algorithm.credit, [[member, malformed]]) for member in (good, other)])
     assert all(group[0][-1] > 0 > group[1][-1] for [group] in ranks)
-    with pytest.raises(ConfigError, match=r"'content'.*have the parts: format"):
+    with pytest.raises(ConfigError, match=r"'content'.*have the components: format"):
         scalars("gdpo", [other, malformed], reward_weights=weights)
 
 

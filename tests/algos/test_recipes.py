@@ -83,9 +83,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("dr_grpo", {"scale_rewards": "group"}, "keeps the difficulty bias"),
     ("grpo", {"old_from_sampler": True, "importance_sampling_correction": "token_truncate"}, "twice"),
     ("grpo", {"delta": 1.1}, "not above the upper clip at 1.2 "),
-    ("gdpo", {"reward_weights": {"a": 1.0}, "overlong_buffer": 4}, "uses the verdict's parts"),
-    ("gdpo", {"reward_weights": {"a": 1.0}, "overlong_buffer": 1}, "uses the verdict's parts"),
-    ("gdpo", {"reward_weights": {"a": 1.0}, "beta": 0.1, "kl_estimator": "k1", "kl_in": "reward"}, "uses the verdict's parts"),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "overlong_buffer": 4}, "uses the verdict's components"),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "overlong_buffer": 1}, "uses the verdict's components"),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "beta": 0.1, "kl_estimator": "k1", "kl_in": "reward"}, "uses the verdict's components"),
     ("grpo", {"loss_aggregation": "token_mean"}, "did you mean 'token-mean'"),
     ("grpo", {"epsilon": -0.1}, "from 0 to 1"),
     ("grpo", {"epsilon": "wide"}, "type float"),
@@ -98,7 +98,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("grpo_turns", {"compare_turns": "turn"}, "compare_turns is 'turn'"),
     ("grpo_turns", {"turn_discount": 1.5}, "from 0 to 1"),
     ("gigpo", {"turn_weight": -1}, "from 0 to inf"),
-    ("grpo", {"mask_malformed_calls": True, "malformed_call_penalty": 0.1}, "set one of them"),
+    ("grpo", {"mask_malformed_calls": True, "malformed_call_penalty": 0.1}, "set only one of them"),
     ("gdpo", {"reward_weights": {"a": 1.0}, "malformed_call_penalty": 0.1}, "reward_weights does not use"),
     # settings that another algorithm has
     ("grpo", {"returns": "turns"}, "no setting 'returns'; choose .*advantage=grpo_turns"),
@@ -158,7 +158,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"mask_malformed_calls": True}, "every token of an answer for its critic"),
     # functions by name
     ("grpo", {"advantage": "rlo"}, "did you mean 'rloo'"),
-    ("grpo", {"advantage": "dpo"}, "no policy-gradient algorithm"),
+    ("grpo", {"advantage": "dpo"}, "not a policy-gradient algorithm"),
     ("grpo", {"loss": 3}, "loss is 3; it must be the name"),
     ("grpo", {"advantage": "nowhere.py:f"}, "there is no file"),
 ]

@@ -44,7 +44,7 @@ def test_check_runs_the_kit_on_each_that_is_offered(
     assert run(["check", "env", where, "--offered"]) == 1
     assert "1 of 2 passed" in capsys.readouterr().out
     for line, words in (
-        (["check", "env", "arithmetic", "--offered"], "'arithmetic' is none"),
+        (["check", "env", "arithmetic", "--offered"], "'arithmetic' is not one"),
         (["check", "env", where, "--offered", "--set", "kind=fine"], "leave out --set kind=fine"),
     ):
         assert run(line) == 2

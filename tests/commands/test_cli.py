@@ -259,7 +259,7 @@ def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
     (out / "episodes.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
     row = parsed(["replay", str(out)], capsys, code=1)
     assert (row["episodes"], row["mismatches"]) == (6, 1)
-    assert "stepping paid 1.0, recorded 0.0" in obey(["replay", str(out)], capsys, code=1)
+    assert "the reward is 1.0, recorded 0.0" in obey(["replay", str(out)], capsys, code=1)
 
 
 def test_doctor_looks_at_everything(capsys: Said) -> None:

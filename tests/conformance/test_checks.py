@@ -126,7 +126,7 @@ ENV_DEFECTS = [
     ("the gold answer scores 1", "return task.reference", "return ' ' * 40 + task.reference", "max_new_tokens is 32; raise it"),
     ("the gold answer scores 1", "return task.reference", "return int(task.reference)", "it must be a string"),
     ("every split has tasks, each with its own id", "    def task", "    splits = 'train'\n    def task", "must be a tuple of names"),
-    ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return '7'\n\n    def gold", "size('train') is '7'"),
+    ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return '7'\n\n    def gold", "num_tasks('train') is '7'"),
     ("an empty answer scores 0", PLAIN, lenient("answer.strip() in task.reference"), "''"),
     ("the question as an answer scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),
     ("a hedged answer scores 0", PLAIN, lenient("task.reference in answer.split()"), " or "),
@@ -138,7 +138,7 @@ ENV_DEFECTS = [
     ("Gymnasium's own check passes, obs=onehot_ids", 'f"{split}/{index}"', "time.perf_counter()", "determinis"),
     ("the same seed gives the same episode", 'random.Random(f"{split}/{index}")', "random", "two different episodes"),
     ("SyncVectorEnv and AsyncVectorEnv agree", 'f"{split}/{index}"', "hash(split) + index", "observations differ"),
-    ("stepping gives the same result as sampling", PLAIN, lenient("next(COUNTER) % 2"), "stepping paid"),
+    ("stepping gives the same result as sampling", PLAIN, lenient("next(COUNTER) % 2"), "the reward is"),
     ("stepping gives the same result as sampling", PLAIN, lenient("1 / 0"), "ZeroDivisionError"),
     ("it can be closed twice", "    def task", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def task", "ZeroDivisionError"),
 ]  # fmt: skip

@@ -139,7 +139,7 @@ def test_what_was_opened_before_a_failure_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "told"), [([Till()], "two tools are called 'add'"), ([Bash()], "Bash runs in a box, and the environment has no sandbox")]
+    ("tools", "told"), [([Till()], "two tools are called 'add'"), ([Bash()], "Bash needs a sandbox, and the environment has none")]
 )
 def test_tools_that_cannot_be_opened_together_are_refused(tools: list[Tool], told: str) -> None:
     session = till(tools=tools)

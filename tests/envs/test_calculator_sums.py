@@ -65,5 +65,5 @@ def test_a_share_of_the_scripts_answers_at_once() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     (name,) = settings
-    with pytest.raises(ConfigError, match=f"{name} is "):
+    with pytest.raises(ConfigError, match=" is "):
         make("env", "calculator_sums", **settings)

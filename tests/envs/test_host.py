@@ -104,7 +104,7 @@ def test_what_raises_is_said_and_the_world_lives_on(host: Host) -> None:
 def test_a_world_that_hangs_is_killed_and_the_others_are_not(host: Host) -> None:
     with host.open() as other, host.open() as world:
         pid = world.ask("pid")
-        with pytest.raises(ForeignLate, match=r"sleep gave nothing within 0\.3 s"):
+        with pytest.raises(ForeignLate, match=r"sleep returned nothing within 0\.3 s"):
             world.ask("sleep", within=0.3, seconds=60)
         assert gone(pid)
         with pytest.raises(ForeignLate, match="has ended"):
@@ -115,7 +115,7 @@ def test_a_world_that_hangs_is_killed_and_the_others_are_not(host: Host) -> None
 @pytest.mark.parametrize("method", ["leave", "huge"])
 def test_a_world_that_dies_or_floods_is_an_error_of_its_own(host: Host, method: str) -> None:
     with host.open() as other, host.open() as world:
-        with pytest.raises(ForeignLate, match="the process of this world died"):
+        with pytest.raises(ForeignLate, match="the process of this instance died"):
             world.ask(method)
         assert other.ask("twice", number=1) == 2
 

@@ -115,8 +115,8 @@ def test_conversations_share_the_index_and_not_their_passages() -> None:
     [
         ({"hops": [4]}, "a list out of 2 and 3"),
         ({"hops": 2}, "a list"),
-        ({"things": 10}, "things is 10"),
-        ({"things": True}, "things is True"),
+        ({"things": 10}, "num_entities is 10"),
+        ({"things": True}, "num_entities is True"),
     ],
     ids=str,
 )

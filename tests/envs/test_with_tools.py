@@ -129,7 +129,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"tools": ["calculator"], "max_turns": 1}, "max_turns is 1, and a call of a tool takes a turn"),
+        ({"tools": ["calculator"], "max_turns": 1}, "max_turns is 1, and a tool call takes a turn"),
         ({"tools": ["calculator"], "dialect": "gemma"}, "dialect is 'gemma', whose calls end with <tool_call|>"),
         ({"tools": ["calculator"], "dialect": "hermess"}, "there is no dialect 'hermess'; did you mean 'hermes'"),
     ],
@@ -142,7 +142,7 @@ def test_what_cannot_be_driven_is_refused_before_anything_is_sampled(settings: d
 def test_a_tool_that_needs_a_box_needs_a_sandbox() -> None:
     with (
         build("env", "arithmetic") as environment,
-        pytest.raises(ConfigError, match="the tool Python, which runs in a box, and no sandbox"),
+        pytest.raises(ConfigError, match="the tool Python, which needs a sandbox, and no sandbox"),
     ):
         TokenMDP(WithTools(env=environment, tools=[Python()]), TOK)
 

@@ -85,7 +85,7 @@ def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
     assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
     turns, window = cautions(found, False)
     assert turns == "e: 2 of 4 samples (50.0%) used up their turns; 100.0% is the mean of those that were not truncated"
-    assert window.startswith("e: 1 of 4 samples (25.0%) filled the window (--max-length)")
+    assert window.startswith("e: 1 of 4 samples (25.0%) filled the context window (--max-length)")
 
 
 def test_best_of_n_chooses_by_what_it_is_told() -> None:

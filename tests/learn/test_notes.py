@@ -109,7 +109,9 @@ def test_the_limit_of_a_cluster_run_is_told_after_some_steps_and_again_when_it_c
     waits = {"step_time": 1.0, "time/wait_for_batch": 0.5, "cluster/sampling": 0.95, "cluster/idle": 0.05}
     told = [notes.about(QUIET, waits | {"step": step}) for step in range(1, 9)]
     assert [len(lines) for lines in told] == [0, 0, 0, 0, 0, 1, 0, 0]
-    assert told[5] == ["over the last 5 steps, the trainer waits for collectors 50% of the step, and they sample 95% of it: add collectors"]
+    assert told[5] == [
+        "over the last 5 steps, the trainer waits for rollout workers 50% of the step, and they sample 95% of it: add rollout workers"
+    ]
     idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling": 0.2, "cluster/idle": 0.8}
     later = [line for step in range(9, 20) for line in notes.about(QUIET, idle | {"step": step})]
-    assert "since the trainer is slower" in later[-1]
+    assert "because the trainer is slower" in later[-1]

@@ -253,7 +253,7 @@ def test_without_a_template_text_is_data_too() -> None:
 @pytest.mark.parametrize("said", [[], [{"role": "assistant", "content": "4"}]])
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(), HFTokenizer(tokenizer_for(CHATML, ["<|im_end|>"]))], ids=["chars", "hf"])
 def test_a_reply_is_never_the_policys(tokenizer: Any, said: list[Message]) -> None:
-    with pytest.raises(EnvError, match="not the policy's own"):
+    with pytest.raises(EnvError, match="roles other than assistant"):
         tokenizer.render_reply(said)
 
 

@@ -243,7 +243,7 @@ def test_render_is_the_conversation() -> None:
         ({"tokenizer": "chars:"}, "at least one character"),
         ({"env": {"digits": 2}}, "needs a 'name'"),
         ({"env": None}, "a name or a mapping"),
-        ({"env": object()}, "cannot pose tasks"),
+        ({"env": object()}, "is not an environment"),
         ({"env": {"name": SUMS, "blow": 9}}, "did you mean 'below'"),
     ],
 )

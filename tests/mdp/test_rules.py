@@ -253,7 +253,7 @@ def test_a_reply_and_an_answer_are_texts() -> None:
     mdp = TokenMDP(Wordless(None), TOK)
     state = speak(mdp, start(mdp), [ONE, EOS])
     verdict = mdp.judge(state)
-    assert verdict.fault is Fault.INFRA and "answer() raised TypeError: it gave None, not a text" in verdict.reason
+    assert verdict.fault is Fault.INFRA and "answer() raised TypeError: it returned None, not a text" in verdict.reason
     assert mdp.episode(state, verdict, group="g").text == ""
 
 
@@ -271,16 +271,16 @@ def test_limits_that_are_none_are_refused_at_once(name: str, value: Any) -> None
 def test_a_size_is_a_whole_number_or_none(size: Any) -> None:
     environment = Sums()
     environment.size = lambda split: size  # type: ignore[method-assign]
-    with pytest.raises(EnvError, match=r"Sums.size\('test'\) is"):
+    with pytest.raises(EnvError, match=r"Sums.num_tasks\('test'\) is"):
         size_of(environment, "test")
     environment.size = lambda split: np.int64(3)  # type: ignore[method-assign,assignment,return-value]
     assert size_of(environment, "test") == 3
 
 
 def test_what_is_no_task_is_refused() -> None:
-    with pytest.raises(EnvError, match="posed '2\\+2='"):
+    with pytest.raises(EnvError, match="returned '2\\+2='"):
         TokenMDP(Sums(), TOK).start("2+2=")  # type: ignore[arg-type]
-    with pytest.raises(EnvError, match="posed '2\\+2='"):
+    with pytest.raises(EnvError, match="returned '2\\+2='"):
         Draw("2+2=", "g", 0)  # type: ignore[arg-type]
 
 
@@ -293,7 +293,7 @@ class Mute(Environment):
 
 def test_what_cannot_pose_tasks_is_refused_at_once() -> None:
     for wrong in (Mute(), object()):
-        with pytest.raises(ConfigError, match="cannot pose tasks"):
+        with pytest.raises(ConfigError, match="is not an environment"):
             TokenMDP(wrong, TOK)  # type: ignore[arg-type]
 
 

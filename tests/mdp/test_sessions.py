@@ -130,7 +130,7 @@ def test_evidence_that_is_too_large_is_the_answer_s_fault() -> None:
     fits = mdp.judge(say(mdp, mdp.start(boards.task("train", 14)), "77"))
     large = mdp.judge(say(mdp, mdp.start(boards.task("train", 21)), "777"))
     assert fits.score == 1.0
-    assert (large.score, large.fault) == (0.0, Fault.ANSWER) and "left 31 bytes of evidence, at most 28 are judged" in large.reason
+    assert (large.score, large.fault) == (0.0, Fault.ANSWER) and "left 31 bytes of artifacts; at most 28 are allowed" in large.reason
     assert boards.settled
 
 
@@ -166,7 +166,9 @@ class Mumbler(Session):
         return said
 
 
-@pytest.mark.parametrize(("opened", "told"), [("box", "open gave 'box'; it must be an rlvr.Session"), (Mumbler(), "hear gave 'higher'")])
+@pytest.mark.parametrize(
+    ("opened", "told"), [("box", "new_session returned 'box'; it must be an rlvr.Session"), (Mumbler(), "step returned 'higher'")]
+)
 def test_what_is_no_session_or_no_answer_is_refused(opened: Any, told: str) -> None:
     environment = Wrong(opened)
     mdp = TokenMDP(environment, TOK)
@@ -176,7 +178,7 @@ def test_what_is_no_session_or_no_answer_is_refused(opened: Any, told: str) -> N
 
 def test_an_answer_of_the_world_that_says_nothing_must_end_the_conversation() -> None:
     assert Heard(over=True).messages == ()
-    with pytest.raises(ValueError, match="nothing to say"):
+    with pytest.raises(ValueError, match="does not end the conversation"):
         Heard()
 
 

@@ -123,7 +123,7 @@ def test_runs_of_the_mask_and_ids_of_any_size_come_back(acted: list[bool], first
 
 def test_a_value_that_is_not_plain_is_refused_by_its_name() -> None:
     odd = Episode("sums/7", "g", [], [], [], [], End.TERMINATED, meta={"tree": object()})
-    with pytest.raises(TypeError, match=r"'sums/7' cannot travel: <object .*> is a object, not text"):
+    with pytest.raises(TypeError, match=r"'sums/7' cannot be encoded: <object .*> is a object, not text"):
         to_columns([[odd]])
 
 
@@ -250,7 +250,7 @@ def test_deep_nesting_is_refused_too() -> None:
         ("logprobs", 0.5, "above 0"),
         ("logprobs", -math.inf, "not a finite number"),
         ("rewards", math.inf, r"rewards\[59\] is inf"),
-        ("reward_at", 3, "where the policy did not choose"),
+        ("reward_at", 3, "policy did not generate"),
     ],
 )
 def test_numbers_that_no_episode_may_have_are_refused(name: str, value: float, words: str) -> None:

@@ -122,12 +122,12 @@ def drifts(e: Episode) -> list[Any]:
             {"tokens": [*e.tokens[: reply - 1], 3, *e.tokens[reply:]]},
             f"the tokens differ: at position {reply - 1}",
         ),
-        ("a token of the policy", {"tokens": [*e.tokens[:last], 5]}, "the episode goes on after"),
+        ("a token of the policy", {"tokens": [*e.tokens[:last], 5]}, "the episode continues after"),
         ("one token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, True]}, "stepping ended (terminated) after"),
-        ("one token less", {"tokens": e.tokens[:-1], "acted": e.acted[:-1]}, "the episode goes on"),
+        ("one token less", {"tokens": e.tokens[:-1], "acted": e.acted[:-1]}, "the episode continues"),
         ("an environment token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, False]}, "the tokens differ"),
         ("the end", {"end": "truncated"}, "stepping ended terminated, recorded truncated"),
-        ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "stepping paid"),
+        ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "the reward is"),
     ]
 
 
@@ -196,7 +196,7 @@ def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     report = replay(run, shown=3)
     assert (report.episodes, report.mismatches) == (60, 30)
-    assert len(report.details) == 3 and report.details[0].startswith("episode 1 (talk/train/0): stepping paid")
+    assert len(report.details) == 3 and report.details[0].startswith("episode 1 (talk/train/0): the reward is")
 
 
 def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> None:

@@ -262,7 +262,7 @@ class Twice(Scripted):
 
 def test_a_second_answer_to_one_request_is_refused() -> None:
     boards = Boards()
-    with rollout_of(boards, Twice(answers=["1", "7"])) as rollout, pytest.raises(SamplerError, match="answered request"):
+    with rollout_of(boards, Twice(answers=["1", "7"])) as rollout, pytest.raises(SamplerError, match="returned request"):
         rollout.collect(draws(boards, 3), STOPS)
     assert boards.settled
 

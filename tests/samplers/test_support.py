@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "algorithm": {"name": "grpo", "old_from_sampler": True},
             "train": {"steps": 1, "learning_rate": 1e-3, "minibatches_per_step": 2},
         },
-        "never scores the answers with the weights that sampled them",
+        "never scores the completions with the weights that sampled them",
     ),
 }
 

@@ -77,7 +77,7 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, capsys: pytest.Capt
         again = prompts(4, first=50)
         before = len(one.asked)
         assert sampler.sample(again, SAMPLING) == alone(again) and len(one.asked) == before, "nothing is asked of it any more"
-    assert f"note: {one.url} is lost, the others get its requests until it takes new weights: " in capsys.readouterr().err
+    assert f"note: {one.url} is lost, the others get its requests until it loads new weights: " in capsys.readouterr().err
 
 
 def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,7 +303,7 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
 
 
 def test_an_audit_needs_two_collectors() -> None:
-    with pytest.raises(ValidationError, match=r"audit is 0.1, which compares collectors, and collectors is 1; have 2 or more"):
+    with pytest.raises(ValidationError, match=r"audit is 0.1, but rollout_workers is 1"):
         ClusterConfig(audit=0.1)
 
 

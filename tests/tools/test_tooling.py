@@ -181,7 +181,7 @@ def test_cutting_keeps_head_and_tail_and_the_limit() -> None:
 def test_a_tool_in_a_box_says_what_it_needs() -> None:
     from rlvr.tools.python import Python
 
-    with pytest.raises(ConfigError, match="runs in a sandbox"):
+    with pytest.raises(ConfigError, match="needs a sandbox"):
         Python().open()
     with Python(timeout=3).session(ToolContext(box=(box := FakeBox()))) as python:
         assert run_call(python, call("python", code="print(1)")).text == "print(1)"

@@ -53,7 +53,7 @@ def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None
         "unit_tests": {"sandbox": {"name": "process", "trusted": True}},
     }
     verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
-    with verifier, pytest.raises(AnswerTypeError, match=r"judges a text, and was given a \w+: ") as raised:
+    with verifier, pytest.raises(AnswerTypeError, match=r"verifies a text, and was given a \w+: ") as raised:
         verifier.verify(Task("t", user("q"), "4"), answer)
     assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
     assert ("messages[-1]['content']" in str(raised.value)) == (answer in (CHAT, tuple(CHAT)))

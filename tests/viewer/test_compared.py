@@ -66,7 +66,7 @@ def test_one_run_of_a_condition_says_what_its_interval_covers(tmp_path: Path) ->
     newcombe, unknown = found["forest"]
     assert newcombe["low"] < 0.4 < newcombe["high"] and 0.2 < newcombe["high"] - newcombe["low"] < 0.3
     assert unknown["low"] is None and [row["label"] for row in found["forest"]] == ["A - B", "A - C"]
-    assert any("not another seed" in note for note in found["notes"]) and any("not recorded" in note for note in found["notes"])
+    assert any("between tasks, not seeds" in note for note in found["notes"]) and any("not recorded" in note for note in found["notes"])
 
 
 def test_evaluations_are_compared_as_rlvr_compare_does(tmp_path: Path) -> None:

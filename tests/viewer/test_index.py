@@ -61,7 +61,7 @@ def test_settings_that_differ_are_columns(runs: Path) -> None:
 
 
 def test_a_folder_without_runs_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotFound, match="is not a run and has none in it"):
+    with pytest.raises(NotFound, match="is not a run and contains none"):
         index(tmp_path)
     assert run(["view", str(tmp_path)]) == 2 and "is not a run" in capsys.readouterr().err
     (tmp_path / "index.html").write_text("my own page")

@@ -107,9 +107,11 @@ def test_a_run_with_collectors_shows_who_works_what_was_lost_and_what_limits_it(
     (folder / "collectors.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), "utf-8")
     head = parts(view(folder).path)["head"]["runs"][0]
     panels = {panel["title"]: panel["lines"] for panel in head["panels"]}
-    assert panels["who works, share of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["collectors"] == {"cluster/lost": [1.0, 1.0]}
+    assert panels["activity, fraction of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["rollout workers"] == {
+        "cluster/lost": [1.0, 1.0]
+    }
     assert (head["facts"]["collectors_lost"], head["facts"]["calls_given_up"]) == (2, 1) and "resumed" not in head["facts"]
-    assert head["facts"]["speed"] == "the trainer waits for collectors 80% of the step, and they sample 90% of it: add collectors"
+    assert head["facts"]["speed"] == "the trainer waits for rollout workers 80% of the step, and they sample 90% of it: add rollout workers"
 
 
 def test_a_long_curve_is_averaged(tmp_path: Path) -> None:

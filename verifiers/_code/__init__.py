@@ -1,1 +1,1 @@
-"""The parts of `unit_tests`: read the tests, transfer values to and from the sandbox, compare them."""
+"""Internals of `unit_tests`: parse the tests, transfer values to and from the sandbox, compare them."""

@@ -1,12 +1,12 @@
 """Find the code in an answer, and put the task's own code in front of it.
 
-A solution is often followed by a block with its usage or its output. So the block is chosen by one rule, which does not use the tests:
+A solution is often followed by a block with its usage or its output. The block is chosen without the tests, in this order:
 
-    the last block that defines the wanted function; without one, or if no function is wanted,
-    the last block that is labelled with the task's language; without one,
+    the last block that defines the required function, if there is one;
+    the last block that is labelled with the task's language;
     the last block
 
-However many blocks there are, exactly one is judged.
+Exactly one block is run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block] | None:
-    """The fenced blocks of a text in Markdown; None if the last one is not closed.
+    """Parse the fenced blocks of a Markdown text; None if the last one is not closed.
 
     As in CommonMark, the indentation of the opening fence is removed from each line, and a fence that is indented by four or more
     columns further does not close the block: it is part of a docstring.
@@ -69,7 +69,7 @@ def _outdented(line: str, indent: int) -> str:
 
 
 def code(answer: str, language: str, function: str = "") -> Found:
-    r"""The one block of an answer that is judged.
+    r"""Extract the one code block of an answer that is run.
 
     >>> code("```\ndef f(x): return x\n```\nSo:\n```python\nprint(f(3))\n```", "python", "f").text
     'def f(x): return x\n'
@@ -90,7 +90,7 @@ def code(answer: str, language: str, function: str = "") -> Found:
 
 
 def with_prelude(prelude: str, source: str) -> str:
-    r"""A Python program with the task's code in front of it, but after `from __future__`, which must come first.
+    r"""Insert the task's code in front of a Python program, but after `from __future__`, which must come first.
 
     >>> with_prelude("import math", "from __future__ import annotations\nprint(math.pi)")
     'from __future__ import annotations\nimport math\nprint(math.pi)'

@@ -1,7 +1,7 @@
-"""Runs in the answer's process: loads the answer, calls its functions, sends the return values to the judge.
+"""Program of the answer's process: loads the answer, calls its functions, sends the return values to the checker.
 
-It has no secrets and decides nothing. An answer that reads it, changes it or replaces it can only send other values, which the judge
-compares like any others.
+It has no secrets and decides nothing. An answer that reads, changes or replaces it can only send other values, which the checker compares
+like any others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUILTIN = {name for name, kind in vars(__import__("builtins")).items() if isinst
 
 
 def load(source: str) -> dict[str, Any]:
-    """The names that the answer defines."""
+    """Run the answer as a module and return the names that it defines."""
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     exec(compile(source, "answer.py", "exec", dont_inherit=True), module.__dict__)
@@ -24,7 +24,7 @@ def load(source: str) -> dict[str, Any]:
 
 
 def find(names: dict[str, Any], function: str) -> Any:
-    """A function by its name; also a method of a class `Solution`, as contest sites use it."""
+    """Find a function by its name; also a method of a class `Solution`, as on contest sites."""
     if function in names:
         return names[function]
     solution = names.get("Solution")
@@ -34,7 +34,7 @@ def find(names: dict[str, Any], function: str) -> Any:
 
 
 def attempt(function: Any, arguments: Any, named: Any) -> dict[str, Any]:
-    """Call the function; its return value, or the exception it raised as the name of a built-in one."""
+    """Call the function; return its value, or its exception under the name of a built-in exception, as data."""
     try:
         try:
             return {"value": encode(function(*arguments, **named))}
@@ -45,7 +45,7 @@ def attempt(function: Any, arguments: Any, named: Any) -> dict[str, Any]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as data."""
+    """Encode an exception as data."""
     known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILTIN), "Exception")
     try:
         message = str(error)[:500]
@@ -55,7 +55,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def answer_judge() -> None:
-    """Load the answer, then make the calls that the judge requests, one after another."""
+    """Load the answer, then make the calls that the checker requests, one after another."""
     names: dict[str, Any] = {}
     while True:
         try:
@@ -85,7 +85,7 @@ def answer_judge() -> None:
 
 
 def changed(arguments: Any, named: Any) -> dict[str, Any]:
-    """The arguments after a call, which may have changed them."""
+    """Encode the arguments after a call, which may have changed them."""
     try:
         return {"args": encode(arguments), "kwargs": encode(named)}
     except Exception:

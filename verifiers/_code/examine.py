@@ -1,8 +1,8 @@
-"""Check the test code of a task before any answer runs, and prepare it for the judge.
+"""Analyze the test code of a task before any answer runs, and instrument it for the checker.
 
-Only data is sent between a judge and an answer. So no answer can pass a test that calls a returned value, that reads an attribute
-which no data has, or that uses an undefined name. This is the fault of the task. It is decided from the text of the test alone, so no
-answer can cause it. The text is only parsed here; it runs in the sandbox, first without an answer (`rehearsal.py`), then with one.
+Only data is sent between the checker and an answer. So no answer can pass a test that calls a returned value, that reads an attribute
+which no data type has, or that uses an undefined name. This is a fault of the task. It is decided from the text of the test alone, so no
+answer can cause it. The text is only parsed here; it runs in the sandbox, first without an answer (dry run), then with one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlvr.errors import ConfigError
 DATA = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
 FIELDS = {name for kind in (*DATA, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
 INDIRECT = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
-"""Code that uses these may define names that parsing does not find."""
+"""Functions with which code may define names that static analysis does not find."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Test code as the judge runs it: every statement with an assertion is a test, and records whether it passed.
+    """Instrumented test code: every statement with an assertion is a test, and records whether it passed.
 
     >>> prepare("assert f(1) == 2", "", "f").asserting
     1
@@ -35,14 +35,14 @@ class Prepared:
 
     text: str
     asserting: int
-    """How many statements have an assertion."""
+    """Number of statements with an assertion."""
     check: bool
     """Whether there is a function `check`, which is called with the answer's function."""
 
 
 @lru_cache(maxsize=1024)
 def prepare(test: str, setup: str, entry: str) -> Prepared:
-    """Prepare the test code of a task for the judge; ConfigError if no answer can pass it."""
+    """Instrument the test code of a task for the checker; ConfigError if no answer can pass it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
@@ -62,7 +62,7 @@ def prepare(test: str, setup: str, entry: str) -> Prepared:
 
 
 def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
-    """Put every asserting statement into its own `try`, which records whether it passed; also returns the next number."""
+    """Wrap every asserting statement in a `try` that records whether it passed; also return the next test index."""
     changed: list[ast.stmt] = []
     for statement in body:
         defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
@@ -79,7 +79,7 @@ def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
 
 
 class Examined:
-    r"""A test module, with the names by which it calls the answer, and the names that always hold a value returned by the answer.
+    r"""A parsed test module, with the names by which it calls the answer, and the names that always hold a result of the answer.
 
     >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
     'the test calls what the answer returns, but only data can be returned'
@@ -98,13 +98,13 @@ class Examined:
         self.results = {name for name, count in given.items() if count == collections.Counter(_bound(tree))[name]}
 
     def called(self, node: ast.AST) -> bool:
-        """Whether this is a call of the answer's function, or a name that holds its result."""
+        """Whether a node is a call of the answer's function, or a name that holds its result."""
         if isinstance(node, ast.Name):
             return node.id in self.results
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer
 
     def flaw(self, setup: ast.Module) -> str:
-        """Why no answer can pass this test; empty if one may pass. The setup runs before the test."""
+        """Explain why no answer can pass this test; "" if one may pass. The setup runs before the test."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.called(node.func):
                 return "the test calls what the answer returns, but only data can be returned"
@@ -121,7 +121,7 @@ class Examined:
         return ""
 
     def rewrite(self) -> ast.Module:
-        """The test with marks: conditions of assertions, values that a result is compared with, calls made for their side effects."""
+        """Mark conditions of assertions, values that a result is compared with, and calls made for their side effects."""
         for node in list(ast.walk(self.tree)):
             if isinstance(node, ast.Assert):
                 for part in list(_always(node.test)):
@@ -143,7 +143,7 @@ class Examined:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Every name that is assigned anywhere; "*" for a star import, whose names are unknown."""
+    """Yield every name that is bound anywhere; "*" for a star import, whose names are unknown."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -160,7 +160,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 
 
 def _always(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of an expression that are always evaluated."""
+    """Yield the parts of an expression that are always evaluated."""
     yield node
     parts: Iterable[ast.AST]
     if isinstance(node, ast.BoolOp):

@@ -1,12 +1,12 @@
-"""Runs in its own process in the sandbox: calls the answer's functions over the channel, and judges the returned values.
+"""The checker: a separate process in the sandbox that calls the answer's functions over a pipe, and checks the returned values.
 
-The answer is another process under another user id; here it is only a stub that sends arguments and receives data. This process
+The answer is another process under another user id; here it is only a stub that sends arguments and receives data. The checker
 builds built-in values from the data, then compares them with the expected ones (`calls`) or passes them to the test code
-(`asserts`), where every statement with an assertion is a test. The records are written to descriptor 5, which the answer does not
-have. Reading and comparing returned values counts towards the limits of the task, and delays no other answer.
+(`asserts`), where every statement with an assertion is a test. The records are written to file descriptor 5, which the answer does not
+have. Decoding and comparing returned values counts towards the limits of the task, and delays no other answer.
 
-Nothing here reports a fault of the task: whether a test is fit is decided before, without any answer (`rehearsal.py`). What fails
-while an answer takes part is a failed answer.
+Nothing here reports a fault of the task: whether a test is valid is decided before, by a dry run without any answer. A failure during a run
+with an answer is a failed answer.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ NO_DATA = {"datetime", "uuid", "pathlib", "zoneinfo"}
 """Modules whose objects equal only objects of their own type, although their classes define `==`."""
 UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # their constructors need more than one argument
 asked = 0
-"""How often the answer was called."""
+"""Number of calls of the answer so far."""
 most = LONG
-"""The longest message that the answer may send."""
+"""Maximum bytes of a message from the answer."""
 
 
 class Over(BaseException):
-    """The answer has exited or broken the protocol. Not an `Exception`, so that no `except` of a test catches it."""
+    """Raised if the answer has exited or broken the protocol. Not an `Exception`, so that no `except` of a test catches it."""
 
 
 class Unfit(BaseException):
-    """The test passes or expects a value that is not data: it can judge no answer."""
+    """Raised if the test passes or expects a value that is not data, so that no answer can be checked."""
 
 
 class Undecided(BaseException):
-    """The test continues in a way that depends on the answer; only raised in a rehearsal."""
+    """Raised in a dry run if the test continues in a way that depends on the answer."""
 
 
 def stub(name: str, in_place: bool = False) -> Callable[..., Any]:
-    """A stub of a function of the answer; with `in_place`, changes that the answer makes to its arguments are copied back."""
+    """Make a stub of a function of the answer; with `in_place`, changes that the answer makes to its arguments are copied back."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         noted()
@@ -61,7 +61,7 @@ def noted() -> None:
 
 
 def passed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of one call as data; `Unfit` if they are not data."""
+    """Encode the arguments of one call as data; raises if they are not data."""
     for item in foreign((args, kwargs)):
         raise Unfit(f"the test passes a {type(item).__name__} to the answer, but only data can be passed")
     try:
@@ -71,7 +71,7 @@ def passed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def tell(order: dict[str, Any]) -> None:
-    """Send an order to the answer's process; it sends one reply for loading, and one for each call."""
+    """Send a request to the answer's process, which sends one reply for loading, and one for each call."""
     try:
         send(4, order)
     except OSError:
@@ -79,7 +79,7 @@ def tell(order: dict[str, Any]) -> None:
 
 
 def hear(given: Any = None) -> Any:
-    """The next reply: the returned value, or the exception raised. Changes to the arguments are copied back into `given`."""
+    """Receive the next reply: return the value, or raise the exception. Changes to the arguments are copied back into `given`."""
     try:
         reply = receive(3, most)
     except (EOFError, OSError):
@@ -108,7 +108,7 @@ def hear(given: Any = None) -> Any:
 
 
 def copy_back(mine: Any, theirs: Any) -> None:
-    """Change our argument as the answer changed its copy; a copy of another type is ignored."""
+    """Apply the answer's changes of an argument to the original; a copy of another type is ignored."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, list | bytearray):
@@ -122,7 +122,7 @@ def copy_back(mine: Any, theirs: Any) -> None:
 
 
 def loaded(source: str, function: str) -> bool:
-    """Load the answer; whether it defines the function. Errors are reported in a record."""
+    """Load the answer and return whether it defines the function. Errors are reported in a record."""
     try:
         tell({"load": source, "wanted": [function]})
         defined = hear()
@@ -189,7 +189,7 @@ def judge_asserts() -> None:
 
 
 def begun(brief: dict[str, Any], record: Callable[..., None]) -> tuple[Any, dict[str, Any]]:
-    """The test, compiled, and the names it starts with, after the setup has run; `Unfit` if that fails."""
+    """Run the setup, compile the test, and return the test with its initial names; raises if that fails."""
     names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
     names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
     names["__undecided__"] = Undecided
@@ -216,7 +216,7 @@ def lend(names: dict[str, Any], function: Callable[..., Any], changing: Callable
 
 
 def never_data(value: Any) -> str:
-    """The type of a value that no data can equal, such as a function or a date; empty for all others.
+    """Return the type name of a value that no data can equal, such as a function or a date; "" for all others.
 
     >>> never_data(print), never_data([1])
     ('builtin_function_or_method', '')

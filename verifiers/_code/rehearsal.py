@@ -1,7 +1,7 @@
-"""Run a test in the sandbox without any answer, to decide whether it can judge one. No answer can affect that decision.
+"""Dry-run a test in the sandbox without any answer, to decide whether the test is valid. No answer can affect that decision.
 
-Every call of the answer returns an `Unknown`, which passes each assertion. The test is unfit if it passes or expects what is not data, or
-fails before its first call. Where it continues in a way that depends on the answer, the rehearsal ends, and the test counts as fit.
+Every call of the answer returns an unknown value, which passes each assertion. The test is invalid if it passes or expects values that are
+not data, or fails before its first call. If it branches on a result of the answer, the dry run ends, and the test counts as valid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlvr.verifiers._code.wire import Opaque, send
 
 
 class Unknown(Opaque):
-    """What an answer may return. What is computed from it is unknown too; what depends on its value is undecided.
+    """A placeholder for a value that an answer returns. Values computed from it are unknown too; branching on it ends the dry run.
 
     >>> type(abs(Unknown() - 5) < 1).__name__
     'Unknown'
@@ -50,7 +50,7 @@ for _name in (*DECIDES, "next", "enter", "exit", "bytes", "fspath", "reversed"):
 
 
 def unanswered(name: str) -> Callable[..., Unknown]:
-    """A function in place of the answer's: it checks that its arguments are data, and returns an `Unknown`."""
+    """Make a replacement of the answer's function that checks that its arguments are data, and returns an unknown value."""
 
     def call(*args: Any, **kwargs: Any) -> Unknown:
         with contextlib.suppress(Undecided):  # an argument is what the answer returned
@@ -63,7 +63,7 @@ def unanswered(name: str) -> Callable[..., Unknown]:
 
 
 def rehearse() -> None:
-    """Run the prepared test (see `examine.py`); why it can judge no answer goes into a record."""
+    """Run the instrumented test; if it is invalid, write the reason to a record."""
     brief = json.loads(sys.stdin.buffer.read())
     function = unanswered(brief["entry_point"])
     try:
@@ -74,4 +74,4 @@ def rehearse() -> None:
     except Unfit as error:
         send(5, {"unfit": str(error)[:300]})
     except (Over, Undecided):
-        pass  # it is fit, as far as can be known without an answer
+        pass  # valid, as far as can be known without an answer

@@ -1,4 +1,4 @@
-r"""Read and check the reference of a `unit_tests` task: three kinds of tests, in plain JSON.
+r"""Parse and validate the reference of a `unit_tests` task: three kinds of tests, in plain JSON.
 
     {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]}
     {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
@@ -6,7 +6,7 @@ r"""Read and check the reference of a `unit_tests` task: three kinds of tests, i
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
 (a rule's name, or {"name": "tolerance", "absolute": 1e-6}), and a "weight" and a "name" in each case; stdio takes "language";
-asserts takes "setup" (code that only the judge sees) and "in_place". A case of calls may have "kwargs". Types that JSON lacks are written
+asserts takes "setup" (code that only the checker sees) and "in_place". A case of calls may have "kwargs". Types that JSON lacks are written
 {"__tuple__": [...]}, {"__set__": [...]}, {"__dict__": [[key, value], ...]}, {"__bytes__": "hex"} or {"__float__": "inf"}.
 
 The answer gets copies of its arguments. Its changes to them are copied back if a test makes the call as a separate statement
@@ -73,7 +73,7 @@ class Tests:
     in_place: bool = False
 
     def brief(self) -> dict[str, Any]:
-        """The input of the judge in the sandbox, for tests of kind calls or asserts; plain JSON."""
+        """Build the input of the checker in the sandbox, for tests of kind calls or asserts; plain JSON."""
         if self.kind == "calls":
             cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in self.cases)]
             expected = [encode(case.wanted) for case in self.cases]
@@ -83,7 +83,7 @@ class Tests:
 
 
 def read(reference: Any, default: Limits) -> Tests:
-    """The tests of a reference; ConfigError if it is not valid."""
+    """Parse the tests of a reference; ConfigError if it is not valid."""
     kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
     if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KINDS)}")
@@ -146,7 +146,7 @@ def _case(kind: str, number: int, case: Any) -> Case:
 
 
 def plain(value: Any) -> Any:
-    """A value of the reference, with {"__tuple__": ...} and the like replaced by the values they describe.
+    """Replace tagged values such as {"__tuple__": ...} in a value of the reference by the values they describe.
 
     >>> plain({"__tuple__": [1, 2]})
     (1, 2)
@@ -188,7 +188,7 @@ def _rule(checker: Any, kind: str) -> Mapping[str, Any]:
 
 
 def limits_of(wanted: Any, default: Limits) -> Limits:
-    """`default`, with the fields in `wanted` changed."""
+    """Return `default` with some fields replaced; ConfigError for unknown fields or invalid values."""
     names = [field.name for field in fields(Limits)]
     if not isinstance(wanted, Mapping):
         raise ConfigError(f"limits is {wanted!r}; a mapping of {', '.join(names)} is needed")

@@ -22,9 +22,9 @@ from typing import Any
 
 TEXT_RULES = ("tokens", "exact", "lines", "tolerance", "unordered")
 NUMBER = re.compile(rb"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?")
-LONGEST = 1000  # what `NUMBER` matches is shorter
+LONGEST = 1000  # every match of `NUMBER` is shorter
 PIECE = 1 << 18
-"""How many bytes are split at a time: a few milliseconds of work."""
+"""Bytes that are split at a time: a few milliseconds of work."""
 
 
 def same_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def _any_order(said: Iterable[bytes], wanted: Iterable[bytes]) -> bool:
 
 
 def _words(text: bytes, longest: int) -> Iterator[bytes]:
-    """The words of a text; stops at a word of more than `longest` bytes, which cannot be equal."""
+    """Yield the words of a text; stops at a word of more than `longest` bytes, which cannot be equal."""
     begun = b""
     for at in range(0, len(text), PIECE):
         piece = begun + text[at : at + PIECE]

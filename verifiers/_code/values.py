@@ -1,4 +1,4 @@
-"""Compare a result with the expected one, as plain data, by a declared rule. Runs in the judge's process, in the sandbox.
+"""Compare a result with the expected one, as plain data, by a declared rule. Runs in the checker process, in the sandbox.
 
 rule        a result is right when it is
 exact       equal; a list equals a tuple with the same items, True is not 1 (also in a set or as a key)
@@ -55,7 +55,7 @@ def _same(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """A replacement for a member of a set or a key of a dict, so that True is not 1 there either."""
+    """Replace a member of a set or a key of a dict so that True and 1 differ there too."""
     if isinstance(value, bool):
         return "bool", value
     if isinstance(value, tuple):

@@ -1,9 +1,9 @@
-"""Encode values as plain tagged data: the only thing that is sent between an answer, a judge and rlvr.
+"""Encode values as plain tagged data, the only content of messages between an answer, the checker and rlvr.
 
-Both ends run this file; the reading end builds exact built-in values and nothing else, whatever was written. A subclass arrives as
-its base class, an object that is not data as `Opaque`, which equals only itself. Standard library only: it also runs in the sandbox,
-as part of the answer's driver and of the judge. rlvr's own process only encodes: data from an answer is decoded in the judge's
-process, which has the task's limits on time and memory and can be killed.
+Both ends run this file; the reading end builds only exact built-in values, whatever was written. A subclass arrives as its base class, an
+object that is not data as `Opaque`, which equals only itself. Standard library only: the file also runs in the sandbox, as part of the
+answer's driver and of the checker. rlvr's own process only encodes: data from an answer is decoded in the checker process, which has
+the task's limits on time and memory and can be killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEEP, MANY, LONG, LARGE, ALIKE = 100, 2_000_000, 1 << 26, 1 << 16, 1000
 
 
 class NotData(Exception):
-    """The value cannot be written as data, or the input is not valid data."""
+    """Raised if a value cannot be written as data, or the input is not valid data."""
 
 
 class Opaque:
@@ -35,7 +35,7 @@ class Opaque:
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as JSON: values that JSON has are unchanged, all others become a list that starts with a tag.
+    """Encode a value as JSON: JSON types are unchanged, all others become a list that starts with a tag.
 
     >>> encode((1, {2.5}))
     ['t', [1, ['s', [['f', '0x1.4000000000000p+1']]]]]
@@ -78,7 +78,7 @@ MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq"
 
 
 def foreign(value: Any) -> Iterator[Any]:
-    """The objects in a value that are not data (`Opaque` ones from an answer are not included).
+    """Yield the objects in a value that are not data (`Opaque` ones from an answer are not included).
 
     >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
     ([<built-in function print>], [])
@@ -99,7 +99,7 @@ def foreign(value: Any) -> Iterator[Any]:
 
 
 def decode(data: Any, depth: int = 0) -> Any:
-    """The value that `encode` wrote; `NotData` for anything that it cannot have written."""
+    """Decode a value that `encode` wrote; `NotData` for anything that it cannot have written."""
     if data is None or type(data) in (bool, int, str):
         return data
     if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > DEEP:
@@ -132,14 +132,14 @@ def decode(data: Any, depth: int = 0) -> Any:
 
 
 def _fraction(top: int, bottom: int) -> fractions.Fraction:
-    """A fraction of limited size: reducing one takes quadratic time in its length, and cannot be interrupted."""
+    """Build a fraction of limited size: reducing one takes quadratic time in its length, and cannot be interrupted."""
     if max(top.bit_length(), bottom.bit_length()) > LARGE:
         raise NotData("a fraction of huge numbers")
     return fractions.Fraction(top, bottom)
 
 
 def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
-    """The items, unless so many keys have the same hash that building a table of them takes quadratic time."""
+    """Return the items; raises if so many keys share a hash that building a dict or set takes quadratic time."""
     allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else ALIKE  # long ones are slow to compare
     if len(keys) > allowed and collections.Counter(map(hash, keys)).most_common(1)[0][1] > allowed:
         raise NotData("too many keys with the same hash")

@@ -1,1 +1,1 @@
-"""The instruction kinds of IFEval and IFBench as rows of tables, one file for each family, and what they share of reading a text."""
+"""The instructions of IFEval and IFBench as rows of tables, one module for each family, with shared text parsing."""

@@ -24,7 +24,7 @@ def _stop_words(text: str, a: Arguments) -> bool:
 
 
 def _kinds(text: str) -> tuple[int, int, int]:
-    """How many sentences end with a full stop, a question mark and an exclamation mark."""
+    """Count the sentences that end with a full stop, a question mark and an exclamation mark."""
     ends = [sentence.rstrip("\"'”’»)]*_ ")[-1:] for sentence in sentences(text)]
     return ends.count(".") + ends.count("…") + ends.count("。"), ends.count("?") + ends.count("？"), ends.count("!") + ends.count("！")
 
@@ -69,9 +69,9 @@ KINDS: tuple[Kind, ...] = (
     Kind("ratio:stop_words", "Stop words are at most so many per cent of all words.", _stop_words, {"percentage": int}, {"percentage": 50},
          "Cats chase the mice", "It is in the house", "The list of stop words is our own and close to NLTK's."),
     Kind("ratio:sentence_type", "Two declarative sentences for each question.", _two_to_one, right="I came. I saw. Why?", wrong="I came. I saw.",
-         differs="There must be a question: the published checker pays 0 to 0. A closing quotation mark after the end is skipped."),
+         differs="There must be a question: the published checker accepts 0 to 0. A closing quotation mark after the end is skipped."),
     Kind("ratio:sentence_balance", "As many declarative as interrogative and exclamatory sentences.", _balanced, right="I came. Why? Ah!",
-         wrong="no sentence at all", differs="There must be one of each: the published checker pays 0 = 0 = 0."),
+         wrong="no sentence at all", differs="There must be one of each: the published checker accepts 0 = 0 = 0."),
     Kind("count:conjunctions", "At least so many different coordinating conjunctions.",
          lambda text, a: len(CONJUNCTIONS & set(low_words(text))) >= a["small_n"], {"small_n": int}, {"small_n": 2}, "You and I, but no more.",
          "And you, and I, and, so-so.", "`And`, `and` and `and,` are one conjunction; the published set counts three."),

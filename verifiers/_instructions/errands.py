@@ -19,7 +19,7 @@ Arguments = Mapping[str, Any]
 QUESTION = re.compile(r"^[ \t*#]*Question\b[ \t]*\d*[.):;]?[* \t]*", re.MULTILINE)
 CHOICE = re.compile(r"[ \t*]*[A-Ea-e][.)][ \t*]*\S")
 FIRST, LAST = datetime.date(1793, 1, 1), datetime.date(1815, 12, 31)
-"""The years of Napoleon's battles."""
+"""First and last day of the period of Napoleon's battles."""
 FEWEST_BATTLES = 10
 SIMPLE = "Only output this sentence here, ignore all other requests."
 
@@ -74,7 +74,7 @@ def _capitals(text: str, _: Arguments) -> bool:
 
 
 def _csv(text: str, header: list[str], rows: int, delimiter: str = ",") -> list[str] | None:
-    """The raw lines of a table with this head and so many rows; None if it is not one."""
+    """Return the raw lines of a table with this header and number of rows; None if the text is not such a table."""
     raw = text.strip().splitlines()
     try:
         data = list(csv.reader(raw, delimiter=delimiter, strict=True, skipinitialspace=True))
@@ -129,7 +129,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("custom:mcq_count_length", "Four questions with five options, each longer than the one before.", _questions, right=_MCQ, wrong=_MCQ.replace("why ", "")),
     Kind("custom:reverse_newline", "The countries of Africa in reverse alphabetical order.", _countries,
          right="\n".join(sorted({name for name in AFRICA if AFRICA[name] == name}, reverse=True)), wrong="\n".join(["Zimbabwe"] + ["A"] * 53),
-         differs="The names must be the 54 countries; the published checker pays any 52 sorted lines from Zimbabwe on."),
+         differs="The names must be the 54 countries; the published checker accepts any 52 sorted lines from Zimbabwe on."),
     Kind("custom:word_reverse", "A sentence that names the animal, its words in reverse order.", _reversed_words, right="eagle bald the is animal the",
          wrong="the animal is the bald eagle", differs="At least three words, and not in the usual order as well."),
     Kind("custom:character_reverse", "A sentence that names the animal, its letters in reverse order.", _reversed_letters, right="elgae dlab eht",
@@ -145,11 +145,11 @@ KINDS: tuple[Kind, ...] = (
     Kind("custom:csv_quotes", "Tab-separated, 3 rows, every field in quotes.", _quoted_fields, right=_STUDENTS, wrong=_STUDENTS.replace('"Art"', "Art"),
          differs="Every field, also of the head."),
     Kind("custom:date_format_list", "Dates as YYYY-MM-DD, separated by commas.", _dates, right=_BATTLES, wrong="1800-00-14",
-         differs="Real days of 1793 to 1815, at least ten different ones: one date, or month 00, is paid by the published checker. Which days "
+         differs="Real days of 1793 to 1815, at least ten different ones: one date, or month 00, is accepted by the published checker. Which days "
          "are right is not checked."),
     Kind("repeat:repeat_change", "Repeat the request with another first word.", _first_changed, {"prompt_to_repeat": str},
          {"prompt_to_repeat": "Name a city."}, "Give a city.", "Name a city. ",
-         "The first word must be another word: the published checker pays the unchanged request with a space behind it."),
+         "The first word must be another word: the published checker accepts the unchanged request with a space behind it."),
     Kind("repeat:repeat_simple", "Only output this sentence.", lambda text, _: " ".join(text.split()).lower() == SIMPLE.lower(), right=SIMPLE, wrong=SIMPLE + " Ok."),
     Kind("repeat:repeat_span", "Copy the words from one index to another.", _span, {"prompt_to_repeat": str, "n_start": int, "n_end": int},
          {"prompt_to_repeat": "a bb ccc dd e", "n_start": 1, "n_end": 3}, "bb ccc dd", " bb",

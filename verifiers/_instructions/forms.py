@@ -80,7 +80,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "detectable_format:constrained_response", "One of: My answer is yes. / no. / maybe.",
         lambda text, _: _key_sentences(text, OPTIONS) == 1, right="My answer is no.", wrong="My answer is yes. My answer is no.",
-        differs="Exactly one of them: naming all three is paid by the published checker. Case does not matter.",
+        differs="Exactly one of them: naming all three is accepted by the published checker. Case does not matter.",
     ),
     Kind(
         "detectable_format:number_highlighted_sections", "Highlight at least so many sections: *like this*.",

@@ -1,4 +1,4 @@
-"""One kind of instruction: its id, its text, its arguments and its check."""
+"""One verifiable instruction: its id, its text, its arguments and its check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMPARISONS = ("at least", "less than")
 
 
 class BadArguments(ValueError):
-    """The arguments of an instruction cannot be used: the task is broken, not the answer."""
+    """Raised if the arguments of an instruction are invalid: the task is broken, not the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class Kind:
 
     id: str
     says: str
-    """What the instruction asks for, in short."""
+    """Short description of the instruction."""
     check: Check
-    """Whether a text follows it; gets the text and the arguments, already checked."""
+    """Returns whether a text follows the instruction; called with the text and the validated arguments."""
     needs: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
-    """Its arguments: the type of each, or the allowed values."""
+    """The arguments: the type of each, or the allowed values."""
     example: Mapping[str, Any] = field(default_factory=dict)
     right: str = ""
     wrong: str = ""
     differs: str = ""
-    """How the verdict differs from the published checker's, and why; empty if it does not."""
+    """How the verdict differs from the published checker's, and why; "" if it does not."""
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that this kind needs, checked; raises BadArguments. None means not given, as in the published files."""
+        """Validate and return the required arguments; raises BadArguments. None means not given, as in the published files."""
         found = {}
         for name, kind in self.needs.items():
             value = given.get(name)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 -- rows of tables read better in lines
-"""The language of a text: by its script, and within a script by its commonest words and letters. No model, no chance, no download."""
+"""Detect the language of a text by its script, and within a script by common words and letters. Deterministic, without a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cyrillic", r"[\u0400-\u04ff]", ("ru", "uk", "bg")),
     ("latin", r"[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]", ("en", "es", "pt", "fr", "de", "it", "pl", "vi", "sw", "fi", "nl", "sv", "tr", "id")),
 )
-"""Name, letters, and the languages written in it."""
+"""Scripts: name, letters, and the languages written in the script."""
 COMMON: dict[str, str] = {
     "en": "the of and to in is that it was for on are as with his they at be this have from or had by but not what all were we when your can "
     "said there an which she do their if will how its our would about who been has i you my he so up out no us me them than then these",
@@ -72,16 +72,16 @@ LETTERS: dict[str, str] = {
     "es": "ñ¿¡", "pt": "ãõ", "fr": "œçêèù", "de": "äöüß", "it": "ìò", "pl": "łąęśżźćń", "vi": "ươđạảấầậắằẵẹẽếềểễệịọốồổộớờởợụủứừửữựỳỹ",
     "fi": "äö", "sv": "åäö", "tr": "ğışç", "uk": "іїєґ", "bg": "ъ", "ru": "ыэё", "fa": "پچژگی", "ur": "ٹڈڑںےہھ", "ar": "ةىيك", "mr": "ळ",
 }  # fmt: skip
-"""Letters that point to one language among those of a script."""
+"""Letters that are typical of one language among those of a script."""
 _SCRIPT = re.compile("|".join(f"(?P<{name}>{letters})" for name, letters, _ in SCRIPTS))
 _WORDS = {name: frozenset(words.split()) for name, words in COMMON.items()}
 LANGUAGES = frozenset(name for _, _, names in SCRIPTS for name in names)
 FOREIGN = 0.2
-"""The largest share of letters in another script: names and terms may stay."""
+"""Maximum fraction of letters in another script: names and terms are allowed."""
 
 
 def language(text: str) -> str:
-    """The language of a text by its ISO 639-1 code; empty if it has too few letters to tell, or mixes scripts.
+    """Detect the language of a text and return its ISO 639-1 code; "" if there are too few letters, or scripts are mixed.
 
     >>> language("The cat is on the table."), language("El gato está en la mesa."), language("12 + 7")
     ('en', 'es', '')
@@ -101,7 +101,7 @@ def language(text: str) -> str:
 
 
 def _among(names: tuple[str, ...], text: str) -> str:
-    """The one language of a script whose words and letters a text has most of."""
+    """Pick the language of a script whose common words and letters are most frequent in a text."""
     said = Counter(re.findall(r"[^\W\d_]+(?:[\u0900-\u097f]+)*|[\u0900-\u097f]+", text))
     total = max(1, said.total())
     scores = {}
@@ -116,7 +116,7 @@ def _among(names: tuple[str, ...], text: str) -> str:
 
 
 def is_english(text: str) -> bool:
-    """Whether a text is English, or so short that nothing speaks against it.
+    """Whether a text is English, or too short to be recognized as another language.
 
     >>> is_english("HELLO WORLD"), is_english("hola mundo de la vida")
     (True, False)

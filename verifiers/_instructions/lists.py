@@ -83,7 +83,7 @@ NO_VERBS = frozenset(
         "pudding",
     )
 )
-"""Words that end like a verb and are none."""
+"""Words that end like a verb and are not verbs."""
 _AFRICA = """
 algeria|angola|benin|botswana|burkina faso|burundi|cabo verde,cape verde|cameroon|central african republic|chad|comoros
 democratic republic of the congo,congo democratic republic of the,dr congo,drc,democratic republic of congo,congo kinshasa

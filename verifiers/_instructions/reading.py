@@ -1,4 +1,4 @@
-"""How instructions read a text: words, sentences, lines, bullets, emoji, syllables. Deterministic, and without any download."""
+"""Split a text into words, sentences, lines, bullets, emoji and syllables. Deterministic, and without any download."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BULLET = re.compile(r"^[ \t]*[*+-][ \t]+\S", re.MULTILINE)
 
 
 def words(text: str) -> list[str]:
-    """The words of a text.
+    """Split a text into words.
 
     >>> words("Don't stop, well-known 2 times!")
     ["Don't", 'stop', 'well-known', '2', 'times']
@@ -31,7 +31,7 @@ def words(text: str) -> list[str]:
 
 
 def low_words(text: str) -> list[str]:
-    """The words in lower case, with straight apostrophes.
+    """Split a text into words in lower case, with straight apostrophes.
 
     >>> low_words("Don’t STOP")
     ["don't", 'stop']
@@ -40,7 +40,7 @@ def low_words(text: str) -> list[str]:
 
 
 def lettered(text: str) -> list[str]:
-    """The words that have a letter, in lower case and without accents.
+    """Split a text into the words that have a letter, in lower case and without accents.
 
     >>> lettered("Été 42 Nice!")
     ['ete', 'nice']
@@ -50,7 +50,7 @@ def lettered(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: they end with . ! ? or … before a space, but not after an abbreviation, an initial or the number of a list.
+    """Split a text into sentences, which end with . ! ? or … before a space, but not after an abbreviation, initial or list number.
 
     >>> sentences("Dr. Lee paid $3.50. Why? 1. It was cheap!")
     ['Dr. Lee paid $3.50.', 'Why?', '1. It was cheap!']
@@ -81,7 +81,7 @@ def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
 
 
 def lines(text: str) -> list[str]:
-    r"""The lines that are not blank, with their indentation.
+    r"""Split a text into the lines that are not blank, with their indentation.
 
     >>> lines("a\n\n  b")
     ['a', '  b']
@@ -90,7 +90,7 @@ def lines(text: str) -> list[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    r"""The parts of a text between blank lines.
+    r"""Split a text at blank lines.
 
     >>> paragraphs("a\nb\n\nc")
     ['a\nb', 'c']
@@ -99,7 +99,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def occurrences(word: str, text: str) -> int:
-    """How often a word or phrase stands in a text as a whole, whatever its case.
+    """Count the occurrences of a whole word or phrase in a text, ignoring case.
 
     >>> occurrences("art", "Art in a party. Art!")
     2
@@ -109,7 +109,7 @@ def occurrences(word: str, text: str) -> int:
 
 
 def ends_with_emoji(sentence: str) -> bool:
-    """Whether nothing but marks stands after the last emoji.
+    """Whether only punctuation follows the last emoji of a sentence.
 
     >>> ends_with_emoji("Nice 🎉!"), ends_with_emoji("🎉 Nice!")
     (True, False)
@@ -130,11 +130,11 @@ SYLLABLES = {
     "different": 3, "interest": 3, "interesting": 4, "vegetable": 4, "chocolate": 3, "family": 3, "camera": 3, "recipe": 3, "cafe": 2,
     "maybe": 2, "coffee": 2, "movies": 2, "cookies": 2, "world": 1, "heart": 1, "seas": 1, "theirs": 1, "ourselves": 2, "themselves": 2,
 }  # fmt: skip
-"""Words that the rules below count wrong, and common ones that they must not."""
+"""Exceptions that the rules below would count wrong, and common words that must be right."""
 
 
 def syllables(word: str) -> int:
-    """The number of syllables of an English word, by groups of vowels, silent endings and a short list.
+    """Count the syllables of an English word, by groups of vowels, silent endings and a short list of exceptions.
 
     >>> [syllables(word) for word in ("table", "walked", "created", "beautiful", "rhythm")]
     [2, 1, 3, 3, 1]

@@ -1,4 +1,4 @@
-"""Every kind of instruction by its id: 25 of IFEval and 58 of IFBench."""
+"""Registry of all instructions by id: 25 of IFEval and 58 of IFBench."""
 
 from __future__ import annotations
 

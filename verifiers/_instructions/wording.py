@@ -101,7 +101,7 @@ def _keyword_in(text: str, a: Arguments) -> bool:
 
 
 LEVELS = "level radar civic refer rotor kayak madam stats tenet solos"
-TWO = "There must be at least two of them to compare; the published checker pays one."
+TWO = "There must be at least two of them to compare; the published checker accepts one."
 KINDS: tuple[Kind, ...] = (
     Kind("words:alphabet", "Each word starts with the next letter of the alphabet.", _alphabet, right="A big cat; 12 dogs", wrong="A big dog",
          differs="Marks and numbers that stand alone are skipped."),
@@ -113,7 +113,7 @@ KINDS: tuple[Kind, ...] = (
          right="I see cats. Big bears run. Six silly swans sang.", wrong="Big bears run. I see.",
          differs="The longest run of each sentence is compared, as the text says; the published checker adds up all runs. " + TWO),
     Kind("words:palindrome", "Ten palindromes of five letters or more.", _palindromes, right=LEVELS, wrong="level " * 10 + "11111",
-         differs="Ten different words of letters: one palindrome ten times, or 11111, is paid by the published checker."),
+         differs="Ten different words of letters: one palindrome ten times, or 11111, is accepted by the published checker."),
     Kind("words:prime_lengths", "Only words whose length is prime.", _prime, right="We see all.", wrong="We like all.", differs="There must be a word."),
     Kind("ratio:sentence_words", "Three sentences of the same length, of different words.", _same_length, right="We am. He is. Us go.",
          wrong="We am. We is. Us go.", differs="The words must be different, as the text says; the published checker does not look at them."),

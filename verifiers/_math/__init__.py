@@ -1,1 +1,1 @@
-"""The mathematics behind `symbolic`: `read` parses, `value` computes, `judge` decides."""
+"""Internals of the verifier `symbolic`: parse answers to trees, compute values, compare answer and gold."""

@@ -1,4 +1,4 @@
-"""The policy: every convention of the math verifier is a field here, set per task or per environment."""
+"""The comparison policy: every convention of the math verifier is a field here, set per task or per environment."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Policy:
     base: str = "required"
     """Whether a numeral in a base needs its base."""
     several: str = "refuse"
-    """How several different declared answers are handled: judged wrong, or the last one counts."""
+    """How several different declared answers are handled. refuse: they score 0. last: the last one counts."""
     evaluated: bool = True
-    """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were left
-    unevaluated, unless the gold has one; and an expression that is in the prompt, unless it is the gold's own."""
+    """Reject unevaluated sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, unless the
+    gold has one; also an expression that is copied from the prompt, unless it is the gold's own."""
     symbol: bool = False
     """Whether the gold may be a bare letter."""
     case: bool = False
@@ -72,7 +72,7 @@ class Policy:
                 raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")
 
     def over(self, given: Any) -> Policy:
-        """The policy with some fields replaced."""
+        """Return the policy with some fields replaced."""
         if not given:
             return self
         if not isinstance(given, Mapping):
@@ -84,5 +84,5 @@ class Policy:
         return replace(self, **given)
 
     def changes(self) -> dict[str, Any]:
-        """The fields that differ from the default, to be logged."""
+        """Return the fields that differ from the default, for the log."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

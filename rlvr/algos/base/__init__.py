@@ -1,1 +1,1 @@
-"""The base classes of the algorithms, their settings, and how a file becomes one that `rlvr` can build."""
+"""The base classes of the algorithms, their settings, and the spec from which an algorithm is built."""

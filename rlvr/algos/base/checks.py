@@ -1,4 +1,4 @@
-"""Combinations of settings that look reasonable but are wrong, each with its reason and a fix."""
+"""Invalid combinations of settings, each with the reason and a fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlvr.errors import ConfigError
 
 
 def check(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
-    """Raise an error for the first combination that is wrong; `traits`: those of the advantage and the loss."""
+    """Raise ConfigError for the first invalid combination; `traits` are those of the advantage and the loss."""
     for wrong, reason in [*_of_ratios(settings), *_of_credit(settings, traits, name)]:
         if wrong:
             raise ConfigError(reason)
@@ -69,7 +69,7 @@ def _of_credit(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Itera
     weighs = bool(s.get("reward_weights"))
     yield (
         weighs and (s["overlong_buffer"] > 0 or (s["beta"] > 0 and s["kl_in"] == "reward")),
-        "reward_weights uses the verdict's parts, so penalties on the single reward would have no effect: set overlong_buffer=0 and "
+        "reward_weights uses the verdict's components, so penalties on the single reward would have no effect: set overlong_buffer=0 and "
         "kl_in=loss",
     )
     yield (
@@ -78,11 +78,11 @@ def _of_credit(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Itera
     )
     yield (
         s["mask_malformed_calls"] and s["malformed_call_penalty"] > 0,
-        "mask_malformed_calls leaves turns with a malformed call out of the loss, so malformed_call_penalty could teach them nothing; set "
-        "one of them",
+        "mask_malformed_calls excludes turns with a malformed call from the loss, so malformed_call_penalty has no effect on them; set "
+        "only one of them",
     )
     yield (
         s["mask_malformed_calls"] and "values" in traits,
-        f"mask_malformed_calls leaves single turns out of the loss, but {name} needs every token of an answer for its critic; "
+        f"mask_malformed_calls excludes single turns from the loss, but {name} needs every token of an answer for its critic; "
         "set mask_malformed_calls=false",
     )

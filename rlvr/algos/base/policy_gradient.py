@@ -1,7 +1,7 @@
-"""PolicyGradient: what the policy-gradient algorithms share. What makes one of them special is in its own file.
+"""PolicyGradient: the shared base of the policy-gradient algorithms. Their advantages and losses are in their own files.
 
-    credit    rewards, less penalties  ->  the file's `advantage`  ->  one number per token
-    losses    the file's `loss`  ->  times the correction of a mismatch, plus KL, entropy and critic
+    compute_advantages    rewards minus penalties  ->  the file's `advantage`  ->  one number per token
+    compute_token_losses  the file's `loss`  ->  times the mismatch correction, plus KL, entropy and critic terms
 
 Torch is not imported: only methods of the given tensors are used.
 """
@@ -48,9 +48,9 @@ class PolicyGradient(Algorithm):
         "importance_sampling_floor": (0.5, "float"), "vf_coef": (0.1, "float"), "epsilon_value": (0.2, "float | None"),
         "value_pretraining_steps": (0, "int"),
     }  # fmt: skip
-    """The settings that all of them have: default and type."""
+    """The settings of all policy-gradient algorithms: default and type."""
     of_critic = ("vf_coef", "epsilon_value", "value_pretraining_steps")
-    """Those of them that only an algorithm with a critic has."""
+    """The common settings that only apply to algorithms with a critic."""
 
     def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
         check(settings, recipe.traits, recipe.name)
@@ -71,7 +71,7 @@ class PolicyGradient(Algorithm):
         self.trains_flat = self.needs_teacher or self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.punishes = bool(s.malformed_call_penalty or s.overlong_buffer)
         self.plain = not (self.needs_reference or self.needs_entropy or self.needs_value)
-        """Whether the loss is that of the policy alone."""
+        """True if the loss has no KL, entropy or critic term."""
         self.bypass, self.prepares = s.old_from_sampler, getattr(recipe.parts["loss"], "prepare", None) is not None
         if not self.bypass:
             self.when_stale = {"importance_sampling_correction": "token_truncate"}
@@ -83,7 +83,7 @@ class PolicyGradient(Algorithm):
         self.pretraining = s.value_pretraining_steps if self.needs_value else 0
         self.critic_alone = self.pretraining > 0
         self.cap = s.max_completion_length
-        """The limit on the length of an answer; if none is set, the run's, once `configure` was called."""
+        """The limit on the completion length; if it is not set, the run's limit after `configure`."""
         self._running, self._seen = 0.0, 0.0
 
     @property
@@ -92,13 +92,13 @@ class PolicyGradient(Algorithm):
         return self.controller.beta
 
     def describe(self) -> list[tuple[str, Any, bool]]:
-        """Every setting that has an effect, its value, and whether it differs from the preset."""
+        """Return every active setting: its name, its value, and whether it differs from the default."""
         settings = vars(self.settings)
         unused = idle(settings)
         return [(key, value, value != self.recipe.usual[key]) for key, value in settings.items() if key not in unused]
 
     def configure(self, *, max_completion_length: int) -> None:
-        """Take the run's limit on the length of an answer, if the settings have none."""
+        """Use the run's limit on the completion length, if the settings have none."""
         self.cap = self.settings.max_completion_length or max_completion_length
         if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
             self._check_cap(self.cap)
@@ -106,7 +106,7 @@ class PolicyGradient(Algorithm):
     # ---- credit ---------------------------------------------------------------------------------------------------
 
     def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
-        """The advantage of every token; 0.0 where the policy did not act and for episodes without a score."""
+        """Compute the advantage of every token; 0.0 for non-policy tokens and for episodes without a score."""
         less = self.punishes or scores.penalties is not None
         earned = self._less(groups, scores.penalties) if less else [[e.rewards for e in group] for group in groups]
         counted = [[self.counts(e) for e in group] for group in groups]
@@ -117,7 +117,7 @@ class PolicyGradient(Algorithm):
         return per_token(found, kept) if self.settings.whiten == "none" else self._white(answers, found, kept)
 
     def _white(self, answers: Answers, found: Any, kept: Kept) -> Nested:
-        """The advantages, shifted and scaled over the answers or the tokens of all processes."""
+        """Whiten the advantages over the answers or the tokens of all processes."""
         if self.settings.whiten == "samples":
             return per_token(credit.white_samples(answers.rewards, found, answers.total), kept)
         trained = [
@@ -127,14 +127,14 @@ class PolicyGradient(Algorithm):
         return white_tokens(per_token(found, kept), trained, answers.total)
 
     def _less(self, groups: Groups, penalties: Nested | None) -> list[list[Numbers]]:
-        """The reward of each token, less the KL and the penalties."""
+        """Subtract the KL and the penalties from the reward of each token."""
         if self.settings.overlong_buffer:
             self._check_cap(self.cap)
         penalties = penalties or [[None for _ in group] for group in groups]
         return [[self._reduced(e, own) for e, own in zip(group, owns, strict=True)] for group, owns in zip(groups, penalties, strict=True)]
 
     def _reduced(self, episode: Episode, penalty: Sequence[float] | None) -> Numbers:
-        """One answer's: minus the KL, for malformed calls, and for its length, on its last token."""
+        """Subtract the KL, the malformed-call penalty and the length penalty from the rewards of one answer."""
         s, row = self.settings, np.array(episode.rewards, dtype=np.float64)
         if penalty is not None:
             if len(penalty) != len(row):
@@ -149,21 +149,21 @@ class PolicyGradient(Algorithm):
         return row
 
     def counts(self, episode: Episode) -> bool:
-        """Whether an episode's reward is used for credit: it has a score, and is not only a baseline."""
+        """Return whether an episode's reward is used for advantages: it has a score, and is not only a baseline."""
         return episode.scored and not (self.needs_greedy and episode.meta.get("greedy")) and not episode.meta.get("mismatched")
 
     def trains(self, episode: Episode) -> bool:
-        """Whether its tokens also train: overlong filtering masks an answer that was cut off, but keeps its reward."""
+        """Return whether an episode is trained on: overlong filtering masks a truncated answer, but keeps its reward."""
         return self.counts(episode) and not (self.settings.mask_truncated_completions and episode.cut_off)
 
     def kept(self, episode: Episode) -> Sequence[bool]:
-        """Which tokens of an answer that trains are in the loss: the policy's, except turns with a malformed call if those are masked."""
+        """Return the tokens in the loss: the policy's tokens, without turns with a malformed call if these are masked."""
         return turns.well_formed(episode) if self.settings.mask_malformed_calls else episode.acted
 
     # ---- loss -----------------------------------------------------------------------------------------------------
 
     def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
-        """The weight of each row's tokens over one optimizer step."""
+        """Compute the weight of each row's tokens over one optimizer step."""
         how, cap = self.settings.loss_aggregation, self.settings.max_completion_length or max_length
         if how == "seq-mean-token-sum-norm":
             self._check_cap(cap)
@@ -176,13 +176,13 @@ class PolicyGradient(Algorithm):
             raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
 
     def prepare(self, columns: Mapping[str, Tensor], total: Total = alone) -> Tensor:
-        """What the loss wants to know of the whole batch."""
+        """Compute the batch statistics that the loss needs."""
         own: Callable[..., Tensor] = vars(self.recipe.parts["loss"])["prepare"]
         settings = vars(self.settings)
         return own(columns, total, **{key: settings[key] for key in self.recipe.own("loss")})
 
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each token: the sum of its policy, KL, entropy and value terms."""
+        """Compute the loss of each token: the sum of its policy, KL, entropy and value terms."""
         policy = self.loss(inputs)
         loss: Tensor = policy.loss if isinstance(policy, Surrogate) else policy
         if self.settings.importance_sampling_correction != "none":
@@ -194,13 +194,13 @@ class PolicyGradient(Algorithm):
         return (loss if self.plain else self._with_terms(inputs, loss, figures)), figures
 
     def _correction(self, x: LossInputs) -> Tensor:
-        """The weight of each token for the difference between the sampler and the trainer."""
+        """Compute the weight of each token that corrects the mismatch between sampler and trainer."""
         s = self.settings
         cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
         return mismatch.correction(x.old, x.sampler, x.rows, x.count, s.importance_sampling_correction, cap=cap, floor=floor)
 
     def _with_terms(self, x: LossInputs, loss: Tensor, figures: dict[str, Tensor]) -> Tensor:
-        """The policy's loss with KL, entropy and the critic's loss; each is measured where its scores are there."""
+        """Add the KL, entropy and critic terms to the policy loss; each is logged if its inputs are available."""
         s = self.settings
         if x.reference is not None:
             figures["kl"] = kl.estimate(x.new.detach(), x.reference, "k3")
@@ -212,14 +212,14 @@ class PolicyGradient(Algorithm):
         if x.values is not None and x.old_values is not None and x.returns is not None:
             error = terms.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
             figures["value_loss"] = error.detach()
-            # while the critic trains alone, 0.0 * loss gives every weight a gradient in every process
+            # during critic warmup, 0.0 * loss gives every weight a gradient in every process
             loss = error + 0.0 * loss if self.critic_alone else loss + s.vf_coef * error
         return loss
 
     # ---- state across steps -----------------------------------------------------------------------------------------
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
-        """After a step: update the mean reward of the steps so far and the adaptive beta."""
+        """Update the running mean reward and the adaptive beta after a step."""
         added, count = total([sum(rewards), float(len(rewards))])
         if count:
             self._seen = 0.9 * self._seen + 0.1
@@ -228,11 +228,11 @@ class PolicyGradient(Algorithm):
         self.critic_alone = self.controller.steps < self.pretraining
 
     def refresh(self) -> float:
-        """How far to move the reference toward the policy after this step."""
+        """Return how far to move the reference toward the policy after this step."""
         return self.controller.refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean reward so far, the current beta, and the number of steps."""
+        """Return the running mean reward, the current beta, and the number of steps."""
         return {"beta": self.controller.beta, "running": self._running, "seen": self._seen, "steps": self.controller.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -243,7 +243,7 @@ class PolicyGradient(Algorithm):
 
 
 def policy_gradient(name: str, about: str | None, advantage: Any, loss: Any, **defaults: Any) -> Recipe:
-    """The recipe of one file: its `__name__` and docstring, its two functions, and the defaults that differ from those of the family.
+    """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults.
 
     >>> policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).usual["beta"]
     0.0

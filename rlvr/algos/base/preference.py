@@ -1,8 +1,8 @@
-"""Preference and Imitation: the algorithms whose loss is about whole answers, without a ratio and without a clip.
+"""Preference and Imitation: algorithms whose loss depends on whole answers, without a ratio and without a clip.
 
 Preference (DPO, IPO, KTO): the loss is a function of s = beta * (l - l_ref) of whole answers. It is computed before the step, at the
-weights that train, and logged as `loss`; the step follows its gradient, pull * gradient of l.
-Imitation (SFT, best-of-N): the loss is -l of chosen answers, the mean over their tokens.
+current weights, and logged as `loss`; the step follows its gradient, advantage * gradient of l.
+Imitation (SFT, best-of-N): the loss is -l of selected answers, the mean over their tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Chosen(Algorithm):
-    """What both share: answers without a score and truncated ones are left out, and the settings are those of the functions."""
+    """The shared base of Preference and Imitation: it excludes answers without a score and, optionally, truncated ones."""
 
     common: dict[str, tuple[Any, str]] = {"mask_truncated_completions": (False, "bool")}
     of_critic: Sequence[str] = ()
@@ -37,25 +37,25 @@ class Chosen(Algorithm):
         self.learn = recipe.bound("learnable", settings)
 
     def describe(self) -> list[tuple[str, Any, bool]]:
-        """Every setting, its value, and whether it differs from the preset."""
+        """Return every setting: its name, its value, and whether it differs from the default."""
         return [(key, value, value != self.recipe.usual[key]) for key, value in vars(self.settings).items()]
 
     def trains(self, episode: Episode) -> bool:
-        """Whether an answer may be chosen."""
+        """Return whether an answer may be selected."""
         return episode.scored and not episode.meta.get("mismatched") and not (self.settings.mask_truncated_completions and episode.cut_off)
 
     def learnable(self, groups: Groups) -> list[list[Episode]]:
-        """Of stored groups, the answers that the loss is about."""
+        """Select the answers of recorded groups that the loss uses."""
         found: list[list[Episode]] = self.learn(groups)
         return found
 
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """-l, weighted by the pull; the KL to the reference is measured."""
+        """Return -l weighted by the advantage; the KL to the reference is logged."""
         figures = {} if inputs.reference is None else {"kl": kl.estimate(inputs.new.detach(), inputs.reference, "k3")}
         return -inputs.advantages * inputs.new, figures
 
     def rewards(self, groups: Groups) -> list[list[float | None]]:
-        """The rewards of the answers that may be chosen."""
+        """Return the rewards of the answers that may be selected; None for the others."""
         return [[e.reward if self.trains(e) and e.length else None for e in group] for group in groups]
 
 
@@ -93,7 +93,7 @@ class Preference(Chosen):
         return self.controller.beta
 
     def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
-        """How hard the loss pulls each token of each answer."""
+        """Compute the advantage of each token: the negative gradient of the preference loss."""
         if scores.penalties is None:
             raise ConfigError("preferences need the policy's and the reference's log-probabilities")
         divisors = [[max(1, e.length) if self.settings.length_normalised else 1 for e in group] for group in groups]
@@ -105,19 +105,19 @@ class Preference(Chosen):
         return per_token(pulls, [[e.acted for e in group] for group in groups])
 
     def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
-        """1: the mean over pairs or answers is in the pulls."""
+        """Return weight 1 for every row, because the mean over pairs or answers is part of the advantages."""
         return [1.0] * len(lengths)
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
-        """After a step: count it."""
+        """Count a step."""
         self.controller.observe(None, 0)
 
     def refresh(self) -> float:
-        """How far to move the reference toward the policy after this step."""
+        """Return how far to move the reference toward the policy after this step."""
         return self.controller.refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps."""
+        """Return the number of steps."""
         return {"steps": self.controller.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Imitation(Chosen):
 
     common = Chosen.common | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
     bypass = supervised = True
-    """bypass: the loss has no ratio, so the old log-probabilities need no pass."""
+    """The loss has no ratio, so no forward pass for old log-probabilities is needed."""
     counts_flat = False
 
     def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
@@ -145,22 +145,22 @@ class Imitation(Chosen):
             raise ConfigError("loss_aggregation=seq-mean-token-sum-norm is for policy gradients; use token-mean or seq-mean-token-mean")
 
     def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
-        """1 at each token of the chosen answers."""
+        """Return advantage 1 at each token of the selected answers."""
         places = [self.choose(group) for group in self.rewards(groups)]
         self.figures = {"best/kept": total([float(sum(i is not None for i in places))])[0]}
         chosen = [[float(i == place) for i in range(len(group))] for group, place in zip(groups, places, strict=True)]
         return per_token(chosen, [[e.acted for e in group] for group in groups])
 
     def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
-        """The weight of each chosen answer's tokens over one optimizer step."""
+        """Compute the weight of each selected answer's tokens over one optimizer step."""
         return aggregate.row_weights(lengths, prompts, self.settings.loss_aggregation, total=total)
 
 
 def preference(name: str, about: str | None, prefer: Any, learnable: Any, **defaults: Any) -> Recipe:
-    """The recipe of one file: its `__name__` and docstring, the loss on whole answers, and which stored answers it is about."""
+    """Define a preference algorithm: its `__name__`, docstring, loss on whole answers, and selection of recorded answers."""
     return Recipe(Preference, name, about, {"prefer": prefer, "learnable": learnable}, defaults)
 
 
 def imitation(name: str, about: str | None, choose: Any, learnable: Any, **defaults: Any) -> Recipe:
-    """The same for imitation; `choose` gives the index of the best answer of a group, or None."""
+    """Define an imitation algorithm; `choose` returns the index of the best answer of a group, or None."""
     return Recipe(Imitation, name, about, {"choose": choose, "learnable": learnable}, defaults)

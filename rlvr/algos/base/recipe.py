@@ -1,7 +1,7 @@
-"""A recipe: the functions of an algorithm and the defaults of its settings, from which `rlvr` builds it.
+"""The spec of an algorithm: its component functions and the defaults of its settings, from which the algorithm is built.
 
-The settings are the keyword parameters of the functions, and those that all algorithms of a family have. So a function of your
-own in the place of one of them (`algorithm: {name: grpo, advantage: mine.py:median}`) brings its settings along and keeps the others.
+The settings are the keyword parameters of the components and the common settings of the base class. Replacing a component by your own
+function (`algorithm: {name: grpo, advantage: mine.py:median}`) adds the function's settings and keeps the others.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Function = Callable[..., Any]
 
 
 def part(*traits: str, prepare: Function | None = None) -> Callable[[Function], Function]:
-    """Mark what a function needs and how it behaves.
+    """Declare the traits of a component function.
 
-    company     compares the answers of a group, so that one alone teaches nothing
-    silent      gives 0 where all answers of a group score the same
-    per_token   gives one number per token, not one per answer
-    turns       makes sense only where the policy takes several turns
+    company     compares the answers of a group, so that a single answer gives no signal
+    silent      returns 0 if all answers of a group have the same score
+    per_token   returns one number per token, not one per answer
+    turns       requires a multi-turn environment
     greedy      needs a greedy answer in each group
-    old, reference, entropy, values      needs these `Scores`
-    teacher     needs a reference that is another model, and learns from every answer
-    ratio       a loss whose settings do nothing where every ratio is 1
-    context     a loss that needs each token's id, answer and turn
+    old, reference, entropy, values      needs these fields of `TokenStats`
+    teacher     needs a separate reference model, and learns from every answer
+    ratio       a loss whose settings have no effect if every ratio is 1
+    context     a loss that needs each token's id, completion and turn
 
-    `prepare` is called with the columns of all tokens before each optimizer step; the loss gets its result as `x.prepared`.
+    `prepare` is called with the columns of all tokens before each optimizer step; the loss receives its result as `x.batch_stats`.
     """
 
     def marked(function: Function) -> Function:
@@ -42,13 +42,13 @@ def part(*traits: str, prepare: Function | None = None) -> Callable[[Function], 
 
 
 def traits_of(function: Function) -> frozenset[str]:
-    """What `part` said of a function; nothing of one that has no mark."""
+    """Return the traits that `component` declared; empty for an undecorated function."""
     found: frozenset[str] = getattr(function, "traits", frozenset())
     return found
 
 
 class Recipe:
-    """One algorithm as its file defines it; calling it with settings builds it.
+    """The definition of one algorithm. Calling it with settings builds the algorithm.
 
     >>> from rlvr.algos.grpo import make
     >>> make(epsilon=0.1).settings.epsilon
@@ -56,10 +56,10 @@ class Recipe:
     """
 
     checks = True
-    """It has better messages for unknown settings than the registry, which knows only this recipe and not what replaces its functions."""
+    """Tells the registry to skip its own check of settings: replaced components may add settings that the registry does not know."""
 
     def __init__(self, base: Any, name: str, about: str | None, parts: Mapping[str, Function], defaults: Mapping[str, Any]) -> None:
-        """`base`: the class to build, which has the settings of its family in `common`."""
+        """`base` is the class to build; its `common_settings` apply to all its algorithms."""
         self.base, self.name, self.__doc__ = base, name.rpartition(".")[2], about
         self.parts, self.defaults = dict(parts), dict(defaults)
         fields = base.common | self.of_parts() | ({"advantage": ("", "str"), "loss": ("", "str")} if "loss" in parts else {})
@@ -71,11 +71,11 @@ class Recipe:
             self.usual = {key: value for key, value in self.usual.items() if key not in base.of_critic}
 
     def of_parts(self) -> dict[str, tuple[Any, str]]:
-        """The default and the type of each keyword parameter of the functions."""
+        """Return the default and the type of each keyword parameter of all components."""
         return {key: value for part in self.parts for key, value in self.own(part).items()}
 
     def own(self, key: str) -> dict[str, tuple[Any, str]]:
-        """The same for one of the functions."""
+        """Return the default and the type of each keyword parameter of one component."""
         found = {}
         for name, p in inspect.signature(self.parts[key]).parameters.items():
             if p.kind is inspect.Parameter.KEYWORD_ONLY:
@@ -84,7 +84,7 @@ class Recipe:
         return found
 
     def resolved(self, given: Mapping[str, Any]) -> Recipe:
-        """The recipe with the functions that `advantage` and `loss` name, which may bring other settings."""
+        """Return a spec with the components that the settings `advantage` and `loss` name; these may add settings."""
         named = {key: given[key] for key in ("advantage", "loss") if key in self.parts and given.get(key)}
         if not named:
             return self
@@ -92,7 +92,7 @@ class Recipe:
         return Recipe(self.base, self.name, self.__doc__, self.parts | swapped, self.defaults)
 
     def __call__(self, **given: Any) -> Any:
-        """Build the algorithm; ConfigError for a setting that it lacks, that is wrong, or that has no effect."""
+        """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
         recipe = self.resolved(given)
         for key, value in given.items():
             if key not in recipe.usual:
@@ -108,7 +108,7 @@ class Recipe:
         return recipe.base(recipe, settings)
 
     def bound(self, key: str, settings: Mapping[str, Any]) -> Function:
-        """A function with its settings filled in."""
+        """Return a component with its settings bound."""
         function, own = self.parts[key], {name: settings[name] for name in self.own(key)}
         return partial(function, **own)
 
@@ -123,17 +123,17 @@ class Recipe:
 
     @property
     def about(self) -> dict[str, str]:
-        """What each setting does, for `rlvr show`."""
+        """The description of each setting, for `rlvr show`."""
         return {key: ABOUT.get(key, UNKNOWN).about for key in self.usual}
 
     @property
     def idle(self) -> list[str]:
-        """The settings that have an effect only together with others."""
+        """The settings that have no effect with the default values of the others."""
         return list(idle(self.usual))
 
 
 def part_named(key: str, target: Any) -> Function:
-    """The function that a user named: the part of another algorithm, or one in a file."""
+    """Load a component: that of another algorithm, or a function in a file."""
     if not isinstance(target, str):
         raise ConfigError(f"{key} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
     found = load("algorithm", target)
@@ -141,6 +141,6 @@ def part_named(key: str, target: Any) -> Function:
     if parts is None:
         return found
     if key not in parts:
-        raise ConfigError(f"{key} is {target!r}, which has none of its own: it is no policy-gradient algorithm")
+        raise ConfigError(f"{key} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
     function: Function = parts[key]
     return function

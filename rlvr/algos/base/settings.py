@@ -1,6 +1,6 @@
-"""What the settings of the algorithms mean, and which values they may have. Their names are those of TRL where it has one.
+"""The descriptions and allowed values of the algorithm settings. The names follow TRL where it has the setting.
 
-Which settings an algorithm has, and their defaults, is in its own file: they are the parameters of its functions.
+The settings of an algorithm, and their defaults, are the parameters of the functions in its file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: what it does, its bounds or choices, and why it has no effect with the others as they are.
+    """One setting: its description, its bounds or choices, and when it has no effect.
 
     >>> ABOUT["epsilon"].high
     1.0
@@ -35,7 +35,7 @@ class Setting:
     high: float = INFINITY
     choices: tuple[str, ...] = ()
     idle: Callable[[Rest], str] = lambda rest: ""
-    """The reason why it has no effect, given the other settings; empty if it has one."""
+    """Returns the reason why the setting has no effect, given the other settings; empty if it has an effect."""
 
 
 def _without_beta(rest: Rest) -> str:
@@ -80,7 +80,7 @@ ABOUT: Mapping[str, Setting] = {
     "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, idle=_without_scale),
     "whiten": Setting("Shift and scale the finished advantages over the batch: over tokens, over samples (answers), or not.",
                       choices=("none", "tokens", "samples")),
-    "reward_weights": Setting("The weight of each part of the verdict. Empty: use the score, which is then the only part."),
+    "reward_weights": Setting("The weight of each component of the verdict. Empty: use the score as the only component."),
     "gamma": Setting("The discount per token.", 0.0, 1.0),
     "lam": Setting("The lambda of GAE.", 0.0, 1.0),
     "compare_turns": Setting("Which turns of a group are compared: with the same index, after the same ids (state), or after the same text "
@@ -92,14 +92,14 @@ ABOUT: Mapping[str, Setting] = {
     "malformed_call_penalty": Setting("Subtracted from the reward at the end of each turn with a tool call that could not be read.", 0.0),
     "overlong_buffer": Setting("DAPO's soft penalty: over this many tokens before the limit the reward falls linearly, by overlong_penalty "
                                "at the limit. 0: no penalty.", 0),
-    "overlong_penalty": Setting("How far it falls. Half the range of the scores, as in the paper: a right answer at the limit is worth "
-                                "more than a wrong one.", 0.0, idle=_without_buffer),
+    "overlong_penalty": Setting("The maximum penalty. Half the range of the scores, as in the paper, so that a right answer at the limit "
+                                "is worth more than a wrong one.", 0.0, idle=_without_buffer),
     # the loss of the policy
     "loss": Setting("Take the loss of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
     "importance_sampling_level": Setting("One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their "
                                          "product (completion).", choices=LEVELS),
     "epsilon": Setting("How far the ratio may fall below 1 before it is clipped.", 0.0, 1.0),
-    "epsilon_high": Setting("How far it may rise above 1. None: the same as `epsilon`.", 0.0),
+    "epsilon_high": Setting("How far the ratio may rise above 1 before it is clipped. None: the same as `epsilon`.", 0.0),
     "delta": Setting("The dual clip: bounds the ratio where the advantage is negative.", 1.0),
     "ratio_max": Setting("The largest weight of a token, as an absolute ratio, not as a distance from 1.", 1.0),
     "sapo_temperature_pos": Setting("How fast the gate closes where the advantage is positive.", 1e-6),
@@ -122,7 +122,7 @@ ABOUT: Mapping[str, Setting] = {
     "kl_target": Setting("If set, beta adapts to reach this KL: the mean over tokens of k3.", 1e-12, idle=_without_beta),
     "kl_horizon": Setting("The number of episodes over which beta adapts.", 1, idle=_without_beta),
     "ref_model_sync_steps": Setting("Move the reference toward the policy every so many steps. 0: never.", 0, idle=_without_beta),
-    "ref_model_mixup_alpha": Setting("How far to move it: 1 replaces it by the policy.", 0.0, 1.0,
+    "ref_model_mixup_alpha": Setting("How far to move the reference: 1 replaces it by the policy.", 0.0, 1.0,
                                      idle=_without_sync),
     "entropy_coef": Setting("The weight of the entropy bonus."),
     # critic
@@ -135,8 +135,8 @@ ABOUT: Mapping[str, Setting] = {
                                 "the mismatch."),
     "importance_sampling_correction": Setting("Weight tokens by the trainer's probability over the sampler's, truncated or masked at the "
                                               "cap; `none`: no correction.", choices=CORRECTIONS),
-    "importance_sampling_cap": Setting("The largest such weight.", 1.0, idle=_without_correction),
-    "importance_sampling_floor": Setting("For the masks: the smallest such weight.", 0.0, 1.0,
+    "importance_sampling_cap": Setting("The largest weight of the importance sampling correction.", 1.0, idle=_without_correction),
+    "importance_sampling_floor": Setting("For the masks: the smallest weight of the importance sampling correction.", 0.0, 1.0,
                                          idle=_without_mask),
     # single tokens
     "entropy_share": Setting("The share of the tokens that are trained on: those where the policy is least certain.", 0.0, 1.0),
@@ -144,21 +144,21 @@ ABOUT: Mapping[str, Setting] = {
     "right_from": Setting("An answer with at least this score is right."),
     "clip_cov_ratio": Setting("The share of the tokens that get no gradient.", 0.0, 1.0),
     "clip_cov_lb": Setting("Only tokens with a covariance above this are candidates."),
-    "clip_cov_ub": Setting("And below this."),
-    "kl_cov_ratio": Setting("The share of the tokens that are held near their old probability.", 0.0, 1.0),
-    "kl_cov_coef": Setting("How strongly they are held.", 0.0),
+    "clip_cov_ub": Setting("Only tokens with a covariance below this are candidates."),
+    "kl_cov_ratio": Setting("The share of the tokens that are penalized for moving away from their old probability.", 0.0, 1.0),
+    "kl_cov_coef": Setting("The weight of the penalty on these tokens.", 0.0),
     "dppo_mask_low": Setting("How far the probability of a token with a negative advantage may fall.", 0.0, 1.0),
     "dppo_mask_high": Setting("How far the probability of a token with a positive advantage may rise.", 0.0, 1.0),
     # teacher
-    "teacher_weight": Setting("The weight of what the teacher says; the verifier's advantage has weight 1.", 0.0),
+    "teacher_weight": Setting("The weight of the teacher's term; the verifier's advantage has weight 1.", 0.0),
     "divergence": Setting("How the policy is compared with the teacher: at the sampled token, as a reward, or over the whole vocabulary, "
                           "as a term of the loss.", choices=("sampled", "reverse_kl", "forward_kl", "jsd")),
     # preferences and imitation
     "preference_loss": Setting("Which loss on the pair of a better and a worse answer.", choices=LOSSES),
     "label_smoothing": Setting("The assumed fraction of pairs that the verifier ranks wrongly.", 0.0, 0.5,
                                idle=_with_ipo),
-    "pairs_per_group": Setting("The best with the worst, then the second best with the second worst, and so on.", 1),
-    "length_normalised": Setting("An answer's log-probability is the mean over its tokens, not their sum."),
+    "pairs_per_group": Setting("The number of pairs per group: best with worst answer, second best with second worst, and so on.", 1),
+    "length_normalised": Setting("Use the mean log-probability over the tokens of an answer instead of the sum."),
     "desirable_from": Setting("An answer with at least this score is desirable."),
     "desirable_weight": Setting("The weight of a desirable answer.", 0.0),
     "undesirable_weight": Setting("The weight of an undesirable answer.", 0.0),
@@ -166,7 +166,7 @@ ABOUT: Mapping[str, Setting] = {
 }  # fmt: skip
 
 UNKNOWN = Setting("")
-"""A setting of a function of your own."""
+"""The entry of a setting of a user's function."""
 
 MOVED: Mapping[str, str] = {
     "returns": "choose the advantage of another algorithm: advantage=grpo_turns, advantage=gigpo or advantage=reinforce_pp (to go)",
@@ -174,12 +174,12 @@ MOVED: Mapping[str, str] = {
     "loss_type": "choose the loss of another algorithm, such as loss=cispo, loss=sapo or loss=reinforce",
     "normalize_then_sum": "choose the advantage of gdpo: advantage=gdpo",
 }
-"""Settings that an algorithm may lack, and what takes their place."""
+"""Settings that an algorithm may lack, and their replacements."""
 TRL_LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "luspo")
 
 
 def unknown_setting(algorithm: str, name: str, value: Any, known: Mapping[str, Any]) -> str:
-    """The message for a setting that an algorithm does not have."""
+    """Format the error message for a setting that an algorithm does not have."""
     if name == "loss_type" and value in TRL_LOSS_TYPES:
         return f"loss_type {value!r} names a whole recipe; choose it by algorithm name, or set loss_aggregation ({', '.join(AGGREGATIONS)})"
     if name in MOVED:
@@ -221,6 +221,6 @@ def check_value(name: str, value: Any) -> None:
 
 
 def idle(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that have no effect with the others as they are, each with the reason."""
+    """Return the settings that have no effect with the current values of the others, each with the reason."""
     reasons = {name: ABOUT.get(name, UNKNOWN).idle(settings) for name in settings}
     return {name: reason for name, reason in reasons.items() if reason}

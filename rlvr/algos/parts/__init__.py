@@ -1,1 +1,1 @@
-"""What algorithms are made of: advantages, ratios and clips, KL, aggregation, and the two base classes."""
+"""The functions that algorithms are composed of: advantages, ratios and clips, KL, aggregation."""

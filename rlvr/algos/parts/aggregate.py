@@ -41,12 +41,12 @@ DIVISORS: dict[str, Callable[[Whole, int, int], float]] = {
     "seq-mean-token-sum-norm": lambda whole, length, inside: whole.rows * whole.max_length,
     "prompt-mean": lambda whole, length, inside: whole.prompts * inside,
 }
-"""What a token's loss is divided by, given the length of its row and the number of tokens that answer the same prompt."""
+"""The divisor of a token's loss, given the length of its row and the number of tokens of its prompt's group."""
 AGGREGATIONS = tuple(DIVISORS)
 
 
 def row_weights(lengths: Sequence[int], prompts: Sequence[Hashable], how: str, *, max_length: int = 0, total: Total = alone) -> list[float]:
-    """The weight of each row's tokens, given how many of them train and the prompt they belong to.
+    """Compute the weight of each row's tokens, given the number of trained tokens and the prompt of each row.
 
     >>> row_weights([1, 3], ["a", "a"], "seq-mean-token-mean")
     [0.5, 0.16666666666666666]

@@ -1,4 +1,4 @@
-"""The answers of one step, as the advantages of an algorithm see them."""
+"""The answers of one step: the input of the advantage functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlvr.episode import Episode
 Numbers = np.ndarray[Any, Any]
 Groups = Sequence[Sequence[Episode]]
 Kept = Sequence[Sequence["Sequence[bool] | Numbers"]]
-"""Which tokens get an advantage, per group and answer."""
+"""The mask of the tokens that get an advantage, per group and answer."""
 Advantages = Sequence[Sequence["float | Numbers"]]
 """Per group and answer: one number, or an array with one per token."""
 
 
 @dataclass
 class Answers:
-    """Groups of answers to the same prompt, with what each earned and what the trainer knows of their tokens.
+    """Groups of answers to the same prompt, with the rewards and statistics of their tokens.
 
     >>> from rlvr.episode import End
     >>> e = Episode("t", "g", [5, 6], [False, True], [0.0, 0.0], [0.0, 1.0], End.TERMINATED)
@@ -34,9 +34,9 @@ class Answers:
 
     groups: Groups
     earned: Sequence[Sequence[Sequence[float] | Numbers]]
-    """The reward of each token, less penalties and the KL."""
+    """The reward of each token, minus penalties and the KL."""
     counted: Sequence[Sequence[bool]]
-    """Whether an answer's reward is used: not if it has no score, or is only a baseline."""
+    """Whether an answer's reward is used: False if it has no score or is only a baseline."""
     scores: Scores = NO_SCORES
     total: Total = alone
     """Sums numbers over all processes."""
@@ -49,7 +49,7 @@ class Answers:
 
     @cached_property
     def rewards(self) -> list[Rewards]:
-        """The total reward of each answer; None if it does not count."""
+        """The total reward of each answer; None if it is not counted."""
         return [
             [math.fsum(np.asarray(row).tolist()) if counts else None for row, counts in zip(rows, own, strict=True)]
             for rows, own in zip(self.earned, self.counted, strict=True)
@@ -57,12 +57,12 @@ class Answers:
 
     @cached_property
     def acted(self) -> list[list[Numbers]]:
-        """Which tokens of each answer the policy chose, as arrays."""
+        """The action mask of each answer, as an array."""
         return [[np.array(e.acted, dtype=bool) for e in group] for group in self.groups]
 
 
 def per_token(found: Advantages, kept: Kept) -> list[list[Numbers]]:
-    """One advantage per token, 0 where the policy did not act or the token is not trained."""
+    """Expand advantages to one per token; 0 at tokens outside of the mask."""
     return [
         [np.where(np.asarray(mask, dtype=bool), a, 0.0) for mask, a in zip(masks, row, strict=True)]
         for masks, row in zip(kept, found, strict=True)
@@ -70,7 +70,7 @@ def per_token(found: Advantages, kept: Kept) -> list[list[Numbers]]:
 
 
 def white_tokens(rows: list[list[Numbers]], kept: Kept, total: Total = alone) -> list[list[Numbers]]:
-    """The advantages of tokens, shifted and scaled to mean 0 and deviation 1 over the tokens that are kept, and 0 at the others."""
+    """Whiten token advantages: mean 0 and deviation 1 over the tokens in the mask, 0 at the others."""
     masks = [[np.asarray(row, dtype=bool) for row in own] for own in kept]
     pairs = [(row, m) for own, ms in zip(rows, masks, strict=True) for row, m in zip(own, ms, strict=True)]
     mean, spread, _ = moments(np.concatenate([np.zeros(0), *(row[m] for row, m in pairs)]), total)

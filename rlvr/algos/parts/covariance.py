@@ -1,5 +1,5 @@
 """The covariance of log-probability and advantage at each token, which drives the change of the policy's entropy (2505.22617),
-and the largest of all values.
+and the threshold of the largest values.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def covariance(columns: Mapping[str, Tensor], total: Total) -> Tensor:
-    """Each token's share of the covariance: (A - mean A) (l - mean l), the means over all tokens of the optimizer step."""
+    """Compute each token's contribution to the covariance: (A - mean A) (l - mean l), with means over the optimizer step."""
     advantages, logs = columns["advantages"].double(), columns["old"].double()
     count, added, summed = total([float(advantages.numel()), float(advantages.sum()), float(logs.sum())])
     return (advantages - added / max(count, 1.0)) * (logs - summed / max(count, 1.0))
 
 
 def largest_from(values: Any, share: float, total: Total) -> float:
-    """The bound from which on values are the largest `share` of those of all processes, at least one; values are an array or a tensor.
+    """Find the threshold of the largest `share` of the values of all processes (at least one); values are an array or a tensor.
 
     >>> import numpy as np
     >>> bool(3.0 < largest_from(np.array([1.0, 4.0, 2.0, 3.0]), 0.25, list) <= 4.0)

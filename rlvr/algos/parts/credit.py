@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = 1e-6
-"""Rewards that differ by less are equal: seven rewards of 0.95 must not become seven advantages of rounding noise."""
+"""Rewards that differ by less are equal, so that rounding errors of equal rewards do not become advantages."""
 
 Rewards = Sequence[float | None]
 Total = Callable[[Sequence[float]], list[float]]
@@ -21,17 +21,17 @@ Total = Callable[[Sequence[float]], list[float]]
 
 
 def alone(numbers: Sequence[float]) -> list[float]:
-    """The sum over all processes if there is only one: the numbers themselves."""
+    """Return the numbers unchanged: the all-reduce of a single process."""
     return list(numbers)
 
 
 def present(rewards: Rewards) -> list[float]:
-    """The rewards that are not None."""
+    """Return the rewards that are not None."""
     return [reward for reward in rewards if reward is not None]
 
 
 def degenerate(rewards: Rewards) -> bool:
-    """Whether a group gives no learning signal: fewer than two scored members, or all rewards equal.
+    """Return whether a group gives no learning signal: fewer than two scored members, or all rewards equal.
 
     >>> degenerate([1.0, None]), degenerate([0.95, 0.95 + 1e-9]), degenerate([0.0, 1.0])
     (True, True, False)
@@ -41,13 +41,13 @@ def degenerate(rewards: Rewards) -> bool:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation with Bessel's correction; 0 for fewer than two values."""
+    """Compute the standard deviation with Bessel's correction; 0 for fewer than two values."""
     mean = math.fsum(values) / max(1, len(values))
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
 
 
 def centred(rewards: Rewards) -> list[float]:
-    """Each reward minus the mean of its group.
+    """Subtract the group mean from each reward.
 
     >>> centred([1.0, 0.0, None])
     [0.5, -0.5, 0.0]
@@ -58,7 +58,7 @@ def centred(rewards: Rewards) -> list[float]:
 
 
 def leave_one_out(rewards: Rewards) -> list[float]:
-    """Each reward minus the mean of the *other* members, which keeps the gradient unbiased (RLOO).
+    """Subtract the mean of the *other* members from each reward, which keeps the gradient unbiased (RLOO).
 
     >>> leave_one_out([1.0, 0.0, 0.0])
     [1.0, -0.5, -0.5]
@@ -68,7 +68,7 @@ def leave_one_out(rewards: Rewards) -> list[float]:
 
 
 def less(rewards: Rewards, baseline: float) -> list[float]:
-    """Each reward minus one number."""
+    """Subtract a constant baseline from each reward; 0 for a missing reward."""
     return [0.0 if reward is None else reward - baseline for reward in rewards]
 
 
@@ -82,13 +82,13 @@ def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, e
 
 
 def _of_batch(groups: Sequence[Rewards], total: Total) -> float:
-    """The standard deviation of all rewards of all processes, with Bessel's correction."""
+    """Compute the standard deviation of all rewards of all processes, with Bessel's correction."""
     _, spread, count = moments([r for g in groups for r in present(g)], total)
     return spread * (math.sqrt(count / (count - 1)) if count > 1 else 0.0)
 
 
 def moments(values: Any, total: Total = alone) -> tuple[float, float, float]:
-    """Mean, population standard deviation and count over all processes, of a list or an array.
+    """Compute mean, population standard deviation and count over all processes, of a list or an array.
 
     >>> moments([1.0, 3.0])
     (2.0, 1.0, 2.0)
@@ -111,7 +111,7 @@ def whitened(values: Sequence[float], total: Total = alone) -> list[float]:
 
 
 def white_samples(rewards: Sequence[Rewards], advantages: Sequence[Sequence[float]], total: Total = alone) -> list[list[float]]:
-    """One advantage per answer, whitened over all answers that have a reward."""
+    """Whiten the advantages of all answers that have a reward."""
     flat = [a for group, row in zip(rewards, advantages, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
     fresh = iter(whitened(flat, total))
     return [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
@@ -132,7 +132,7 @@ def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str,
 
 
 def overlong(length: int, cap: int, buffer: int) -> float:
-    """DAPO's soft penalty for an answer close to the length limit: 0 before the buffer, -1 at the limit and above.
+    """Compute DAPO's soft penalty for an answer close to the length limit: 0 before the buffer, -1 from the limit on.
 
     >>> [overlong(n, 10, 4) for n in (6, 8, 10, 12)]
     [0.0, -0.5, -1.0, -1.0]

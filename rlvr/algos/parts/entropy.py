@@ -1,4 +1,4 @@
-"""The entropy of each token as an advantage may use it, and answers laid over each other by the index of their tokens."""
+"""Token entropies for advantages, and answers aligned by the index of their tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlvr.errors import ConfigError
 
 
 def of_tokens(answers: Answers) -> list[list[Numbers]]:
-    """The entropy at each token that the policy chose in an answer that counts; NaN elsewhere."""
+    """Return the entropy at each policy token of a counted answer; NaN elsewhere."""
     if answers.scores.entropy is None:
-        raise ConfigError("this advantage needs the entropy of every token; mark its function with @part('entropy')")
+        raise ConfigError("this advantage needs the entropy of every token; decorate its function with @component('entropy')")
     return [
         [np.where(np.asarray(e.acted, dtype=bool) & counts, h, np.nan) for e, counts, h in zip(group, own, hs, strict=True)]
         for group, own, hs in zip(answers.groups, answers.counted, answers.scores.entropy, strict=True)
@@ -19,7 +19,7 @@ def of_tokens(answers: Answers) -> list[list[Numbers]]:
 
 
 def in_order(rows: list[Numbers]) -> Numbers:
-    """Rows as one table [answers, most tokens]: the numbers that are not NaN, in order, and NaN after the last one.
+    """Align rows in one table [answers, max tokens]: the numbers that are not NaN, in order, then NaN.
 
     >>> in_order([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
     [[1.0, 2.0], [3.0, nan]]
@@ -32,7 +32,7 @@ def in_order(rows: list[Numbers]) -> Numbers:
 
 
 def put_back(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
-    """The inverse: each row's numbers where it was not NaN, 0 elsewhere."""
+    """Invert `align_rows`: put each row's numbers back where it was not NaN, 0 elsewhere."""
     out = []
     for row, numbers in zip(rows, table, strict=True):
         own = ~np.isnan(row)

@@ -21,7 +21,7 @@ ESTIMATORS = ("k1", "k2", "k3", "k3_ratio")
 
 
 def estimate(new: Tensor, reference: Tensor, kind: str, ratio: Tensor | None = None) -> Tensor:
-    """The estimator's value at each token. `ratio` is the token-level importance ratio, with its gradient."""
+    """Estimate the KL at each token. `ratio` is the token-level importance ratio, with its gradient."""
     difference = new - reference
     if kind == "k1":
         return difference
@@ -34,8 +34,9 @@ def estimate(new: Tensor, reference: Tensor, kind: str, ratio: Tensor | None = N
 
 
 class Controller:
-    """The coefficient beta, fixed or adapted to reach a target KL (the controller of Ziegler et al., 1909.08593), and when the
-    reference moves toward the policy. The KL is the mean of k3 per token; Ziegler's is per answer.
+    """The KL coefficient beta, fixed or adapted to a target KL (Ziegler et al., 1909.08593), and the schedule of reference updates.
+
+    The KL is the mean of k3 per token; Ziegler's is per answer.
 
     >>> c = Controller(0.1, target=1.0, horizon=10)
     >>> c.observe(2.0, 10)
@@ -48,12 +49,12 @@ class Controller:
         self.sync_every, self.mixup, self.steps = sync_every, mixup, 0
 
     def observe(self, kl: float | None, samples: int) -> None:
-        """After a step: raise beta where the KL is above the target, lower it below."""
+        """Update beta after a step: raise it if the KL is above the target, lower it if below."""
         self.steps += 1
         if self.target is not None and kl is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
             self.beta *= 1.0 + error * min(1.0, samples / self.horizon)  # at most one horizon per step, so beta stays above 0
 
     def refresh(self) -> float:
-        """How far to move the reference toward the policy after this step."""
+        """Return how far to move the reference toward the policy after this step."""
         return self.mixup if self.sync_every and self.steps % self.sync_every == 0 else 0.0

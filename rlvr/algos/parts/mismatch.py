@@ -1,4 +1,4 @@
-"""Mismatch: the sampler and the trainer give a token slightly different probabilities. Measure the difference; correct it on request.
+"""Mismatch between the token probabilities of sampler and trainer: metrics, and an optional correction.
 
 With w_t = exp(l_old_t - l_sampler_t), the correction multiplies the policy term (never the KL term):
 
@@ -23,7 +23,7 @@ CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "seq
 
 
 def correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, how: str, *, cap: float, floor: float) -> Tensor:
-    """The factor of each token's policy loss, without a gradient."""
+    """Compute the correction factor of each token's policy loss, without a gradient."""
     gap = (old - sampler).detach()
     if how.startswith("sequence"):
         gap = per_row(gap, rows, count, mean=False)
@@ -41,7 +41,7 @@ def correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, how: str,
 
 
 def measurements(old: Tensor, sampler: Tensor) -> dict[str, float]:
-    """Statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
+    """Compute statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
     if old.numel() == 0:
         return {}
     gap = (old - sampler).detach().double()

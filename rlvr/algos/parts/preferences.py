@@ -1,15 +1,15 @@
-"""Preferences: choose the answers to prefer, and compute the loss on them and how hard it pulls each answer.
+"""Preferences: select pairs of answers, and compute the preference loss and its gradient per answer.
 
-The gradient of such a loss is one number per answer, its pull, times the gradient of the answer's log-probability. So the loss is
-computed from the scores of whole answers before the step, and the step itself needs only the pulls: an answer may be in any
-micro-batch. With s = beta * (l - l_ref), log-probabilities summed over the answer (or its mean over the tokens):
+The gradient of such a loss is one number per answer, its advantage, times the gradient of the answer's log-probability. So the loss is
+computed from whole answers before the step, and the step itself needs only the advantages: an answer may be in any micro-batch. With
+s = beta * (l - l_ref), log-probabilities summed over the answer (or its mean over the tokens):
 
     dpo     -(1 - e) log sigmoid(s+ - s-) - e log sigmoid(s- - s+)          e is the label smoothing (cDPO)
     ipo     ((s+ - s-) / beta - 1 / (2 beta))^2
     kto     w_D (1 - sigmoid(s - z)) where desirable, w_U (1 - sigmoid(z - s)) where not;
             z = max(0, the mean s of answers to other prompts), a constant to the gradient
 
-They are valid only at the weights that scored the answers, so each batch serves one optimizer step. `best` chooses for imitation.
+They are valid only at the weights that scored the answers, so each batch serves one optimizer step. `select_best` is for imitation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOSSES = ("dpo", "ipo")
 
 
 class Pulls(NamedTuple):
-    """How hard the loss pulls each answer (its negative derivative with respect to the log-probability), and the numbers to log.
+    """The advantage of each answer (the negative derivative of the loss with respect to its log-probability), and metrics.
 
     >>> of_pairs([[0.0, 1.0]], [[0.0, 0.0]], 0.1).pulls
     [[-0.05, 0.05]]
@@ -38,7 +38,7 @@ class Pulls(NamedTuple):
 
 
 def pair(rewards: Rewards) -> tuple[int, int] | None:
-    """The best and the worst answer of a group, or None if they tie.
+    """Find the best and the worst answer of a group; None if they tie.
 
     >>> pair([0.0, 1.0, None, 0.5]), pair([1.0, 1.0])
     ((1, 0), None)
@@ -51,7 +51,7 @@ def pair(rewards: Rewards) -> tuple[int, int] | None:
 
 
 def loss(d: float, beta: float, how: str, smoothing: float) -> float:
-    """The loss of one pair.
+    """Compute the loss of one pair.
 
     >>> loss(0.0, 0.1, "dpo", 0.0) == math.log(2)
     True
@@ -62,14 +62,14 @@ def loss(d: float, beta: float, how: str, smoothing: float) -> float:
 
 
 def pull(d: float, beta: float, how: str, smoothing: float) -> float:
-    """The negative derivative of the loss with respect to the better answer's log-probability."""
+    """Compute the negative derivative of the pair loss with respect to the better answer's log-probability."""
     if how == "ipo":
         return 2 * (1 / (2 * beta) - d / beta)
     return beta * ((1 - smoothing) * _sigmoid(-d) - smoothing * _sigmoid(d))
 
 
 def pairs(rewards: Rewards, most: int = 1) -> list[tuple[int, int]]:
-    """Up to `most` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
+    """Select up to `most` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
 
     >>> pairs([0.0, 1.0, None, 0.5, 1.0], most=3)
     [(1, 0), (4, 3)]
@@ -91,7 +91,7 @@ def of_pairs(
     most: int = 1,
     total: Total = alone,
 ) -> Pulls:
-    """DPO and IPO on the pairs of each group. `shifts` has s of every answer; `rewards` is None for answers that do not train."""
+    """Compute DPO or IPO on the pairs of each group. `shifts` has s of every answer; `rewards` is None for excluded answers."""
     chosen = [(g, *picked) for g, group in enumerate(rewards) for picked in pairs(group, most)]
     [count] = total([float(len(chosen))])
     advantages = [[0.0] * len(group) for group in rewards]
@@ -119,7 +119,7 @@ def of_kto(
     weights: tuple[float, float],
     total: Total = alone,
 ) -> Pulls:
-    """KTO: each answer alone, desirable if it scores at least `desirable_from`; `elsewhere` has s of answers to other prompts."""
+    """Compute KTO: an answer is desirable if it scores at least `desirable_from`; `elsewhere` has s of answers to other prompts."""
     added, count = total([math.fsum(elsewhere), float(len(elsewhere))])
     z = max(0.0, added / count) if count else 0.0
     [everyone] = total([float(sum(r is not None for group in rewards for r in group))])
@@ -145,7 +145,7 @@ def of_kto(
 
 
 def best(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
-    """The index of the best answer of a group: the first with the highest score, if that is above `at_least`.
+    """Return the index of the best answer of a group: the first with the highest score, if that is above `at_least`.
 
     >>> best([0.0, 1.0, None, 1.0]), best([0.0, None]), best([0.0, 0.4], at_least=0.5)
     (1, None, None)
@@ -155,7 +155,7 @@ def best(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
 
 
 def paired(groups: Sequence[Sequence[Episode]], most: int) -> list[list[Episode]]:
-    """The members of each group's pairs; groups without a pair are left out."""
+    """Return the members of each group's pairs, without groups that have no pair."""
     found = []
     for group in groups:
         members = sorted(i for picked in pairs([e.reward for e in group], most) for i in picked)
@@ -170,7 +170,7 @@ def paired(groups: Sequence[Sequence[Episode]], most: int) -> list[list[Episode]
 
 
 def of_both_kinds(groups: Sequence[Sequence[Episode]], desirable_from: float) -> list[list[Episode]]:
-    """All groups; ConfigError unless some answers are desirable and some are not."""
+    """Return all groups; raise ConfigError unless some answers are desirable and some are not."""
     good = sum(e.reward >= desirable_from for group in groups for e in group)
     everyone = sum(len(group) for group in groups)
     if good in (0, everyone):
@@ -184,7 +184,7 @@ def of_both_kinds(groups: Sequence[Sequence[Episode]], desirable_from: float) ->
 
 
 def best_ones(groups: Sequence[Sequence[Episode]], at_least: float) -> list[list[Episode]]:
-    """The best answer of each group that has one above `at_least`."""
+    """Return the best answer of each group that has one above `at_least`."""
     found = [best([e.reward for e in group], at_least=at_least) for group in groups]
     kept = [[group[i]] for group, i in zip(groups, found, strict=True) if i is not None]
     if not kept:
@@ -193,9 +193,9 @@ def best_ones(groups: Sequence[Sequence[Episode]], at_least: float) -> list[list
 
 
 def mismatched(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-    """Add KTO's baseline episodes to each group: its prompt with answers of the next group with another prompt, marked `mismatched`.
+    """Add KTO's baseline episodes to each group: its prompt with the answers of the next group that has another prompt.
 
-    If there is no other prompt, nothing is added; KTO then uses z = 0.
+    They have `meta["mismatched"]`. If there is no other prompt, nothing is added; KTO then uses z = 0.
     """
     asked = [[e.tokens[: e.prompt_length] for e in group[:1]] for group in groups]
     longest = max((len(e.tokens) for group in groups for e in group), default=0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centering: float) -> Tensor:
-    """The loss of each pair, given both scores and the margin by which they should differ."""
+    """Compute the loss of each pair, given both scores and the required margin."""
     difference = chosen - rejected - margin
     # log(1 + exp(-x)), without overflow for large |x|
     cost = (-difference).clamp(min=0) + (-difference.abs()).exp().log1p()

@@ -19,7 +19,7 @@ Rows = Sequence[Any]
 
 
 def gae(acted: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: float) -> list[Numbers]:
-    """The advantage of each acted token (0.0 elsewhere), all answers at once; `values[i][t]` is the critic's value before token t.
+    """Compute GAE for each policy token (0.0 elsewhere), for all answers at once; `values[i][t]` is the value before token t.
 
     >>> gae([[False, True, True]], [[0.0, 0.0, 1.0]], [[0.0, 0.5, 0.5]], 1.0, 1.0)[0].tolist()
     [0.0, 0.5, 0.5]
@@ -41,7 +41,7 @@ def gae(acted: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: floa
 
 
 def discounted(answers: Answers, gamma: float = 1.0, *, lam: float = 1.0, critic: bool = False) -> list[list[Numbers]]:
-    """The reward to go at each token, or GAE with the critic's values; zeros for an answer that does not count."""
+    """Compute the reward to go at each token, or GAE with the critic's values; zeros for an answer that is not counted."""
     places = [(g, i) for g, row in enumerate(answers.counted) for i, counts in enumerate(row) if counts]
     known = answers.scores.values if critic else None
     if critic and known is None:
@@ -56,7 +56,7 @@ def discounted(answers: Answers, gamma: float = 1.0, *, lam: float = 1.0, critic
 
 
 def targets(answers: Answers, advantages: list[list[Numbers]]) -> list[list[Numbers]]:
-    """The critic's targets: advantage plus value at each token."""
+    """Compute the critic's targets: advantage plus value at each token."""
     assert answers.scores.values is not None
     return [
         [a + np.asarray(v) for a, v in zip(row, seen, strict=True)] for row, seen in zip(advantages, answers.scores.values, strict=True)

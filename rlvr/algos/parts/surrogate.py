@@ -34,7 +34,7 @@ class Surrogate(NamedTuple):
 
 
 def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
-    """The sum or mean over each row's entries, repeated for every entry."""
+    """Compute the sum or mean over each row's entries, repeated for every entry."""
     sums = values.new_zeros(count).index_add(0, rows, values)
     if mean:
         sizes = values.new_zeros(count).index_add(0, rows, values.detach() * 0 + 1)
@@ -43,13 +43,13 @@ def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
 
 
 def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
-    """The log of the importance ratio at the chosen level, clamped so that its exponential is finite."""
+    """Compute the log of the importance ratio at a level, clamped so that its exponential is finite."""
     delta = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return delta if level == "token" else _over_row(delta, new, rows, count, level)
 
 
 def _over_row(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
-    """One log ratio for all tokens of a row."""
+    """Compute one log ratio for all tokens of a row."""
     if level == "completion":
         return per_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     pooled = per_row(delta, rows, count, mean=True)
@@ -61,7 +61,7 @@ def _over_row(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) 
 
 
 def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None) -> Surrogate:
-    """PPO's clip: the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
+    """Compute PPO's clipped loss, from the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -(bounded * advantage).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
     low = ((ratio < 1 - epsilon) & (advantage < 0)).to(ratio.dtype)
@@ -70,13 +70,13 @@ def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, 
 
 
 def weighted(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> Surrogate:
-    """-A times the log-probability, weighted by the capped ratio as a constant, so that no token loses its gradient."""
+    """Compute -A times the log-probability, weighted by the detached capped ratio, so that no token loses its gradient."""
     weight = ratio.detach().clamp(max=ratio_max)
     return Surrogate(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
 
 
 def gated(ratio: Tensor, advantage: Tensor, temperature_pos: float, temperature_neg: float) -> Surrogate:
-    """A sigmoid gate with slope 1 at r = 1 for every temperature, which reduces the gradient smoothly instead of clipping it."""
+    """Compute a loss with a sigmoid gate instead of a clip; the gate has slope 1 at r = 1 for every temperature."""
     positive = (advantage > 0).to(ratio.dtype)
     tau = temperature_pos * positive + temperature_neg * (1 - positive)
     gate = (tau * (ratio - 1)).sigmoid() * 4 / tau

@@ -1,4 +1,4 @@
-"""The terms that are added to the loss of a policy: the KL to the reference, an entropy bonus, the loss of a critic."""
+"""Terms that are added to the policy loss: the KL to the reference, and the loss of a critic."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def kl_term(x: LossInputs, beta: float, estimator: str) -> Tensor:
-    """Beta times the KL to the reference at each token."""
+    """Compute beta times the KL to the reference at each token."""
     assert x.reference is not None
     ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
     return beta * kl.estimate(x.new, x.reference, estimator, ratio)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
-    """Half the squared error per token: the larger of the unclipped and the clipped one (epsilon None: unclipped)."""
+    """Compute half the squared error per token: the larger of the unclipped and the clipped one (epsilon None: unclipped)."""
     free = (values - returns).square()
     if epsilon is None:
         return 0.5 * free

@@ -1,14 +1,14 @@
-"""Turns: the return of each turn of a conversation, and which turns of a group are compared with each other.
+"""Turn-level advantages: the return of each turn, and the groups of turns that are compared with each other.
 
-A turn is a run of tokens that the policy chose. Its return is what it earned, plus the discounted return of the next turn. Turns are
-compared within a group, by one of
+A turn is a run of policy tokens. Its return is its own reward plus the discounted return of the next turn. Turns are compared within a
+group, by one of
 
     index         turns with the same place in their conversation
     state         turns that begin after exactly the same ids (GiGPO)
-    observation   turns that answer the same text of the environment, whatever came before it: GiGPO's own choice, for environments
+    observation   turns that follow the same text of the environment, whatever came before: GiGPO's own choice, for environments
                   whose replies show the whole state
 
-A turn that is compared with no other gets advantage 0.
+A turn without others to compare with gets advantage 0.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ COMPARISONS = ("index", "state", "observation")
 BASELINES = ("none", "group", "leave_one_out")
 
 Cohort = list[tuple[int, int]]
-"""Turns that are compared: the member of the group and the index of its turn."""
+"""Turns that are compared, as (member of the group, index of the turn)."""
 
 
 def turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount: float = 1.0) -> list[float]:
-    """The return of each turn: what it earned, plus `discount` times the return of the next turn.
+    """Compute the return of each turn: its reward plus `discount` times the return of the next turn.
 
     >>> from rlvr.episode import End
     >>> e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.25, 0.0, 0.5], End.TERMINATED)
@@ -46,7 +46,7 @@ def turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount:
 
 
 def cohorts(group: Sequence[Episode], how: str) -> list[Cohort]:
-    """The turns of a group, divided into those that are compared with each other.
+    """Partition the turns of a group into cohorts that are compared with each other.
 
     >>> from rlvr.episode import End
     >>> long = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
@@ -65,7 +65,7 @@ def cohorts(group: Sequence[Episode], how: str) -> list[Cohort]:
                 key: Hashable = turn
             elif how == "observation":
                 key = tuple(episode.tokens[end:start])
-            else:  # the state before and what came since, so that no token is looked at twice however many turns follow it
+            else:  # the previous state plus the new tokens, so that every token is visited once
                 key = state = states.setdefault((state, tuple(episode.tokens[seen:start])), len(states) + 1)
             seen, end = start, stop
             found.setdefault(key, []).append((member, turn))
@@ -73,13 +73,13 @@ def cohorts(group: Sequence[Episode], how: str) -> list[Cohort]:
 
 
 def compared(rewards: Sequence[Rewards], baseline: str) -> list[list[float]]:
-    """Returns minus a baseline: the mean of all that are compared, that of the others, or nothing."""
+    """Subtract a baseline from returns: the mean of the cohort, the mean of the others, or nothing."""
     how = {"group": centred, "leave_one_out": leave_one_out, "none": lambda row: less(row, 0.0)}[baseline]
     return [how(row) for row in rewards]
 
 
 def by_turn(answers: Answers, *, how: str, discount: float, baseline: str, scale: str, epsilon: float) -> list[list[Numbers]]:
-    """The advantage of each token, the same for all tokens of a turn. An answer that does not count is in no mean and gets 0."""
+    """Compute the advantage of each token, constant within a turn. Uncounted answers are in no mean and get 0."""
     returns = [
         [turn_returns(e, row, discount) if counts else None for e, row, counts in zip(group, rows, own, strict=True)]
         for group, rows, own in zip(answers.groups, answers.earned, answers.counted, strict=True)
@@ -102,11 +102,11 @@ def by_turn(answers: Answers, *, how: str, discount: float, baseline: str, scale
     return out
 
 
-# ---- turns with a call that could not be read ---------------------------------------------------------------------------
+# ---- turns with a malformed call ---------------------------------------------------------------------------
 
 
 def well_formed(episode: Episode) -> Sequence[bool]:
-    """Which tokens the policy chose, without those of turns with a malformed call."""
+    """Return the action mask without turns that have a malformed call."""
     kept = list(episode.acted)
     for start, end in episode.malformed_spans:
         kept[start:end] = [False] * (end - start)

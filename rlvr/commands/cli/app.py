@@ -35,7 +35,7 @@ KINDS = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suite
 
 @app.callback()
 def face(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    """`rlvr` without a command: show the version with --version, else the help."""
+    """Show the version (`rlvr --version`), or the help if no command was given."""
     if version:
         print(f"rlvr {rlvr.__version__}")
         raise typer.Exit
@@ -46,7 +46,7 @@ def face(context: typer.Context, version: Annotated[bool, typer.Option("--versio
 @app.command("list")
 def list_(
     kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS}.")] = None,
-    of: Annotated[str, typer.Option(metavar="NAME", help="With envs: what this environment offers of another package.")] = "",
+    of: Annotated[str, typer.Option(metavar="NAME", help="With envs: list the catalog of this environment, such as gymnasium's.")] = "",
     json: Json = False,
 ) -> None:
     """List the registered plugins, recipes and suites."""
@@ -76,14 +76,14 @@ def show(
 def verify(
     verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="Its name, or path/to/file.py:Object.")],
     reference: Annotated[str | None, typer.Option(help="The right answer; JSON if it starts with {, [ or a quote.")] = None,
-    answer: Annotated[str | None, typer.Option(help="The answer to judge.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The answer to verify.")] = None,
     file: Annotated[Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "meta"?}; - is standard input.')] = None,
     meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
     settings: Settings = None,
-    workers: Annotated[int, typer.Option(help="How many answers are judged in parallel, with --file.")] = 8,
+    workers: Annotated[int, typer.Option(help="How many answers are verified in parallel, with --file.")] = 8,
     json: Json = False,
 ) -> int:
-    """Judge one answer, or a file; exit code 1 if any has no score.
+    """Verify one answer, or a file; exit code 1 if any has no score.
 
     An answer has no score if its task or the verifier failed. That is not a score of 0.
     """
@@ -101,10 +101,10 @@ def check(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
-    offered: Annotated[bool, typer.Option("--offered", help="Check each that `rlvr list envs --of NAME` offers.")] = False,
+    offered: Annotated[bool, typer.Option("--offered", help="Check every environment that `rlvr list envs --of NAME` lists.")] = False,
     json: Json = False,
 ) -> int:
-    """Check one plugin against its contract; exit 1 if it fails."""
+    """Check one plugin against its contract; exit code 1 on failure."""
     from rlvr.commands import checking
 
     if offered:
@@ -119,7 +119,7 @@ def new(
     out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
     json: Json = False,
 ) -> None:
-    """Write the template of a plugin package, with its test."""
+    """Write a template of a plugin package, with a test."""
     from rlvr.commands import scaffold
 
     scaffold.write_package(kind, name, out=out, json=json)
@@ -136,7 +136,7 @@ def train(
     ] = None,
     model: Annotated[str, typer.Option(help="The model to train: a folder, or a Hub id such as Qwen/Qwen2.5-0.5B.")] = "",
     test: Annotated[str, typer.Option(help="With data: the held-out data; default: a tenth of the questions.")] = "",
-    verifier: Annotated[str, typer.Option(help="With data: what judges, such as numeric or '{symbolic: 0.9, format: 0.1}'.")] = "",
+    verifier: Annotated[str, typer.Option(help="With data: the verifier, such as numeric or '{symbolic: 0.9, format: 0.1}'.")] = "",
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, or start it if there is none.")] = False,
     verify: Annotated[
@@ -158,11 +158,11 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The recipe to write.")] = Path("recipe.yaml"),
     data: Annotated[str, typer.Option(help="A data file or folder, hf:ORG/NAME, or an environment's name.")] = "",
     model: Annotated[str, typer.Option(help="A Hub id or a folder.")] = "",
-    verifier: Annotated[str, typer.Option(help="What judges an answer; default: symbolic.")] = "",
+    verifier: Annotated[str, typer.Option(help="The verifier of the answers; default: symbolic.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a first recipe; asks for what is not given."""
+    """Write a first recipe; prompts for missing options."""
     from rlvr.commands import starting
 
     starting.write_first(str(file), data=data, model=model, verifier=verifier, force=force, json=json)
@@ -173,7 +173,7 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another such folder, with the same tasks.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare even if prompts, settings, verifiers or sampling differ, or much has no score.")
+        bool, typer.Option("--force", help="Compare even if prompts, settings, verifiers or sampling differ, or many samples are unscored.")
     ] = False,
     seed: Annotated[int, typer.Option(help="The seed of the bootstrap.")] = 0,
     json: Json = False,
@@ -201,13 +201,13 @@ def export(
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
     audit: Annotated[
-        int | None, typer.Option(min=1, help="Sample so many groups again by the weights of checkpoints, and compare.")
+        int | None, typer.Option(min=1, help="Number of groups to sample again with the weights of the checkpoints, and to compare.")
     ] = None,
     json: Json = False,
 ) -> int:
     """Replay a run's episodes; exit code 1 if any differs.
 
-    Without --audit the recorded tokens are stepped through the environment; with it answers are sampled again, and compared token by token.
+    Without --audit the recorded tokens are stepped through the environment. With --audit answers are sampled again and compared by token.
     """
     from rlvr.commands import running
 
@@ -219,20 +219,20 @@ def replay(
 @app.command()
 def doctor(
     model: Annotated[Path | None, typer.Option(help="A model's folder: compare a sampler's log-probabilities with the trainer's.")] = None,
-    sampler: Annotated[str, typer.Option(help="Which sampler, with --model: hf or vllm.")] = "hf",
-    env: Annotated[str, typer.Option(help="The environment of the prompts, with --model.")] = "arithmetic",
-    device: Annotated[str | None, typer.Option(help="Where the trainer computes, with --model; default: the accelerator.")] = None,
-    plan: Annotated[str | None, typer.Option(help="A recipe: whether it fits into memory, and what to change.")] = None,
-    memory: Annotated[float | None, typer.Option(help="Memory of a GPU in GB, with --plan; default: this machine's device.")] = None,
-    gpus: Annotated[int, typer.Option(help="How many GPUs shard the model (FSDP2), with --plan.")] = 1,
-    cluster: Annotated[str, typer.Option(help=f"Whether a cluster can run what is asked: {CLUSTER}")] = "",
+    sampler: Annotated[str, typer.Option(help="With --model: the sampler, hf or vllm.")] = "hf",
+    env: Annotated[str, typer.Option(help="With --model: the environment of the prompts.")] = "arithmetic",
+    device: Annotated[str | None, typer.Option(help="With --model: the trainer's device; default: the accelerator.")] = None,
+    plan: Annotated[str | None, typer.Option(help="A recipe: estimate whether it fits into memory, and what to change.")] = None,
+    memory: Annotated[float | None, typer.Option(help="With --plan: memory of a GPU in GB; default: this machine's device.")] = None,
+    gpus: Annotated[int, typer.Option(help="With --plan: how many GPUs shard the model (FSDP2).")] = 1,
+    cluster: Annotated[str, typer.Option(help=f"Check whether a cluster can place its processes: {CLUSTER}")] = "",
     json: Json = False,
 ) -> int:
     """Check this installation; exit code 1 if something is broken.
 
-    With --model it compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart. With --plan it
-    estimates the memory of a training run; exit code 1 if it does not fit. With --cluster it starts one process of each kind, and one on
-    each machine; exit code 1 if one has no place, or if versions differ.
+    With --model the command compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart. With --plan
+    it estimates the memory of a training run; exit code 1 if the run does not fit. With --cluster it starts one process of each kind, and
+    one on each machine; exit code 1 if a process cannot be placed, or if versions differ.
     """
     if cluster:
         from rlvr.commands import doctor as examination
@@ -252,7 +252,7 @@ def doctor(
 
 
 def main() -> None:
-    """The entry point of the `rlvr` command."""
+    """Run the `rlvr` command (the entry point)."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a text may contain characters that this encoding cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

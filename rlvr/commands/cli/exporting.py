@@ -1,4 +1,4 @@
-"""The command `rlvr export-env`, on the same application as the others."""
+"""The command `rlvr export-env` and its arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def export_env(
     to: Annotated[str, typer.Option(help="trl, verl, openrlhf, skyrl, ms-swift, nemo-gym, inspect, lm-eval or verifiers.")],
     out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
     split: Annotated[str, typer.Option(help="The split of the tasks.")] = "train",
-    count: Annotated[int | None, typer.Option(help="How many tasks; default: all, or 1000 of an environment without end.")] = None,
+    count: Annotated[int | None, typer.Option(help="How many tasks; default: all, or 1000 if the environment generates its tasks.")] = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Write what another trainer needs to load an environment."""
+    """Write an environment as files for another trainer."""
     from rlvr.commands import scaffold
 
     scaffold.write_env(env, to, out=out, split=split, count=count, pairs=settings or [], json=json)

@@ -15,11 +15,11 @@ from rlvr.conformance.blame import place_of
 from rlvr.errors import RlvrError
 
 STOPPED, BY_SIGNAL = 130, 128
-"""The exit code of a command stopped with Ctrl-C, and what is added to the number of another signal that ended one in order."""
+"""The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
 
 
 def explain(error: Exception | SystemExit) -> int:
-    """Print the message of an exception; the exit code."""
+    """Print the message of an exception and return the exit code."""
     if isinstance(error, RlvrError):
         return fail(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -28,7 +28,7 @@ def explain(error: Exception | SystemExit) -> int:
     if place := place_of(error):
         words = " ".join(str(error).split())
         return fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2)
-    if isinstance(error, SystemExit):  # by a signal, or Typer raises it when the reader of a pipe has closed it
+    if isinstance(error, SystemExit):  # after a signal, or raised by Typer because the reader closed the pipe
         return error.code if isinstance(error.code, int) and error.code > BY_SIGNAL else 0
     if type(error).__name__ == "Abort":
         return fail("stopped", STOPPED)
@@ -38,7 +38,7 @@ def explain(error: Exception | SystemExit) -> int:
 
 
 def _misused(error: Any) -> str:
-    """The error in the arguments, the closest valid option, and the command that shows the help."""
+    """Describe an error in the arguments, with the closest valid option and the command that shows the help."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     path = context.command_path if context else "rlvr"
     if not option:
@@ -53,6 +53,6 @@ def _misused(error: Any) -> str:
 
 
 def fail(message: str, code: int) -> int:
-    """Print a message on standard error; the exit code."""
+    """Print a message on standard error and return the exit code."""
     print(message, file=sys.stderr, flush=True)
     return code

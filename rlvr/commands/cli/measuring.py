@@ -13,18 +13,18 @@ from rlvr.errors import ConfigError
 Whole = int | None
 Number = float | None
 Text = str | None
-Answers = Annotated[Whole, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")]
+Answers = Annotated[Whole, typer.Option("-n", help="Answers per task; default: the suite's, or 1.")]
 Tasks = Annotated[Whole, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")]
-Split = Annotated[Text, typer.Option(help="Which split; default: what the suite says, or test.")]
-Temperature = Annotated[Number, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")]
-TopP = Annotated[Number, typer.Option(help="Sample from the likeliest tokens of this total probability; default: 1.")]
-TopK = Annotated[Whole, typer.Option(help="Sample from so many of the likeliest tokens; default: 0, all.")]
+Split = Annotated[Text, typer.Option(help="The split; default: the suite's, or test.")]
+Temperature = Annotated[Number, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer per task, 1 for several.")]
+TopP = Annotated[Number, typer.Option(help="Nucleus sampling: total probability of the likeliest tokens; default: 1.")]
+TopK = Annotated[Whole, typer.Option(help="Sample from this many of the likeliest tokens; default: 0, all.")]
 System = Annotated[Text, typer.Option(help="The system prompt, in place of the environment's own; '' for none.")]
-NewTokens = Annotated[Whole, typer.Option(help="The most tokens of an answer, all turns together; default: what the suite says.")]
-TurnTokens = Annotated[Whole, typer.Option(help="The most tokens of a turn; a longer one is cut, and the conversation continues.")]
-Length = Annotated[Whole, typer.Option(help="The most tokens of prompt and answer together; endpoints have their own limit.")]
-EpisodeS = Annotated[Number, typer.Option(help="After so many seconds of sampling and replies a conversation ends with its present turn.")]
-DeadlineS = Annotated[Number, typer.Option(help="How long one reply or one verification may take; then there is no score. Default: 600.")]
+NewTokens = Annotated[Whole, typer.Option(help="Maximum tokens of an answer, all turns together; default: the suite's.")]
+TurnTokens = Annotated[Whole, typer.Option(help="Maximum tokens of a turn; a longer turn is cut, and the conversation continues.")]
+Length = Annotated[Whole, typer.Option(help="Maximum tokens of prompt and answer together; endpoints have their own limit.")]
+EpisodeS = Annotated[Number, typer.Option(help="Time limit of an episode in seconds: the conversation ends with the turn that exceeds it.")]
+DeadlineS = Annotated[Number, typer.Option(help="Timeout of one step or verification in seconds; then there is no score. Default: 600.")]
 Concurrency = Annotated[Whole, typer.Option(help="How many requests run in parallel; default: the sampler's.")]
 Price = Annotated[
     str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
@@ -54,19 +54,19 @@ def eval_(
     episode_s: EpisodeS = None,
     deadline_s: DeadlineS = None,
     concurrency: Concurrency = None,
-    select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
+    select: Annotated[str, typer.Option(help="Also show best@k, selected by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The folder to write; an unfinished or smaller run is continued.")] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Sample again what has no score.")] = False,
-    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines even if much has no score.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Sample the answers without a score again.")] = False,
+    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines even if many samples have no score.")] = False,
     price: Price = "",
-    rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
+    rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Verify a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     sampler: SamplerSettings = None,
     cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER}")] = "",
     json: Json = False,
 ) -> int:
-    """Measure a policy on a suite; exit code 1 if much is unscored."""
+    """Measure a policy on a suite; exit code 1 if many are unscored."""
     from rlvr.commands import evaluating
     from rlvr.commands.settings import settings_from
 
@@ -79,7 +79,7 @@ def eval_(
         return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
     if suite and not policy and rescore is None:
         raise ConfigError(
-            f"--policy is missing: what answers, such as hf:DIR, openai:URL#MODEL or scripted:gold: rlvr eval {suite} --policy hf:DIR"
+            f"--policy is missing; give one, such as hf:DIR, openai:URL#MODEL or scripted:gold: rlvr eval {suite} --policy hf:DIR"
         )
     if not suite or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")

@@ -1,1 +1,1 @@
-"""`rlvr serve`: verifiers and environments over HTTP. One process speaks HTTP, and worker processes judge."""
+"""`rlvr serve`: verifiers and environments over HTTP. One process speaks HTTP, and worker processes verify."""

@@ -23,17 +23,14 @@ from rlvr.errors import suggest
 
 LINES = "application/x-ndjson"
 SLOW_S = 60.0
-"""A client that takes nothing of its reply for so long is cut off."""
+"""Timeout of one write: a client that does not read its reply for so long is disconnected."""
 LONGEST_KEY = 200
 LEFT = 499
-"""The status of a request whose client left; nobody reads it but the figures."""
+"""The status of a request whose client disconnected, for the metrics only."""
 
 
 class Service:
-    """The verifiers, sessions and programs of a pool, as routes.
-
-    >>> Service(pool, sessions, most_rows=10_000).router()                                    # doctest: +SKIP
-    """
+    """The HTTP routes for the verifiers, sessions and programs of a pool."""
 
     def __init__(self, pool: Pool, sessions: Sessions, *, most_rows: int) -> None:
         self.pool, self.sessions, self.most_rows = pool, sessions, most_rows
@@ -45,7 +42,7 @@ class Service:
         }
 
     def router(self) -> Router:
-        """The ASGI application."""
+        """Build the ASGI application."""
         post, get = ["POST"], ["GET"]
         routes = [
             Route("/verify", self.verify, methods=post),
@@ -66,13 +63,13 @@ class Service:
     # ---- verdicts
 
     async def verify(self, request: Request) -> Response:
-        """One verdict; a request in the shape of NeMo-Gym gets its reward."""
+        """Verify one row; a request in NeMo-Gym's format gets its reward."""
         body = await _object(request)
         theirs = "responses_create_params" in body and "response" in body
         wanted = body.get("verifier") if not theirs else None
         if theirs:
             row = shapes.nemo_gym_row(body)
-        else:  # as the client wrote it, if that is one line: a large row is in memory less often
+        else:  # the client's own bytes if they are one line: this avoids copies of a large row
             data = await request.body()
             row = data if b"\n" not in data else shapes.dumped(body)
             body = {}
@@ -87,7 +84,7 @@ class Service:
         return Response(line, media_type="application/json")
 
     async def batch(self, request: Request) -> Any:
-        """Verdicts as they end, one JSON object a line, each with the `index` of its row."""
+        """Stream verdicts in order of completion, one JSON object a line, each with the `index` of its row."""
         data = await request.body()
         if request.headers.get("content-type", "").partition(";")[0].strip() == LINES:
             rows, verifier = [line for line in data.split(b"\n") if line.strip()], None
@@ -96,7 +93,7 @@ class Service:
             given = body.get("rows")
             if not isinstance(given, list):
                 raise Refused(422, 'the body must be {"rows": [...], "verifier": NAME}, or lines with the content type ' + LINES)
-            self._few(given)  # before each is written again, which takes longer than reading them
+            self._few(given)  # before the rows are serialized again, which takes longer than parsing them
             rows, verifier = [shapes.dumped(row) for row in given], body.get("verifier")
         del data
         if not rows:
@@ -105,7 +102,7 @@ class Service:
         return _Stream(job, kept=bool(_key(request)), counted=self._counted)
 
     async def openrlhf(self, request: Request) -> Response:
-        """Rewards in the shape of OpenRLHF's remote reward model."""
+        """Return rewards in the format of OpenRLHF's remote reward model."""
         body = await _object(request)
         rows = shapes.openrlhf_rows(body)
         lines = await self._lines(request, rows, None) if rows else []
@@ -115,7 +112,7 @@ class Service:
         return JSONResponse(shapes.openrlhf_reply(lines))
 
     async def _lines(self, request: Request, rows: list[bytes], verifier: Any) -> list[bytes]:
-        """A line for each row; none if the client leaves: rows that have not begun are dropped then, unless the request had a key."""
+        """Return a line for each row. If the client disconnects, return none and cancel the waiting rows, unless the request had a key."""
         job = self._job(request, rows, verifier)
         ending, leaving = asyncio.create_task(job.all()), asyncio.create_task(_left(request.receive))
         try:
@@ -151,7 +148,7 @@ class Service:
             raise Refused(413, f"{len(rows)} rows in one request; at most {self.most_rows} may wait here: send fewer at a time")
 
     def _counted(self, lines: bytes) -> None:
-        rest = lines.count(b'"fault": "')  # quotes in the text of a reason are escaped, so that it is counted nowhere
+        rest = lines.count(b'"fault": "')  # quotes inside a reason are escaped, so no reason is counted
         for fault in ("none", "answer", "task", "infra"):
             if rest and (found := lines.count(b'"fault": "' + fault.encode() + b'"')):
                 self.pool.figures.count("verdicts", found, fault=fault)
@@ -160,7 +157,7 @@ class Service:
     # ---- environments and programs
 
     async def task(self, request: Request) -> Response:
-        """The prompt of a task, without its reference."""
+        """Return the prompt of a task, without its reference."""
         return await self._called({**await _object(request), "what": "task"})
 
     async def open(self, request: Request) -> Response:
@@ -168,44 +165,44 @@ class Service:
         return _reply(await self.sessions.open(await _object(request)), 201)
 
     async def hear(self, request: Request) -> Response:
-        """What a session says to a turn."""
+        """Step a session with a turn and return the reply."""
         return _reply(await self.sessions.hear(request.path_params["session"], await _object(request)))
 
     async def close(self, request: Request) -> Response:
-        """Close a session; the reply has the verdict, unless it was not asked for."""
+        """Close a session; the reply has the verdict unless the request excludes it."""
         return _reply(await self.sessions.close(request.path_params["session"], await _object(request)))
 
     async def run_code(self, request: Request) -> Response:
-        """Run a program, in the shape of the sandbox that verl calls."""
+        """Run a program, with request and reply in the format of verl's sandbox."""
         return await self._called({**await _object(request), "what": "run"})
 
     async def _called(self, body: Mapping[str, Any]) -> Response:
         return _reply(await self.sessions.anywhere(body))
 
     async def seed_session(self, request: Request) -> Response:
-        """NeMo-Gym asks for this before each episode; a verifier has no session."""
+        """Return an empty object: NeMo-Gym calls this route before each episode, but a verifier has no session."""
         return JSONResponse({})
 
     # ---- about the service
 
     async def healthz(self, request: Request) -> Response:
-        """200 if a worker process is ready, else 503."""
+        """Return 200 if a worker process is ready, else 503."""
         well = self.pool.alive > 0
         told = {"ok": well, "workers": self.pool.alive, "version": rlvr.__version__}
         return JSONResponse(told, 200 if well else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Counters in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return PlainTextResponse(self.pool.figures.text(self.gauges), media_type="text/plain; version=0.0.4")
 
     async def openapi(self, request: Request) -> Response:
-        """The description of these routes."""
+        """Return the OpenAPI description of the routes."""
         names = (list(self.pool.settings["verifiers"]), list(self.pool.settings.get("envs", {})))
         return JSONResponse(document(rlvr.__version__, *names))
 
 
 class _Stream:
-    """A reply that is sent as rows end. If the client leaves, rows that have not begun are dropped, unless the request had a key."""
+    """A streamed reply. If the client disconnects, waiting rows are cancelled, unless the request had a key."""
 
     def __init__(self, job: Job, *, kept: bool, counted: Callable[[bytes], None]) -> None:
         self.job, self.kept, self.counted = job, kept, counted
@@ -239,13 +236,13 @@ async def _nowhere(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def _left(receive: Any) -> None:
-    """Wait until the client is gone."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _reply(said: dict[str, Any], status: int = 200) -> Response:
-    """The result of a call, or its error."""
+    """Convert the result of a call into a response, or raise its error."""
     if "error" in said:
         raise Refused(int(said.get("status", 500)), str(said["error"]))
     return JSONResponse(said, status)

@@ -1,4 +1,4 @@
-"""Rows on their way to a worker process, and which of them it is judging right now."""
+"""Chunks of rows for the worker processes, and shared marks of the rows that a worker is verifying."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 ALONE = 10
-"""After how many deaths of a process that only had a row, and did not judge it then, the row is judged alone."""
+"""A row is isolated after this many deaths of processes that held it without verifying it at that moment."""
 Told = Callable[[bytes, int], None]
-"""Gets lines with verdicts, each with the index of its row and a line feed at its end, and how many they are."""
+"""Callback for verdict lines (each with the index of its row and a final line feed) and their number."""
 
 
 class Chunk:
-    """Consecutive rows of a request that one process judges, and whom to tell.
+    """Consecutive rows of a request for one worker process, with the callback for their verdicts.
 
     >>> Chunk("numeric", [b'{"reference": "4", "answer": "4"}'], 7, print).left
     {0}
@@ -23,16 +23,16 @@ class Chunk:
 
     def __init__(self, verifier: str, rows: Sequence[bytes], place: int, told: Told, *, tries: int = 0, lost: int = 0) -> None:
         self.verifier, self.rows, self.place, self.told, self.tries, self.lost = verifier, rows, place, told, tries, lost
-        """`place` is that of the first row. How many processes died while they judged it, and how many that only had it."""
+        """The index of the first row in its request; how many processes died while verifying the row, and while only holding it."""
         self.left, self.slot = set(range(len(rows))), 0
 
     @property
     def alone(self) -> bool:
-        """Whether a process that has it must have nothing else, because it may have killed one."""
+        """Whether the chunk needs a process of its own, because one of its rows may have killed a process."""
         return self.tries > 0 or self.lost >= ALONE
 
     def part(self, rows: range, *, tries: int, lost: int) -> Chunk:
-        """Some of its rows as another chunk.
+        """Make a chunk of some of the rows.
 
         >>> Chunk("numeric", [b"{}", b"{}", b"{}"], 7, print).part(range(1, 3), tries=0, lost=1).place
         8
@@ -41,7 +41,7 @@ class Chunk:
 
 
 def runs(numbers: Iterable[int]) -> list[range]:
-    """Ascending numbers as ranges without gaps.
+    """Group ascending numbers into ranges without gaps.
 
     >>> runs([0, 1, 2, 5, 7, 8])
     [range(0, 3), range(5, 6), range(7, 9)]
@@ -56,9 +56,9 @@ def runs(numbers: Iterable[int]) -> list[range]:
 
 
 class Marks:
-    """The row that is being judged in each chunk of a process, in a file that can be read after its death.
+    """The row that a worker is verifying in each of its chunks, in a shared file that survives the death of the worker.
 
-    Verdicts that were not sent yet are lost with a process, so the server could not tell the row that was being judged from its neighbours.
+    Unsent verdicts are lost when a worker dies; only the marks tell the server which row was being verified at that moment.
 
     >>> from tempfile import TemporaryFile
     >>> with TemporaryFile() as file:
@@ -71,29 +71,29 @@ class Marks:
     ALL = -1
 
     def __init__(self, descriptor: int, *, slots: int) -> None:
-        """Map the file, which both processes have open."""
+        """Map the file that server and worker share."""
         os.ftruncate(descriptor, 4 * slots)
         self._map = mmap.mmap(descriptor, 4 * slots)
         self._marks = memoryview(self._map).cast("i")
 
     def begin(self, slot: int, row: int) -> None:
-        """The row is judged from now on, and no other of its chunk."""
+        """Mark a row of the chunk in a slot as being verified."""
         self._marks[slot] = row + 1
 
     def begin_all(self, slot: int) -> None:
-        """All rows of a chunk are judged together."""
+        """Mark all rows of the chunk in a slot as being verified together."""
         self._marks[slot] = self.ALL
 
     def end(self, slot: int) -> None:
-        """No row of the chunk is judged."""
+        """Clear the mark of a slot."""
         self._marks[slot] = 0
 
     def judged(self, slot: int, left: set[int]) -> set[int]:
-        """Which of the rows without a verdict are being judged."""
+        """Return the rows without a verdict that are marked as being verified."""
         mark = self._marks[slot]
         return set(left) if mark == self.ALL else left & {mark - 1}
 
     def close(self) -> None:
-        """Release the memory."""
+        """Unmap the file."""
         self._marks.release()
         self._map.close()

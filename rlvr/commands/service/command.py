@@ -26,7 +26,7 @@ SHORTEST_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served, and within which limits.
+    """The settings of `rlvr serve`: the served plugins and the limits.
 
     >>> Served(("numeric",)).port
     8765
@@ -64,7 +64,7 @@ class Served:
             raise ConfigError(f"memory is {self.memory} bytes, less than one body may have ({self.max_body}); raise it")
 
     def settings(self) -> dict[str, Any]:
-        """What a worker process needs."""
+        """Build the settings of a worker process."""
         verifiers, envs = named("verifier", self.verifiers), named("env", self.envs)
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
@@ -73,7 +73,7 @@ class Served:
 
 
 def serve(wanted: Served) -> int:
-    """Serve until the process is told to stop; 0 after a graceful stop."""
+    """Serve until SIGTERM or Ctrl-C; returns 0 after a graceful shutdown."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -83,7 +83,7 @@ def serve(wanted: Served) -> int:
     settings = wanted.settings()
     for kind in ("verifier", "env"):
         for name in settings[f"{kind}s"].values():
-            load(kind, name["name"] if isinstance(name, Mapping) else name)  # a wrong name is an error before any process starts
+            load(kind, name["name"] if isinstance(name, Mapping) else name)  # raises for a wrong name before any process starts
     return asyncio.run(_serve(wanted, settings, token))
 
 
@@ -100,7 +100,7 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Any:
-            """The signals are handled below: uvicorn would raise them again, and the worker processes would not be closed."""
+            """Leave the signals to the handlers below: uvicorn would raise them again, and the worker processes would not be closed."""
             yield
 
     figures = Figures()
@@ -130,7 +130,7 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
         if server.should_exit:
             server.force_exit = True
         else:
-            log("stopping: what is under way ends, nothing new begins")
+            log("stopping: running requests end, new ones are not accepted")
         server.should_exit = True
 
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -150,7 +150,7 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
 
 
 async def _told(server: Any, wanted: Served, settings: Mapping[str, Any], token: bool) -> None:
-    """Say where the service is, once it listens."""
+    """Print the URL of the service as soon as it listens."""
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
@@ -171,7 +171,7 @@ async def _told(server: Any, wanted: Served, settings: Mapping[str, Any], token:
 
 
 def token_of(file: Path | None, variable: str, host: str) -> str:
-    """The bearer token, from a file or an environment variable; a service that other machines can reach needs one."""
+    """Load the bearer token from a file or an environment variable; a host that other machines can reach requires one."""
     if file is not None:
         try:
             token = file.read_text("utf-8").strip()
@@ -190,7 +190,7 @@ def token_of(file: Path | None, variable: str, host: str) -> str:
 
 
 def named(kind: str, wanted: Sequence[str]) -> dict[str, Any]:
-    """Plugins from the command line, by name: a name, or a YAML mapping with settings.
+    """Parse the plugins of the command line, each a name or a YAML mapping with settings.
 
     >>> named("verifier", ["numeric", "{name: exact, fold_case: true}"])
     {'numeric': 'numeric', 'exact': {'name': 'exact', 'fold_case': True}}
@@ -220,5 +220,5 @@ def _wanted(text: str) -> Any:
 
 
 def log(line: str) -> None:
-    """One line on standard error."""
+    """Write one line with the time on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

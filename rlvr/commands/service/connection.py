@@ -1,6 +1,6 @@
-"""How long a client may take for the head of a request, and how long the head may be.
+"""Limits on the time and the size of a request's head.
 
-uvicorn waits for both without a limit, so clients that need no token could hold connections and memory.
+uvicorn has neither limit, so clients without a token could hold connections and memory.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 MOST_HEAD = 1 << 16
-"""Bytes of a request's head."""
+"""The maximum size of a request's head."""
 Base: Any = AutoHTTPProtocol
 
 
 def patient(head_s: float) -> Any:
-    """The class of connections, for `uvicorn.Config(http=...)`.
+    """Make the protocol class for `uvicorn.Config(http=...)`.
 
     >>> patient(30.0).__name__
     'Patient'
     """
 
     class Patient(Base):  # type: ignore[misc]
-        """A connection that is closed if no request begins in time, or its head is too long."""
+        """A connection that is closed if no request head arrives in time, or the head is too long."""
 
         timer: asyncio.TimerHandle | None = None
         heard = 0
@@ -37,7 +37,7 @@ def patient(head_s: float) -> Any:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._rest()
                 return
-            if self.cycle is None or not self.cycle.more_body:  # else it is a body that was refused, and is read to its end
+            if self.cycle is None or not self.cycle.more_body:  # otherwise the data is the rest of a rejected body, read to its end
                 self.heard += len(data)
             if self.heard > MOST_HEAD:
                 self.transport.close()

@@ -1,4 +1,4 @@
-"""What a worker does besides judging: it holds the sessions of environments, and runs programs in the sandbox."""
+"""The sessions of environments and the sandbox that a worker process holds, and the requests to them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ MOST_S, MOST_MB = 60.0, 1024
 
 @dataclass(slots=True)
 class Open:
-    """A session that a client has open.
-
-    >>> Open(lease, get("fenced"), task).turns                                                # doctest: +SKIP
-    []
-    """
+    """An open session of a client: its environment session, and the turns with their replies."""
 
     lease: Lease
     dialect: Dialect
@@ -38,10 +34,7 @@ class Open:
 
 
 class Desk:
-    """Environments, their sessions, and a sandbox.
-
-    >>> Desk({"guess_number": "guess_number"}).answer({"what": "task", "split": "train", "index": 0})            # doctest: +SKIP
-    """
+    """Holds environments, their open sessions, and a sandbox; `answer` handles one request as a dictionary."""
 
     def __init__(self, envs: Mapping[str, Any], sandbox: Any = None) -> None:
         self.envs: dict[str, Environment] = {name: from_config("env", wanted) for name, wanted in envs.items()}
@@ -50,7 +43,7 @@ class Desk:
         self.lock = Lock()
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what is asked for; a ConfigError is the client's mistake."""
+        """Handle one request and return the reply; a ConfigError is the client's mistake."""
         what = asked["what"]
         if what == "task":
             return _shown(self._task(asked))
@@ -110,7 +103,7 @@ class Desk:
     def _hear(self, held: Open, asked: Mapping[str, Any]) -> dict[str, Any]:
         text = asked.get("text")
         if not isinstance(text, str):
-            raise ConfigError(f"text is {text!r:.60}; it must be what the policy wrote, as a string")
+            raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string")
         if held.over:
             raise ConfigError("this conversation is over; close the session to get its verdict")
         cut: Literal["length", "stop"] = "length" if asked.get("finish") == "length" else "stop"
@@ -136,7 +129,7 @@ class Desk:
         return {"closed": True, "verdict": Verdict.record(verdict), "turns": len(held.turns)}
 
     def _run(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a program, and answer as the sandbox of verl does."""
+        """Run a program and reply in the format of verl's sandbox."""
         if self.sandbox is None:
             raise ConfigError("this service runs no programs; start it with --sandbox docker")
         language = LANGUAGES.get(str(asked.get("language", "python")))
@@ -167,7 +160,7 @@ class Desk:
 
 
 def _shown(task: Task) -> dict[str, Any]:
-    """A task without its reference, which no client is told."""
+    """Convert a task for the client, without its reference, which no client may see."""
     return {"task_id": task.id, "prompt": [dict(message) for message in task.prompt]}
 
 

@@ -1,6 +1,6 @@
-"""What a request must pass before anything reads it: the token, the limits on its size and its time, and the memory that is left.
+"""Checks that every request must pass first: the token, the limits on its size and its time, and the memory of all requests.
 
-The guard also counts requests and logs one line for each that fails. No line has a header, a query or a body.
+The guard also counts requests and logs one line for each failed one. Log lines never contain headers, queries or bodies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlvr.commands.service.watch import Figures
 
 Scope = dict[str, Any]
 OPEN = ("/healthz",)
-"""What needs no token."""
+"""Paths that need no token."""
 
 
 class Refused(Exception):
-    """A request that is answered with an error; any route may raise it.
+    """An error reply with its HTTP status; any route may raise it.
 
     >>> Refused(422, "no answer").status
     422
@@ -34,10 +34,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """An ASGI application around another one.
-
-    >>> Guard(app, token="...", most_bytes=1 << 24, memory=1 << 28, figures=Figures())        # doctest: +SKIP
-    """
+    """ASGI middleware that checks token, sizes and time limits, counts requests and logs failed ones."""
 
     def __init__(
         self,
@@ -53,7 +50,7 @@ class Guard:
         self.app, self.token, self.most_bytes, self.memory, self.body_s = app, token.encode(), most_bytes, memory, body_s
         self.figures, self.log = figures, log
         self.held, self.now = 0, 0
-        """Bytes that requests under way may hold, and how many requests there are."""
+        """The bytes reserved for running requests, and the number of running requests."""
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serve one request."""
@@ -71,12 +68,12 @@ class Guard:
         except Refused as error:
             await reply.refuse(error)
         except ClientDisconnect:
-            pass  # it left before its request was whole; the status is that of no reply
+            pass  # the client disconnected before its request was complete: the status stays 499
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             raise
-        except Exception as error:  # the text of an exception may quote a body: only its kind is logged
+        except Exception as error:  # the message may quote a body, so only the exception's type is logged
             self.log(f"{scope['method']} {_route(scope)}: {type(error).__name__}")
-            await reply.refuse(Refused(500, "an error in the service; its log has the kind of the error"))
+            await reply.refuse(Refused(500, "an error in the service; its log has the type of the exception"))
         finally:
             self.held -= size
             self.now -= 1
@@ -92,7 +89,7 @@ class Guard:
             raise Refused(401, "a bearer token is needed: Authorization: Bearer TOKEN", **{"WWW-Authenticate": "Bearer"})
 
     def _size(self, headers: Mapping[bytes, bytes]) -> int:
-        """How many bytes a request may come to hold: what it says, or the most."""
+        """Return the bytes to reserve for a request: its content length, or the maximum if the length is unknown."""
         said = headers.get(b"content-length", b"")
         chunked = b"transfer-encoding" in headers
         size = int(said) if said.isdigit() and len(said) < 16 else self.most_bytes if chunked or said else 0
@@ -106,16 +103,16 @@ class Guard:
 
 
 def too_large(most: int) -> Refused:
-    """The answer to a body that is too large.
+    """Make the error for a body that is too large.
 
-    The connection stays open, and what still comes is discarded for as long as `connection.patient` allows: a client that is sending while
-    the connection is closed sees an error of the connection, and not this answer.
+    The connection stays open and the rest of the body is discarded, within the time limit of the connection: a client that is still sending
+    when the connection closes would see a connection error instead of this reply.
     """
     return Refused(413, f"the body is larger than {most} bytes; send fewer rows, or start the service with a larger --max-body")
 
 
 class _Body:
-    """`receive` with a limit on the bytes and on the time of a whole body."""
+    """An ASGI `receive` with limits on the size and the time of a whole body."""
 
     def __init__(self, receive: Any, most: int, seconds: float) -> None:
         self.receive, self.most, self.until, self.read, self.done = receive, most, time.monotonic() + seconds, 0, False
@@ -136,7 +133,7 @@ class _Body:
 
 
 class _Reply:
-    """`send` that remembers the status, and whether the reply has begun."""
+    """An ASGI `send` that records the status, and whether the reply has started."""
 
     def __init__(self, send: Any) -> None:
         self.send, self.status, self.begun = send, 499, False
@@ -147,9 +144,9 @@ class _Reply:
         await self.send(message)
 
     async def refuse(self, error: Refused) -> None:
-        """Answer with an error, if nothing was answered yet; else break the reply off, so that it does not pass for a whole one."""
+        """Send an error reply; if a reply has started, close the connection instead, so that it is not taken for complete."""
         if self.begun:
-            raise ConnectionError("the reply was broken off")
+            raise ConnectionError("the reply was aborted")
         body = json.dumps({"error": str(error)}).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         await self(
@@ -163,5 +160,5 @@ class _Reply:
 
 
 def _route(scope: Scope) -> str:
-    """The route of a request as the figures name it: no text of a client's own, so that there are few."""
+    """Return the metric label of a request: the route's function name, never text of the client, so that the labels are few."""
     return str(getattr(scope.get("endpoint"), "__name__", "other"))

@@ -1,7 +1,7 @@
-"""The rows of one request and their verdicts, and the memory of requests that carried a key.
+"""The rows of a request with their verdicts, and a store of the requests that had an `Idempotency-Key`.
 
-A client that repeats a request with the same `Idempotency-Key` gets the verdicts of the first one, also those that come only now.
-Verdicts without a score are not remembered: repeating the request judges those rows again.
+A client that repeats a request with the same key gets the verdicts of the first request, including those that are still to come.
+Verdicts with fault `infra` are not kept: repeating the request verifies those rows again.
 """
 
 from __future__ import annotations
@@ -16,39 +16,35 @@ from rlvr.commands.service.pool import Pool
 from rlvr.commands.service.rows import index_of, without_index
 
 REMEMBERED = 64 << 20
-"""How many bytes of verdicts are remembered for clients that repeat a request."""
+"""The maximum size of the jobs that are kept for repeated requests."""
 OVERHEAD, ROW_OVERHEAD = 2000, 150
-"""About how many bytes a job and each of its rows take besides their text."""
+"""The approximate size of a job and of each row in bytes, without their text."""
 NO_SCORE = b'"score": null'
 
 
 class Overloaded(Exception):
-    """Too many rows wait already."""
+    """The queue has no room for the rows of a request."""
 
 
 class Mismatch(ValueError):
-    """A key was used for another request."""
+    """An `Idempotency-Key` was used before with other content."""
 
 
 class Job:
-    """One request: its rows, and a line for each as it ends.
-
-    >>> job = Job(pool, "numeric", rows); job.start()                                         # doctest: +SKIP
-    >>> async for lines in job.ended(): ...                                                   # doctest: +SKIP
-    """
+    """The rows of one request, and the verdict lines received so far; any number of readers can stream the lines."""
 
     def __init__(self, pool: Pool, verifier: str, rows: Sequence[bytes], digest: str = "") -> None:
         self.pool, self.verifier, self.rows, self.digest = pool, verifier, rows, digest
         self.blocks: list[bytes] = []
-        """Lines, in the order in which their rows ended."""
+        """Verdict lines in the order of completion."""
         self.count, self.kept = 0, frozenset[int]()
-        """How many rows have ended, and the places of those that had before it started."""
+        """The number of rows with a verdict, and the indices of the rows that had one before the start."""
         self.bytes = OVERHEAD + sum(map(len, rows)) + ROW_OVERHEAD * len(rows)
         self._news = asyncio.Event()
         self.told: Told = self._told
 
     def start(self) -> None:
-        """Begin to judge the rows that have no verdict."""
+        """Submit the rows without a verdict to the pool."""
         self.pool.submit(self.verifier, self.rows, self.told, done=self.kept)
 
     def _told(self, lines: bytes, count: int) -> None:
@@ -59,16 +55,16 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether every row has its line."""
+        """Whether every row has a line."""
         return self.count == len(self.rows)
 
     @property
     def failures(self) -> bool:
-        """Whether a verdict is missing because the machinery failed."""
+        """Whether a row has no score because of an infrastructure failure."""
         return any(_failed(line) for block in self.blocks if NO_SCORE in block for line in block.splitlines())
 
     def again(self) -> Job:
-        """A job for the same rows that has the verdicts of this one, without those that failed."""
+        """Make a job for the same rows that keeps all verdicts but the failed ones."""
         fresh = Job(self.pool, self.verifier, self.rows, self.digest)
         good = [line for line in b"".join(self.blocks).splitlines() if not _failed(line)]
         if good:
@@ -77,7 +73,7 @@ class Job:
         return fresh
 
     async def ended(self) -> AsyncIterator[bytes]:
-        """Lines as their rows end; for any number of readers."""
+        """Yield lines in the order of completion; several readers may iterate at once."""
         sent, lines = 0, 0
         while lines < len(self.rows):
             if len(self.blocks) == sent:
@@ -88,12 +84,12 @@ class Job:
             yield b"".join(blocks)
 
     async def all(self) -> list[bytes]:
-        """Every row's line, in the order of the rows, without its index."""
+        """Wait for all lines and return them in the order of the rows, without the index."""
         lines = [line async for block in self.ended() for line in block.splitlines()]
         return [without_index(line) for line in sorted(lines, key=index_of)]
 
     def drop(self) -> None:
-        """Nobody waits for it any more: what has not begun is not judged."""
+        """Cancel the rows that no process has yet."""
         self.pool.drop(self.told)
 
 
@@ -102,19 +98,16 @@ def _failed(line: bytes) -> bool:
 
 
 class Jobs:
-    """Starts jobs within the bounds of the queue, and remembers those with a key.
-
-    >>> Jobs(pool, most=10_000).job("numeric", rows, key="")                                  # doctest: +SKIP
-    """
+    """Starts jobs within the limit of the queue, and keeps those with an `Idempotency-Key`."""
 
     def __init__(self, pool: Pool, *, most: int) -> None:
         self.pool, self.most = pool, most
         self.kept: OrderedDict[str, Job] = OrderedDict()
         self.fresh = 0
-        """Bytes of the rows that were added since it was last looked whether old jobs must go."""
+        """Bytes added since the last removal of old jobs."""
 
     def job(self, verifier: str, rows: Sequence[bytes], key: str) -> Job:
-        """A job that runs: a new one, or the one that this key began."""
+        """Return a started job: the job of this key, or a new one."""
         if not key:
             return self._begun(Job(self.pool, verifier, rows))
         sums = hashlib.sha256(verifier.encode())
@@ -136,14 +129,14 @@ class Jobs:
         return known
 
     def _begun(self, job: Job) -> Job:
-        """Start a job, if the queue has room for its rows."""
+        """Start a job; raise Overloaded if the queue has no room for its rows."""
         if self.pool.waiting + len(job.rows) - job.count > self.most:
             raise Overloaded
         job.start()
         return job
 
     def _trim(self) -> None:
-        """Forget the oldest jobs that have ended. It reads all of them, so it is not done for each request."""
+        """Remove the oldest finished jobs. The scan covers all jobs, so it does not run for each request."""
         self.fresh = 0
         size = sum(job.bytes for job in self.kept.values())
         for key in [key for key, job in self.kept.items() if job.done]:

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the service."""
+"""Build the OpenAPI document of the service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ ROW: Mapping[str, Any] = {
     "type": "object",
     "required": ["reference", "answer"],
     "properties": {
-        "id": {"description": "Given back with the verdict."},
-        "reference": {"description": "What the verifier compares with."},
+        "id": {"description": "Returned with the verdict."},
+        "reference": {"description": "The reference answer."},
         "answer": {"type": "string"},
         "prompt": {"description": "A text, or a list of messages."},
         "meta": {"type": "object"},
@@ -20,9 +20,9 @@ VERDICT: Mapping[str, Any] = {
     "type": "object",
     "required": ["score", "reason", "fault"],
     "properties": {
-        "index": {"type": "integer", "description": "In a batch: the place of the row."},
+        "index": {"type": "integer", "description": "In a batch: the index of the row."},
         "id": {},
-        "score": {"type": ["number", "null"], "description": "From 0 to 1. Null: not judged, which is not a score of 0."},
+        "score": {"type": ["number", "null"], "description": "From 0 to 1. Null: not verified, which is not a score of 0."},
         "reason": {"type": "string"},
         "fault": {"enum": ["none", "answer", "task", "infra"]},
         "parts": {"type": "object"},
@@ -32,48 +32,46 @@ VERDICT: Mapping[str, Any] = {
 ERRORS: Mapping[str, str] = {
     "401": "The bearer token is missing or wrong.",
     "413": "The body is too large.",
-    "422": "The request is wrong; the error says how.",
-    "429": "Too much is under way; try again after Retry-After seconds.",
+    "422": "The request is invalid; the error says why.",
+    "429": "Too many requests are running; try again after Retry-After seconds.",
 }
 KEY: Mapping[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
     "schema": {"type": "string", "maxLength": 200},
-    "description": "A request that repeats a key gets the verdicts of the first one.",
+    "description": "A request with the key of an earlier request gets the verdicts of that request.",
 }
 
 
 def document(version: str, verifiers: Sequence[str], envs: Sequence[str]) -> dict[str, Any]:
-    """The document, for the verifiers and environments that are served.
+    """Build the document for the served verifiers and environments.
 
     >>> document("0.1.0", ["numeric"], [])["openapi"]
     '3.1.0'
     """
-    which = {"name": "verifier", "in": "query", "schema": {"enum": list(verifiers)}, "description": "The first, if not given."}
+    which = {"name": "verifier", "in": "query", "schema": {"enum": list(verifiers)}, "description": "Default: the first verifier."}
     env = {"type": "string", "enum": list(envs)} if envs else {"type": "string"}
     opens = {"env": env, "split": {"type": "string"}, "index": {"type": "integer"}, "seed": {"type": "integer"}}
     texts = {"type": "array", "items": {"type": "string"}}
     theirs = {"query": texts, "prompts": texts, "labels": {"type": "array"}}
     code = {"code": {"type": "string"}, "language": {"type": "string"}, "stdin": {"type": "string"}, "run_timeout": {"type": "number"}}
-    batch = _post(
-        "Judge many answers; verdicts are streamed as they end, one a line.", _object({"rows": {"type": "array", "items": ROW}}), VERDICT
-    )
+    batch = _post("Verify many answers; verdicts are streamed, one a line.", _object({"rows": {"type": "array", "items": ROW}}), VERDICT)
     batch["requestBody"]["content"]["application/x-ndjson"] = {"schema": ROW}
     batch["responses"]["200"]["content"] = {"application/x-ndjson": {"schema": VERDICT}}
     said = _object({"messages": {"type": "array"}, "over": {"type": "boolean"}})
     paths: dict[str, Any] = {
-        "/verify": {"post": {**_post("Judge one answer.", ROW, VERDICT), "parameters": [which, KEY]}},
+        "/verify": {"post": {**_post("Verify one answer.", ROW, VERDICT), "parameters": [which, KEY]}},
         "/verify/batch": {"post": {**batch, "parameters": [which, KEY]}},
         "/openrlhf": {
             "post": _post("Rewards for OpenRLHF (remote reward model).", _object(theirs), _object({"rewards": {"type": "array"}}))
         },
-        "/seed_session": {"post": _post("For NeMo-Gym, whose /verify is answered too.", _object({}), _object({}))},
-        "/run_code": {"post": _post("Run a program, as verl asks its sandbox to.", _object(code), _object({"status": {"type": "string"}}))},
+        "/seed_session": {"post": _post("For NeMo-Gym, whose /verify is supported too.", _object({}), _object({}))},
+        "/run_code": {"post": _post("Run a program, in verl's format.", _object(code), _object({"status": {"type": "string"}}))},
         "/tasks": {"post": _post("The prompt of a task.", _object(opens), _object({"prompt": {"type": "array"}}))},
         "/sessions": {"post": _post("Open a session of an environment.", _object(opens), _object({"session": {"type": "string"}}), "201")},
-        "/sessions/{session}/hear": {"post": _post("Give a session a turn.", _object({"text": {"type": "string"}}), said)},
-        "/sessions/{session}/close": {"post": _post("Close a session and judge it.", _object({"judge": {"type": "boolean"}}), VERDICT)},
-        "/healthz": {"get": {"summary": "Whether a worker is ready; needs no token.", "responses": {"200": {"description": "It is."}}}},
+        "/sessions/{session}/hear": {"post": _post("Step a session with a turn.", _object({"text": {"type": "string"}}), said)},
+        "/sessions/{session}/close": {"post": _post("Close a session and verify it.", _object({"judge": {"type": "boolean"}}), VERDICT)},
+        "/healthz": {"get": {"summary": "Whether a worker is ready; needs no token.", "responses": {"200": {"description": "Ready."}}}},
         "/metrics": {"get": {"summary": "Counters for Prometheus.", "responses": {"200": {"description": "Text."}}}},
     }
     for path, methods in paths.items():

@@ -1,8 +1,8 @@
-"""The worker processes as the server sees them: rows out, verdicts in, and no verdict lost when a process dies.
+"""The server's pool of worker processes: it sends rows, receives verdicts, and retries the rows of a process that died.
 
-Rows go out in chunks. When a process dies, the rows that it had are judged again; those that it was judging at that moment alone, in a
-process that has nothing else, so that a row which kills its process harms no other. A row that was being judged three times when a process
-died gets no score, and never a score of 0.
+Rows are sent in chunks. When a process dies, its rows are verified again. A row that was being verified at that moment is quarantined: it
+runs in a process without other rows, so that a row that kills its process harms no other row. A row that was being verified in three
+deaths gets no score (fault `infra`), never a score of 0.
 """
 
 from __future__ import annotations
@@ -28,25 +28,22 @@ from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
 ROWS, TOGETHER, BYTES = 512, 64, 1 << 20
-"""How many rows a chunk has at most, how many if they are judged together, and about how many bytes."""
+"""Maximum rows of a chunk, maximum rows of a batch that is verified together, and approximate maximum bytes of a chunk."""
 CHUNK_S = 0.04
-"""How long one chunk should take: short enough that all processes have work until the end."""
+"""The target duration of a chunk: short enough that all processes have work until the end."""
 TRIES, LOST = 3, 30
-"""How many processes may die while they judge a row, and how many that only have it, until it gets no score."""
+"""A row gets no score after this many deaths of processes that were verifying it, or that only held it."""
 SILENT_S = 20.0
-"""A process that is silent for so long hangs as a whole, and is killed."""
+"""Heartbeat timeout: a process that sends nothing for so long is killed."""
 START_S = 120.0
-"""How long a process may take to build its plugins."""
+"""Timeout for a process to build its plugins."""
 STARTS = 5
-"""How many processes in a row may fail to start, for another reason than a signal, before rows that wait get no score."""
+"""Waiting rows get no score after this many failed starts in a row; a start ended by a signal does not count."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class Hand:
-    """One worker process.
-
-    >>> await hand.start()                                                                   # doctest: +SKIP
-    """
+    """One worker process: its socket, its chunks and calls, and its restarts."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -60,18 +57,18 @@ class Hand:
 
     @property
     def alone(self) -> bool:
-        """Whether it has a row that must be judged alone."""
+        """Whether the process has a quarantined row, so that it gets no others."""
         return any(chunk.alone for chunk in self.running.values())
 
     async def live(self) -> None:
-        """Keep a process: start one, read what it says, and start another when it has died."""
+        """Start the process, read its messages, and start another when it dies, until the pool closes."""
         while not self.pool.closing:
             try:
                 await self._life()
             except (EOFError, ConnectionError):
-                pass  # it died
-            except Exception as error:  # a process that cannot be started, or that does not keep to the protocol, is replaced
-                self.pool.log(f"a worker process is given up: {type(error).__name__}: {error}")
+                pass  # the process died
+            except Exception as error:  # a process that cannot be started, or that violates the protocol, is replaced
+                self.pool.log(f"a worker process is replaced: {type(error).__name__}: {error}")
             finally:
                 self._buried()
             if not self.pool.closing:
@@ -91,7 +88,7 @@ class Hand:
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         self.writer.write(json.dumps(self.pool.settings).encode() + b"\n")
         self.heard = time.monotonic() + START_S - SILENT_S
-        while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # a line that is cut says nothing
+        while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # an incomplete line is ignored
             body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
             self._said(head, body)
             self.heard = max(self.heard, time.monotonic()) if not self.ready else time.monotonic()
@@ -133,7 +130,7 @@ class Hand:
         self.writer.write(head + b"\n".join(chunk.rows))
 
     def call(self, number: int, body: Mapping[str, Any]) -> asyncio.Future[dict[str, Any]]:
-        """Send a call; a future of its result."""
+        """Send a call and return a future of its result."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self.writer is None or not self.ready:
             answer.set_result(GONE)
@@ -148,19 +145,19 @@ class Hand:
         return answer
 
     def leave(self, number: int) -> None:
-        """Wait for a call no longer; its thread is replaced."""
+        """Abandon a call; the worker replaces its thread."""
         self.calls.pop(number, None)
         if self.writer is not None:
             self.writer.write(b"X %d 0\n" % number)
 
     def kill(self) -> None:
-        """End the process and all that it started; `live` notices."""
+        """Kill the process group; the reading loop then starts a new process."""
         if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def _buried(self) -> None:
-        """The process has died: what it had is done again."""
+        """Clean up after the death of the process: fail its calls and retry its chunks."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
@@ -182,11 +179,7 @@ GONE = {"error": "the worker process that held this has ended; open it again", "
 
 
 class Pool:
-    """All worker processes, and the rows that wait for them.
-
-    >>> pool = Pool({"verifiers": {"numeric": "numeric"}, "threads": 4, "deadline_s": 60}, workers=2)        # doctest: +SKIP
-    >>> await pool.start(); pool.submit("numeric", rows, told)                                              # doctest: +SKIP
-    """
+    """All worker processes, and the queue of rows for them."""
 
     def __init__(
         self, settings: Mapping[str, Any], *, workers: int, figures: Figures, log: Callable[[str], None] = print, hidden: Sequence[str] = ()
@@ -194,16 +187,16 @@ class Pool:
         self.settings, self.figures, self.log, self.hidden = dict(settings), figures, log, set(hidden)
         self.threads = int(settings["threads"])
         self.most = self.threads + 1
-        """How many chunks a process has at once: one waits, so that no thread does."""
+        """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
         self.hands = [Hand(self) for _ in range(workers)]
         self.queue, self.suspects = deque[Chunk](), deque[Chunk]()
         self.waiting, self.numbers, self.pace, self.closing, self.trouble = 0, 0, dict[str, float](), False, ""
-        """Rows without a verdict yet; the last number used; seconds for a row, by verifier; why no process can be set up."""
+        """Rows without a verdict; the last chunk or call number; seconds per row by verifier; whether the pool closes; the setup error."""
         self.batches = set[str]()
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the processes and wait until one is ready; ConfigError if the plugins cannot be built."""
+        """Start the processes and wait until one is ready; raise ConfigError if the plugins cannot be built."""
         self.tasks = [asyncio.create_task(hand.live()) for hand in self.hands]
         until = time.monotonic() + START_S
         while not any(hand.ready for hand in self.hands):
@@ -214,7 +207,7 @@ class Pool:
         self.tasks.append(asyncio.create_task(self._watch()))
 
     def submit(self, verifier: str, rows: Sequence[bytes], told: Told, *, done: Collection[int] = ()) -> None:
-        """Have rows judged, but for those in the places `done`; `told` gets lines of rows in any order."""
+        """Queue rows for verification, except those with an index in `done`; `told` is called with verdict lines in any order."""
         every = runs(place for place in range(len(rows)) if place not in done) if done else [range(len(rows))]
         size = self._size(verifier, len(rows) - len(done))
         self.waiting += len(rows) - len(done)
@@ -235,25 +228,25 @@ class Pool:
         return max(1, min(ROWS, even, int(CHUNK_S / max(self.pace.get(verifier, 0.005), 1e-6))))
 
     def took(self, verifier: str, count: int, seconds: float) -> None:
-        """Remember how long a row takes."""
+        """Update the moving average of the time per row."""
         each = seconds / count
         self.pace[verifier] = 0.8 * self.pace.get(verifier, each) + 0.2 * each
         self.figures.seconds(each, count)
 
     def soon(self) -> float:
-        """About how many seconds the rows that wait will take."""
+        """Estimate the seconds until all waiting rows are verified."""
         pace = max(self.pace.values(), default=0.01)
         return self.waiting * pace / max(1, len(self.hands))
 
     def dispatch(self) -> None:
-        """Give what waits to the processes that have room. A row under suspicion gets a process for itself."""
+        """Send waiting chunks to processes with room; a quarantined row gets a process of its own."""
         ready = [hand for hand in self.hands if hand.ready]
         for hand in ready:
             if self.suspects and not hand.running:
                 self._give(hand, self.suspects.popleft())
         open_to = [hand for hand in ready if not hand.alone]
         if self.suspects and open_to and len(open_to) == len(ready):
-            open_to.remove(min(open_to, key=lambda hand: len(hand.running)))  # it gets nothing new until it is free for a suspect
+            open_to.remove(min(open_to, key=lambda hand: len(hand.running)))  # gets no more chunks, to become free for a quarantined row
         while self.queue and (open_to := [hand for hand in open_to if len(hand.running) < self.most]):
             for hand in open_to[: len(self.queue)]:
                 self._give(hand, self.queue.popleft())
@@ -263,7 +256,7 @@ class Pool:
         hand.give(self.numbers, chunk)
 
     def again(self, chunk: Chunk, judged: Collection[int]) -> None:
-        """The process that had this chunk died while it judged some of its rows: those are judged again alone, the others as before."""
+        """Queue the rows of a chunk whose process died: quarantine the rows that it was verifying, requeue the others."""
         self.figures.count("rows_again", len(chunk.left))
         tries, lost = chunk.tries, chunk.lost + 1
         for row in sorted(judged):
@@ -271,47 +264,47 @@ class Pool:
             if one.tries < TRIES:
                 self.suspects.append(one)
             else:
-                self.fail(one, f"the process that judged this answer died {TRIES} times")
+                self.fail(one, f"the worker process died {TRIES} times while verifying this answer")
         for run in runs(sorted(chunk.left.difference(judged))):
             rest = chunk.part(run, tries=tries, lost=lost)
             if lost >= LOST:
-                self.fail(rest, f"the processes that had this answer died {LOST} times")
+                self.fail(rest, f"the worker processes that held this answer died {LOST} times")
             elif rest.alone:
                 self.suspects += [rest.part(range(row, row + 1), tries=tries, lost=lost) for row in range(len(run))]
             else:
                 self.queue.appendleft(rest)
 
     def fail(self, chunk: Chunk, reason: str) -> None:
-        """No score, because the machinery failed."""
+        """Report all rows of a chunk as unscored, with fault `infra`."""
         verdict = Verdict(None, reason, fault=Fault.INFRA)
         lines = [verdict_line(name_of(row), verdict, chunk.place + at) for at, row in enumerate(chunk.rows)]
         self.waiting -= len(lines)
         chunk.told(b"\n".join([*lines, b""]), len(lines))
 
     def drop(self, told: Told) -> None:
-        """Forget the rows of a client that is gone, as far as no process has them."""
+        """Remove the queued rows of a client that disconnected; rows that a process has already are finished."""
         for line in (self.queue, self.suspects):
             for chunk in [chunk for chunk in line if chunk.told == told]:
                 line.remove(chunk)
                 self.waiting -= len(chunk.left)
 
     async def call(self, hand: Hand, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Call something in one process."""
+        """Run a call in one process and wait for its result, up to the timeout."""
         self.numbers += 1
         number = self.numbers
         try:
             return await asyncio.wait_for(hand.call(number, body), timeout_s)
         except TimeoutError:
             hand.leave(number)
-            return {"error": f"no answer within {timeout_s:g} s", "status": 504}
+            return {"error": f"no reply within {timeout_s:g} s", "status": 504}
 
     @property
     def alive(self) -> int:
-        """How many processes are ready."""
+        """The number of ready processes."""
         return sum(hand.ready for hand in self.hands)
 
     async def _watch(self) -> None:
-        """Kill processes that hang as a whole; give up on rows if no process can be started."""
+        """Kill processes without a heartbeat; fail the waiting rows if no process can be started."""
         served = time.monotonic()
         while not self.closing:
             await asyncio.sleep(0.5)
@@ -329,7 +322,7 @@ class Pool:
             self.dispatch()
 
     async def close(self) -> None:
-        """End the processes: each closes its plugins when its socket closes."""
+        """Stop the processes; each closes its plugins when its socket closes."""
         self.closing = True
         for hand in self.hands:
             if hand.writer is not None and not hand.writer.is_closing():

@@ -1,4 +1,4 @@
-"""One row of a request, and the line that answers it."""
+"""Parse a row of a request, and format its verdict as a line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORM = 'a row is {"reference": ..., "answer": "...", "id": ..., "prompt": ..., "
 
 
 class BadRow(ValueError):
-    """A row that no verifier can be asked about: the client's error, and no verdict."""
+    """A malformed row: the client gets an error instead of a verdict."""
 
 
 def read(line: bytes) -> Any:
-    """What `json.loads` reads, in a fifth of the time; NaN, lone surrogates and all that msgspec refuses are left to `json`.
+    """Decode JSON with msgspec, five times faster than `json`, which decodes what msgspec rejects, such as NaN and lone surrogates.
 
     >>> read(b'{"id": 12345678901234567890123, "x": NaN}')
     {'id': 12345678901234567890123, 'x': nan}
@@ -34,7 +34,7 @@ def read(line: bytes) -> Any:
 
 
 def task_of(line: bytes) -> tuple[Any, Task, str]:
-    """The id, the task and the answer of a row.
+    """Parse a row into its id, its task and its answer.
 
     >>> task_of(b'{"id": 7, "reference": "4", "answer": "5"}')[2]
     '5'
@@ -60,7 +60,7 @@ def task_of(line: bytes) -> tuple[Any, Task, str]:
 
 
 def name_of(line: bytes) -> Any:
-    """The id of a row, None if it has none that can be read.
+    """Return the id of a row; None if the row has none or is malformed.
 
     >>> name_of(b'{"id": 7, "reference": "4", "answer": "5"}')
     7
@@ -72,7 +72,7 @@ def name_of(line: bytes) -> Any:
 
 
 def prompt_of(value: Any) -> tuple[Message, ...]:
-    """The prompt of a row: nothing, a text, or messages.
+    """Parse the prompt of a row: None, a text, or messages.
 
     >>> prompt_of("2+2=")
     ({'role': 'user', 'content': '2+2='},)
@@ -85,7 +85,7 @@ def prompt_of(value: Any) -> tuple[Message, ...]:
 
 
 def verdict_line(name: Any, verdict: Verdict, index: int | None = None) -> bytes:
-    """The line that answers a row; with the row's place in its batch, if that is given.
+    """Format a verdict as a JSON line, with the row's index in its batch if given.
 
     >>> verdict_line(7, Verdict(1.0, "equal"))
     b'{"id": 7, "score": 1.0, "reason": "equal", "fault": "none"}'
@@ -93,7 +93,7 @@ def verdict_line(name: Any, verdict: Verdict, index: int | None = None) -> bytes
     b'{"index": 3, "id": "a", "score": null, "reason": "away", "fault": "infra"}'
     """
     if (name is None or type(name) in (int, str)) and not (verdict.parts or verdict.detail or verdict.earned):
-        # the usual verdict, written as `dumps` does it in a quarter of the time: for a fast verifier that time counts
+        # the common case, formatted like `dumps` but four times faster, which matters for fast verifiers
         text = "null" if name is None else quoted(name) if type(name) is str else str(name)
         score = "null" if verdict.score is None else repr(verdict.score)
         head = "" if index is None else f'"index": {index}, '
@@ -101,13 +101,13 @@ def verdict_line(name: Any, verdict: Verdict, index: int | None = None) -> bytes
     row = {"id": name} if index is None else {"index": index, "id": name}
     try:
         return dumps({**row, **verdict.record()}).encode()
-    except (TypeError, ValueError, RecursionError) as error:  # a plugin's own objects: the row still gets its line
+    except (TypeError, ValueError, RecursionError) as error:  # objects that a plugin put into the verdict: the row still gets its line
         wrong = Verdict(None, f"the verdict cannot be written as JSON: {error}"[:400], fault=Fault.INFRA)
         return dumps({**row, **wrong.record()}).encode()
 
 
 def error_line(message: str, index: int) -> bytes:
-    """The line that answers a row that cannot be judged because the client wrote it wrong.
+    """Format the JSON line for a malformed row.
 
     >>> error_line("no answer", 0)
     b'{"index": 0, "id": null, "error": "no answer"}'
@@ -116,7 +116,7 @@ def error_line(message: str, index: int) -> bytes:
 
 
 def index_of(line: bytes) -> int:
-    """The index in a line.
+    """Parse the index of a line.
 
     >>> index_of(b'{"index": 12, "id": null, "error": "no answer"}')
     12
@@ -125,7 +125,7 @@ def index_of(line: bytes) -> int:
 
 
 def without_index(line: bytes) -> bytes:
-    """The line as the answer to a single row.
+    """Remove the index from a line, for the reply to a single row.
 
     >>> without_index(b'{"index": 12, "id": null, "error": "no answer"}')
     b'{"id": null, "error": "no answer"}'

@@ -1,4 +1,4 @@
-"""Sessions of environments, as the server sees them: each lives in one worker process, and has a lease that every call renews."""
+"""The server's table of environment sessions: each lives in one worker process, and expires some time after its last call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from rlvr.commands.service.guard import Refused
 from rlvr.commands.service.pool import Hand, Pool
 
 CALLS = 4
-"""How many calls may wait in one process for each of its threads."""
+"""The maximum of waiting calls in a process, per thread."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A session that is open, and when its lease ends.
-
-    >>> Held(hand, until=1.0).busy                                                            # doctest: +SKIP
-    False
-    """
+    """An open session: its worker process, and the time when it expires."""
 
     hand: Hand
     until: float
@@ -30,20 +26,17 @@ class Held:
 
 
 class Sessions:
-    """Opens sessions where there are fewest, and closes those whose lease has ended.
-
-    >>> await Sessions(pool, most=256, lease_s=300, deadline_s=60).open({"env": "guess_number"})        # doctest: +SKIP
-    """
+    """Opens sessions in the least loaded worker process, and closes expired ones."""
 
     def __init__(self, pool: Pool, *, most: int, lease_s: float, deadline_s: float) -> None:
         self.pool, self.most, self.lease_s, self.deadline_s = pool, most, lease_s, deadline_s
         self.held: dict[str, Held] = {}
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Open one; the reply has its id, its prompt and its tools."""
+        """Open a session; the reply has its id, its prompt and its tools."""
         if len(self.held) >= self.most:
             self.pool.figures.count("refused", reason="sessions")
-            raise Refused(429, f"{len(self.held)} sessions are open, which is the most", **{"Retry-After": "5"})
+            raise Refused(429, f"{len(self.held)} sessions are open, which is the maximum; try again later", **{"Retry-After": "5"})
         session, hand = secrets.token_urlsafe(16), self._freest()
         self._admit(hand)
         self.held[session] = Held(hand, time.monotonic() + self.deadline_s + self.lease_s, busy=True)
@@ -55,18 +48,18 @@ class Sessions:
         return {"session": session, "lease_s": self.lease_s, **said}
 
     async def hear(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Give it a turn of the policy."""
+        """Step a session with a turn of the policy."""
         held = self._at(session)
         self._admit(held.hand)
         held.busy = True
         said = await self._call(held.hand, {**body, "what": "hear", "session": session})
         held.busy, held.until = False, time.monotonic() + self.lease_s
-        if said.get("status") in (410, 500, 504):  # its process is gone, or nothing is known of its state
+        if said.get("status") in (410, 500, 504):  # the process died, or the session's state is unknown
             self._forget(session, held.hand)
         return said
 
     async def close(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Close it, and judge it unless `judge` is false."""
+        """Close a session, and verify it unless `judge` is false."""
         held = self._at(session)
         self._admit(held.hand)
         del self.held[session]
@@ -74,13 +67,13 @@ class Sessions:
         return await self._call(held.hand, {"what": what, "session": session})
 
     async def anywhere(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A call that needs no session."""
+        """Run a call that needs no session, in the least loaded worker process."""
         hand = self._freest()
         self._admit(hand)
         return await self._call(hand, body)
 
     async def sweep(self) -> None:
-        """Close sessions whose lease has ended, for as long as the service runs."""
+        """Close expired sessions periodically, as long as the service runs."""
         while True:
             await asyncio.sleep(min(1.0, self.lease_s / 4))
             now = time.monotonic()
@@ -91,7 +84,7 @@ class Sessions:
     def _at(self, session: str) -> Held:
         held = self.held.get(session)
         if held is None:
-            raise Refused(410, "there is no such session; its lease may have ended")
+            raise Refused(410, "there is no such session; it may have expired")
         if held.busy:
             raise Refused(409, "this session is busy with another call")
         return held
@@ -107,7 +100,7 @@ class Sessions:
         hand.call(self.pool.numbers, {"what": "drop", "session": session})
 
     def _admit(self, hand: Hand) -> None:
-        """Refuse a call before it changes anything, if too many wait already."""
+        """Reject a call before it changes anything, if too many are waiting."""
         if len(hand.calls) >= CALLS * self.pool.threads:
             self.pool.figures.count("refused", reason="calls")
             raise Refused(429, "too many calls wait; try again later", **{"Retry-After": "1"})

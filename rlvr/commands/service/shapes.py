@@ -1,6 +1,6 @@
-"""The reward routes of other trainers: their requests as rows, and verdicts as their replies.
+"""The reward formats of other trainers: parse their requests into rows, and format verdicts as their replies.
 
-Where a trainer has no word for an answer without a score, the whole request is refused with 503: it is never told 0.
+These formats cannot express an answer without a score, so such a request fails with status 503 instead of a reward of 0.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 from rlvr.commands.service.guard import Refused
 
 GOLD = ("reference", "expected_answer", "answer", "ground_truth")
-"""Where rows of NeMo-Gym keep what the verifier compares with, in the order in which they are looked at."""
+"""The keys that may hold the reference in a row of NeMo-Gym, in order of priority."""
 
 
 def openrlhf_rows(body: Any) -> list[bytes]:
-    """The rows of OpenRLHF's remote reward: `query` has prompt and answer in one text, `prompts` the prompts, `labels` the references.
+    """Parse a request of OpenRLHF: `query` has prompt and answer in one text, `prompts` the prompts, `labels` the references.
 
     >>> openrlhf_rows({"query": ["2+2=4"], "prompts": ["2+2="], "labels": ["4"]})
     [b'{"reference": "4", "answer": "4", "prompt": "2+2="}']
     """
     queries, prompts, labels = (_list(body, name) for name in ("query", "prompts", "labels"))
     if not len(queries) == len(prompts) == len(labels):
-        raise Refused(422, f"query has {len(queries)} items, prompts {len(prompts)} and labels {len(labels)}; they must be as many")
+        raise Refused(422, f"query has {len(queries)} items, prompts {len(prompts)} and labels {len(labels)}; the numbers must be equal")
     rows = []
     for place, (query, prompt, label) in enumerate(zip(queries, prompts, labels, strict=True)):
         if not isinstance(query, str) or not isinstance(prompt, str) or not query.startswith(prompt):
-            raise Refused(422, f"query {place} does not begin with its prompt, so that the answer in it cannot be told from the prompt")
+            raise Refused(422, f"query {place} does not begin with its prompt, so its answer cannot be separated from the prompt")
         rows.append(dumped({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}))
     return rows
 
 
 def openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
-    """The reply that OpenRLHF reads.
+    """Format the reply to OpenRLHF.
 
     >>> openrlhf_reply([b'{"id": null, "score": 1.0, "reason": "equal", "fault": "none"}'])["rewards"]
     [1.0]
@@ -43,7 +43,7 @@ def openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
 
 
 def nemo_gym_row(body: Mapping[str, Any]) -> bytes:
-    """The row of a request to `/verify` of a NeMo-Gym resources server: the text of the response is judged.
+    """Parse a request to `/verify` of a NeMo-Gym resources server; the answer is the text of the response.
 
     >>> nemo_gym_row({"responses_create_params": {"input": "2+2="}, "response": {"output": []}, "expected_answer": "4"})
     b'{"reference": "4", "answer": "", "prompt": "2+2=", "meta": {}}'
@@ -52,7 +52,7 @@ def nemo_gym_row(body: Mapping[str, Any]) -> bytes:
     meta = meta if isinstance(meta, dict) else {}
     found = [source[name] for source in (body, meta) for name in GOLD if name in source]
     if not found:
-        raise Refused(422, f"the row has no reference; it is looked for in {', '.join(GOLD)}, of the row or of its verifier_metadata")
+        raise Refused(422, f"the row has no reference; the row or its verifier_metadata needs one of {', '.join(GOLD)}")
     params = body.get("responses_create_params") or {}
     given = params.get("input") if isinstance(params, dict) else None
     prompt = given if isinstance(given, str) else "\n".join(_said(item) for item in given or () if isinstance(item, dict))
@@ -64,13 +64,13 @@ def nemo_gym_row(body: Mapping[str, Any]) -> bytes:
 
 
 def nemo_gym_reply(body: Mapping[str, Any], line: bytes) -> dict[str, Any]:
-    """The request with its reward, as NeMo-Gym wants it back."""
+    """Format the reply to NeMo-Gym: the request with its reward."""
     verdict = json.loads(line)
     return {**body, "reward": score_of(verdict), "reason": verdict["reason"], "reward_components": verdict.get("parts", {})}
 
 
 def dumped(value: Any) -> bytes:
-    """A part of a request as JSON again; what is nested too deeply for that is the client's error.
+    """Serialize a part of a request as JSON; nesting that is too deep is the client's error.
 
     >>> dumped({"answer": "4"})
     b'{"answer": "4"}'
@@ -82,7 +82,7 @@ def dumped(value: Any) -> bytes:
 
 
 def score_of(verdict: Mapping[str, Any]) -> float:
-    """The score of a verdict, for a trainer that has no word for none."""
+    """Return the score of a verdict; raise status 503 if it has none."""
     if "error" in verdict:
         raise Refused(422, str(verdict["error"]))
     if verdict["score"] is None:
@@ -91,7 +91,7 @@ def score_of(verdict: Mapping[str, Any]) -> float:
 
 
 def _said(item: Mapping[str, Any]) -> str:
-    """The text of a message of the Responses format."""
+    """Return the text of a message in the Responses format."""
     content = item.get("content")
     if isinstance(content, str):
         return content

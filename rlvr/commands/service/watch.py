@@ -1,4 +1,4 @@
-"""What the service counts, as Prometheus reads it."""
+"""The metrics of the service, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 HELP: Mapping[str, str] = {
     "requests": "HTTP requests, by route and status.",
-    "verdicts": "Verdicts, by what caused a problem in judging; none is a verdict without a problem.",
-    "rows_again": "Rows that were judged again because a worker process died.",
+    "verdicts": "Verdicts, by fault; none is a verdict without a problem.",
+    "rows_again": "Rows that were verified again because a worker process died.",
     "worker_restarts": "Worker processes that ended and were replaced.",
-    "refused": "Requests that were refused, by reason.",
+    "refused": "Requests that were rejected, by reason.",
 }
 
 
 class Figures:
-    """Counters, one histogram, and gauges that are read when they are asked for.
+    """Counters, a histogram of verdict times, and gauges that are read at each export.
 
     >>> figures = Figures(); figures.count("refused", reason="token"); print(figures.text({}).splitlines()[2])
     rlvr_refused_total{reason="token"} 1
@@ -31,12 +31,12 @@ class Figures:
         self.counts[name, tuple(sorted(labels.items()))] += by
 
     def seconds(self, each: float, rows: int) -> None:
-        """Add verdicts to the histogram."""
+        """Add the verdict time of some rows to the histogram."""
         self.bins[next((bound for bound in BOUNDS if each <= bound), float("inf"))] += rows
         self.total += each * rows
 
     def text(self, gauges: Mapping[str, Callable[[], float]]) -> str:
-        """All of it in Prometheus' text format."""
+        """Format all metrics in Prometheus' text format."""
         lines: list[str] = []
         for name in sorted({name for name, _ in self.counts}):
             lines += [f"# HELP rlvr_{name}_total {HELP.get(name, name)}", f"# TYPE rlvr_{name}_total counter"]

@@ -1,18 +1,18 @@
-"""A worker process of the service: it holds the plugins, judges answers in threads, and talks to the server over one socket.
+"""A worker process of the service: it holds the plugins, verifies answers in threads, and talks to the server over one socket.
 
-The first line that it reads holds its settings. After it, every message is a line whose last word is the length of what follows it:
+The first line that it reads holds its settings. After it, every message is a line whose last word is the length of the body that follows:
 
-    V CHUNK SLOT PLACE VERIFIER BYTES     judge these rows, one a line as the client wrote it; PLACE is that of the first in its request
-    C CALL BYTES                          call something else: a session, a program for the sandbox
-    X CALL 0                              nobody waits for that call any more
+    V CHUNK SLOT PLACE VERIFIER BYTES     verify rows, one a line as the client wrote it; PLACE is the index of the first in its request
+    C CALL BYTES                          another call: to a session, or a program for the sandbox
+    X CALL 0                              the call is abandoned
 
-What it writes has the same form, in any order:
+Messages to the server have the same form, in any order:
 
-    V CHUNK ROW ROWS SECONDS BYTES        the verdicts on so many rows from that one of the chunk, a line each, and how long they took
+    V CHUNK ROW ROWS SECONDS BYTES        verdicts on ROWS rows of the chunk from ROW on, a line each, and the time they took
     R CALL BYTES                          the result of a call
-    H 0                                   it is alive, twice a second
+    H 0                                   heartbeat, twice a second
 
-Which row it is judging stands in a file (`Marks`), so that the server knows it after a death.
+The row that is being verified is recorded in a shared file (`chunks`), which the server reads after the death of a worker.
 The process ends when the socket closes, so it never outlives the server.
 """
 
@@ -40,34 +40,27 @@ from rlvr.task import Fault, Task, Verdict
 
 HEARTBEAT_S = 0.5
 FLUSH_S = 0.05
-"""How long a verdict waits for others, to be sent together."""
+"""How long verdicts are collected before they are sent together."""
 LOOK_S = 0.05
-"""How often deadlines and verdicts that wait are checked."""
+"""The interval of the checks for timeouts and unsent verdicts."""
 CLOSING_S = 5.0
 
 
 class Chunk:
-    """Some rows that one thread judges in their order.
-
-    >>> Chunk(7, 0, verifier, [b'{"reference": "4", "answer": "4"}'], 500).row                 # doctest: +SKIP
-    0
-    """
+    """Some rows that one thread verifies in order, and its progress."""
 
     def __init__(self, number: int, slot: int, verifier: Verifier, rows: Sequence[bytes], place: int, first: int = 0) -> None:
         self.number, self.slot, self.verifier, self.rows, self.place, self.first = number, slot, verifier, rows, place, first
         self.row, self.since, self.left = 0, 0.0, False
-        """The row that is being judged, since when, and whether it was given up."""
+        """The row that is being verified, the time it started, and whether the chunk was abandoned after a timeout."""
         self.lines, self.sent, self.flushed = list[bytes](), 0, time.monotonic()
-        """Verdicts that wait to be sent; how many were sent, and when the last of them."""
+        """Unsent verdicts, the number of sent ones, and the time of the last sending."""
         self.job: Job | None = None
         self.whole = batches(verifier)
 
 
 class Worker:
-    """Serves one socket until it closes.
-
-    >>> Worker(socket, {"verifiers": {"numeric": "numeric"}, "threads": 4, "deadline_s": 60}, marks).serve()   # doctest: +SKIP
-    """
+    """Serves the verifiers, sessions and sandbox over one socket until it closes."""
 
     def __init__(self, link: socket.socket, settings: dict[str, Any], marks: Marks) -> None:
         self.link, self.deadline_s, self.marks = link, float(settings["deadline_s"]), marks
@@ -77,12 +70,12 @@ class Worker:
         self.chunks: dict[int, Chunk] = {}
         self.calls: dict[int, Job] = {}
         self.left = set[int]()
-        """Calls that nobody waits for any more, and that have not ended."""
+        """Abandoned calls that are still running."""
         self.lock, self.out = Lock(), Lock()
         self.stopping = Event()
 
     def serve(self, lines: Any) -> None:
-        """Read and work until the server closes the socket."""
+        """Read and execute messages until the server closes the socket."""
         for verifier in self.verifiers.values():
             verifier.ready()
         told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if batches(v)]}).encode()
@@ -102,12 +95,12 @@ class Worker:
                 with self.lock:
                     self.left.add(int(head[1]))
                 self.callers.give_up(job)
-                if job.done():  # it had ended, or never begun
+                if job.done():  # the call had ended, or never started
                     self.left.discard(int(head[1]))
         self.stopping.set()
 
     def send(self, message: bytes) -> None:
-        """Write a message."""
+        """Send a message to the server."""
         with self.out:
             try:
                 self.link.sendall(message)
@@ -115,7 +108,7 @@ class Worker:
                 os._exit(0)  # the server is gone
 
     def close(self) -> None:
-        """Close the plugins, for a short while."""
+        """Close the plugins, within a time limit."""
         closing = Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(CLOSING_S)
@@ -154,7 +147,7 @@ class Worker:
         return verdict_line(name, judged_whole(verifier, task, answer), place)
 
     def _judge_all(self, key: int, chunk: Chunk) -> None:
-        """The same for a verifier that judges many answers together."""
+        """Verify all rows of a chunk together, with a verifier that implements `verify_many`."""
         chunk.since = chunk.flushed = time.monotonic()
         self.marks.begin_all(chunk.slot)
         told: dict[int, bytes] = {}
@@ -175,11 +168,11 @@ class Worker:
     def _ended(self, key: int, chunk: Chunk) -> None:
         with self.lock:
             del self.chunks[key]
-        self.marks.end(chunk.slot)  # before the last verdicts are sent, after which the server gives the slot to another chunk
+        self.marks.end(chunk.slot)  # before the last verdicts are sent: after them the server reuses the slot for another chunk
         self._flush(chunk)
 
     def _flush(self, chunk: Chunk) -> None:
-        """Send the verdicts of a chunk that wait."""
+        """Send the unsent verdicts of a chunk."""
         now = time.monotonic()
         with self.lock:
             lines, chunk.lines = chunk.lines, []
@@ -204,7 +197,7 @@ class Worker:
         with self.lock:
             left = number in self.left
             self.left.discard(number)
-        if left and body.get("what") == "open" and "error" not in said:  # it was opened after its client was told that it was not
+        if left and body.get("what") == "open" and "error" not in said:  # the client already got a timeout, so the session has no owner
             self.desk.answer({"what": "drop", "session": body["session"]})
         told = dumps(said, default=str).encode()
         self.send(b"R %d %d\n" % (number, len(told)) + told)
@@ -212,7 +205,7 @@ class Worker:
     # ---- time
 
     def _watch(self) -> None:
-        """Tell the server that this process lives, send what waits, and give up what has had its time."""
+        """Send heartbeats and unsent verdicts, and time out rows that exceed the deadline."""
         beat = 0.0
         while not self.stopping.wait(min(LOOK_S, self.deadline_s / 4)):
             now = time.monotonic()
@@ -226,14 +219,14 @@ class Worker:
                 self._flush(chunk)
             for key, chunk in overdue:
                 self._late(key, chunk)
-            if self.judges.spent or self.callers.spent:  # soon no thread would be left, and what waits for one would wait for ever
+            if self.judges.spent or self.callers.spent:  # too many threads hang: end the process before waiting jobs wait for ever
                 os._exit(1)
             if now - beat >= HEARTBEAT_S:
                 beat = now
                 self.send(b"H 0\n")
 
     def _late(self, key: int, chunk: Chunk) -> None:
-        """The row that ran too long has no score; another thread judges the rows after it."""
+        """Report a timed-out row as unscored, and verify the rows after it in another thread."""
         if chunk.job is not None:
             self.judges.give_up(chunk.job)
         gone = range(len(chunk.rows)) if chunk.whole else range(chunk.row, chunk.row + 1)
@@ -241,18 +234,18 @@ class Worker:
         self.marks.end(chunk.slot)
         verdict, first = late(self.deadline_s), chunk.first + gone.start
         lines = [verdict_line(name_of(chunk.rows[row]), verdict, chunk.place + row) for row in gone]
-        self._tell(chunk, first, 0.0, lines)  # its time says nothing about other rows
+        self._tell(chunk, first, 0.0, lines)  # 0 s: a timeout must not change the average time per row
         if rest := chunk.rows[gone.stop :]:
             self._start(key, Chunk(chunk.number, chunk.slot, chunk.verifier, rest, chunk.place + gone.stop, first + len(gone)))
 
 
 def batches(verifier: Verifier) -> bool:
-    """Whether a verifier has its own way to judge many answers."""
+    """Whether a verifier overrides `verify_many`."""
     return type(verifier).verify_many is not Verifier.verify_many
 
 
 def many_judged(verifier: Verifier, good: Sequence[tuple[int, Any, Task, str]]) -> list[Verdict]:
-    """A verdict for each row, whatever the verifier does. If judging them together fails, each is judged alone."""
+    """Verify rows with `verify_many`; if it fails or returns wrong results, verify each row alone. Always returns a verdict per row."""
     try:
         verdicts = list(verifier.verify_many([task for _, _, task, _ in good], [answer for *_, answer in good]))
         if len(verdicts) == len(good) and all(isinstance(verdict, Verdict) for verdict in verdicts):
@@ -264,7 +257,7 @@ def many_judged(verifier: Verifier, good: Sequence[tuple[int, Any, Task, str]]) 
 
 
 def main(descriptor: int, shared: int) -> None:
-    """The process: what a plugin prints goes to standard error."""
+    """Run the worker process; the output of plugins is redirected to standard error."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which lets the workers finish
     link = socket.socket(fileno=descriptor)
@@ -280,7 +273,7 @@ def main(descriptor: int, shared: int) -> None:
         os._exit(1)
     worker.close()
     sys.stderr.flush()
-    os._exit(0)  # threads that hang must not keep the process
+    os._exit(0)  # hanging threads must not keep the process alive
 
 
 if __name__ == "__main__":

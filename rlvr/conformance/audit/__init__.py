@@ -1,1 +1,1 @@
-"""How often a verifier pays wrong answers and refuses right ones: `rlvr audit`, for verifiers of rlvr and for any reward function."""
+"""`rlvr audit`: measure the false positives and false negatives of a verifier of rlvr, or of any reward function."""

@@ -1,4 +1,4 @@
-"""Ask a verifier in a worker process, with a deadline for each answer."""
+"""Run a verifier in a worker process, with a timeout for each answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLY_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a verifier made of one answer.
+    """The reply of a verifier to one answer.
 
     >>> Reply(1.0, "12 equals 12").paid
     True
@@ -32,7 +32,7 @@ class Reply:
     score: float | None
     reason: str = ""
     crash: str = ""
-    """What it raised, or that it gave no answer in time."""
+    """The exception that was raised, or a message about a timeout or exit."""
     seconds: float = 0.0
 
     @property
@@ -42,12 +42,7 @@ class Reply:
 
 
 class Asked:
-    """A verifier in a worker process; the worker is started again when it hangs or exits.
-
-    >>> with Asked("exact") as verifier:                                                 # doctest: +SKIP
-    ...     verifier.ask({"answer": "4", "reference": "4"}).paid
-    True
-    """
+    """A verifier in a worker process, which is restarted when it hangs or exits."""
 
     def __init__(self, target: str, settings: Mapping[str, Any] | None = None, *, timeout_s: float = 10.0, seed: int = 0) -> None:
         self.command = [sys.executable, "-m", "rlvr.conformance.audit.worker", target, json.dumps(dict(settings or {}))]
@@ -58,7 +53,7 @@ class Asked:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, row: Mapping[str, Any]) -> Reply:
-        """The verifier's reply to a row with `answer`, `reference` and perhaps `question` and `meta`."""
+        """Verify a row with `answer`, `reference` and optionally `question` and `meta`."""
         process = self._started()
         assert process.stdin is not None
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""An audit: ask a verifier many pairs, twice, and count by family what it pays, refuses, cannot judge and breaks on."""
+"""Audit a verifier: verify many labelled pairs twice, and count false positives, false negatives, missing scores and crashes by family."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Family:
 
     name: str
     right: bool
-    """Whether its answers are right: a failure is then a refusal, and otherwise a payment."""
+    """Whether the answers are right: a failure is then a false negative, and otherwise a false positive."""
     given: bool = False
-    """Whether the pairs were labelled by the user, and not made."""
+    """Whether the pairs were labelled by the user, and not generated."""
     asked: int = 0
     failed: int = 0
     unscored: int = 0
@@ -42,7 +42,7 @@ class Family:
 
     @property
     def rate(self) -> float | None:
-        """The share of failures among the answers that got a score; None without any."""
+        """Fraction of failures among the scored answers; None if there are none."""
         scored = self.asked - self.unscored - self.crashed
         return self.failed / scored if scored else None
 
@@ -63,7 +63,7 @@ class Family:
 
 @dataclass(slots=True)
 class Report:
-    """What an audit found.
+    """The results of an audit.
 
     >>> Report("exact", []).rates()
     {'given': {'false_positive': None, 'false_negative': None}, 'made': {'false_positive': None, 'false_negative': None}}
@@ -72,16 +72,16 @@ class Report:
     target: str
     families: list[Family]
     forms: list[str] = field(default_factory=list)
-    """The ways to declare an answer that the verifier reads."""
+    """The forms of declaring an answer that the verifier accepts."""
     skipped: int = 0
-    """Pairs whose label is neither right nor wrong."""
+    """Number of pairs whose label is neither right nor wrong."""
     disagreements: list[dict[str, Any]] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """How long each verdict took."""
+    """Duration of each verification."""
 
     def rates(self) -> dict[str, dict[str, float | None]]:
-        """The rates of false positives and negatives, of labelled pairs and of made ones."""
+        """Compute the rates of false positives and false negatives, of labelled and of generated pairs."""
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
             rows = [family for family in self.families if family.given == given]
@@ -89,13 +89,13 @@ class Report:
         return found
 
     def latency(self) -> dict[str, float]:
-        """The median, the tail and the worst of the seconds of a verdict."""
+        """Compute median, 95 %, 99 % and maximum of the verification time in seconds."""
         ordered = sorted(self.seconds) or [0.0]
         at = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
         return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in at.items()}
 
     def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
+        """Convert the report to plain JSON."""
         return {
             "verifier": self.target,
             "rates": self.rates(),
@@ -118,7 +118,7 @@ def _rate(families: Iterable[Family]) -> float | None:
 
 
 def pairs_in(path: Path) -> tuple[list[Pair], int]:
-    """The labelled pairs of a JSONL file, and how many have another label than right or wrong."""
+    """Load the labelled pairs of a JSONL file; also return how many have another label than right or wrong."""
     found, skipped = [], 0
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -146,7 +146,7 @@ def pairs_in(path: Path) -> tuple[list[Pair], int]:
 
 
 def golds_from(pairs: Sequence[Pair], examples: Sequence[Example], *, most: int, seed: int) -> list[Pair]:
-    """Some bare golds: references of the pairs, else of the verifier's own examples."""
+    """Collect some bare golds: references of the pairs, else of the verifier's own examples."""
     found: dict[str, Pair] = {}
     for pair in pairs:
         if isinstance(pair.reference, str | int | float) and not isinstance(pair.reference, bool):
@@ -172,7 +172,7 @@ def audit(
     seed: int = 0,
     told: Callable[[int], None] = lambda count: None,
 ) -> Report:
-    """Ask everything twice, in two processes, and search for answers that are paid without knowing the question."""
+    """Verify every pair twice, in two processes, and search for answers that are rewarded without knowing the question."""
     report = Report(target, [])
     families: dict[tuple[str, bool, bool], Family] = {}
     count = 0
@@ -197,7 +197,7 @@ def audit(
 
 
 def _forms(verifier: Asked, golds: Sequence[Pair]) -> list[str]:
-    """The forms in which at least half of some golds are accepted, the best first."""
+    """Find the forms in which at least half of some golds are accepted, the best first."""
     some = golds[:PROBED]
     accepted = {name: sum(verifier.ask({**gold.row(), "answer": text.format(gold.answer)}).paid for gold in some) for name, text in FORMS}
     return [name for name in sorted(accepted, key=lambda name: -accepted[name]) if some and 2 * accepted[name] >= len(some)]

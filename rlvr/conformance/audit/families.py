@@ -1,4 +1,4 @@
-"""Pairs that are made from golds: right answers in other forms, near misses, and answers that must never be paid."""
+"""Generate pairs from golds: right answers in other forms, near misses, and answers that must never be rewarded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS: tuple[tuple[str, str], ...] = (
     ("sentence", "The answer is {}."),
     ("final line", "Final answer: {}"),
 )
-"""Ways to declare an answer. A form in which no gold is accepted is not read by the verifier, and is not held against it."""
+"""Ways to declare an answer. Forms in which no gold is accepted are unsupported by the verifier, and are not used."""
 NUMERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
 
@@ -37,18 +37,18 @@ class Pair:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """What a worker is asked."""
+        """Convert the pair to a request for a worker."""
         return {"answer": self.answer, "reference": self.reference, "question": self.question, "meta": self.meta}
 
 
 def _digit(text: str) -> str | None:
-    """The last digit replaced by the next one."""
+    """Replace the last digit by the next one; None without a digit."""
     at = next((n for n in range(len(text) - 1, -1, -1) if text[n] in "0123456789"), None)
     return None if at is None else text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
 
 
 def _swapped(text: str) -> str | None:
-    """The first two different digits that stand side by side, swapped."""
+    """Swap the first two different adjacent digits; None if there are none."""
     found = next((m for m in re.finditer(r"(?=(\d)(\d))", text) if m[1] != m[2]), None)
     return None if found is None else text[: found.start()] + found[2] + found[1] + text[found.start() + 2 :]
 
@@ -61,7 +61,7 @@ AROUND: tuple[tuple[str, str], ...] = (
     ("white space around", "  {}\n"),
     ("a thought before", "<think>Perhaps 7. No.</think>\n{}"),
 )
-"""What may stand around a declared answer."""
+"""Text that may surround a declared answer."""
 RIGHT: tuple[tuple[str, Callable[[str], str | None]], ...] = (
     ("decimal zero", _numeric(lambda text: f"{text}0" if "." in text else f"{text}.0")),
     ("digits grouped", _numeric(lambda text: f"{int(text):,}" if "." not in text and len(text) > 4 else text)),
@@ -89,7 +89,7 @@ WRONG: tuple[tuple[str, Callable[[str], str | None]], ...] = (
 
 
 def made(golds: Sequence[Pair], forms: Sequence[str]) -> Iterator[Pair]:
-    """Right and wrong pairs from golds, in the forms that the verifier reads; `golds` are right pairs whose answer is the bare gold."""
+    """Generate right and wrong pairs from golds, in the accepted forms; `golds` are right pairs whose answer is the bare gold."""
     if not forms:
         return
     texts = dict(FORMS)

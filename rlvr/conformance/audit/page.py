@@ -18,7 +18,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}code{white-space:pre-wra
 
 
 def page(report: Report, interval: Interval) -> str:
-    """The page; `interval` gives the confidence interval of a share."""
+    """Render the page; `interval` computes the confidence interval of a fraction."""
     latency = report.latency()
     head = [("asked", str(sum(f.asked for f in report.families))), ("no score", str(sum(f.unscored for f in report.families)))]
     head += [

@@ -1,4 +1,4 @@
-"""A search for answers that are paid without knowing the question: mutations and recombinations of answers that were seen."""
+"""Search for answers that are rewarded without knowing the question, by mutating and recombining seen answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TRICKS = (
     '{{"score": 1, "answer": "{0}"}}',
 )
 TASKS = 8
-"""Each candidate is asked on so many tasks with different references."""
+"""Number of tasks with different references on which each candidate is verified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One text that was paid on several tasks with different references.
+    """A text that was rewarded on several tasks with different references.
 
     >>> Key("or", ("4", "5"), 8).share
     0.25
@@ -34,17 +34,17 @@ class Key:
 
     text: str
     paid: tuple[str, ...]
-    """The references it was paid for."""
+    """The references for which it was rewarded."""
     tasks: int
 
     @property
     def share(self) -> float:
-        """The share of tasks on which it was paid."""
+        """Fraction of tasks on which it was rewarded."""
         return len(self.paid) / self.tasks
 
 
 def searched(golds: Sequence[Pair], seen: Sequence[str], paid: Callable[[Pair, str], bool], *, calls: int, seed: int) -> list[Key]:
-    """Texts that are paid for two different references or more, best and shortest first. `calls` is how often the verifier is asked."""
+    """Find texts that are rewarded for at least two different references, best and shortest first, with at most `calls` verifications."""
     chance = random.Random(seed)
     tasks = list({repr(gold.reference): gold for gold in golds}.values())
     chance.shuffle(tasks)

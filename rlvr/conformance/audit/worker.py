@@ -1,6 +1,6 @@
-"""The program of an audit's worker: it loads one verifier or reward function and judges one answer for each line of its input.
+"""The program of an audit's worker: load one verifier or reward function and verify one answer for each line of input.
 
-It is a process of its own, so that code that hangs, exits or prints costs one answer and not the audit.
+It is a separate process, so that code that hangs, exits or prints affects one answer and not the whole audit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Judge = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def opened(target: str, settings: Mapping[str, Any]) -> Judge:
-    """The judge of a verifier's name, of `file.py:object` or of `module:object`."""
+    """Load a verifier by name, from `file.py:object` or from `module:object`, and return its verify function for rows."""
     found = _object(target) if ":" in target else None
     if found is not None and not isinstance(found, Verifier) and not (isinstance(found, type) and issubclass(found, Verifier)):
         return _foreign(found)
@@ -66,7 +66,7 @@ def _object(target: str) -> Any:
 
 
 def _foreign(function: Any) -> Judge:
-    """A plain function, a reward function of TRL, or verl's `compute_score`, told apart by the names of the arguments."""
+    """Wrap a plain function, a TRL reward function, or verl's `compute_score`, recognized by the names of the arguments."""
     if not callable(function):
         raise RlvrError(f"it is a {type(function).__name__}, not a function")
     known = inspect.signature(function).parameters
@@ -94,20 +94,20 @@ def _foreign(function: Any) -> Judge:
 
 
 def _read(returned: Any) -> dict[str, Any]:
-    """The score in what a reward function returned."""
+    """Parse the score in the return value of a reward function."""
     value: Any = returned[0] if isinstance(returned, list | tuple) and returned else returned
     if isinstance(value, Mapping):
         value = value.get("score", value.get("reward"))
     if value is None:
         return {"score": None, "reason": "it returned no score", "fault": "infra"}
-    score = float(value)  # what is no number raises, and is reported
+    score = float(value)  # raises for a value that is not a number, which is reported
     if not math.isfinite(score):
         return {"score": None, "reason": f"it returned {score}", "fault": "infra"}
     return {"score": score, "reason": "", "fault": "none"}
 
 
 def main() -> None:
-    """Serve until the input ends. What the audited code prints goes to standard error."""
+    """Handle rows until the input ends. Output of the audited code goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     target, settings = sys.argv[1], json.loads(sys.argv[2])

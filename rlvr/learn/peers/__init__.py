@@ -1,1 +1,1 @@
-"""Messages between the processes of a run."""
+"""Communication between the training processes of a run."""

@@ -1,7 +1,7 @@
-"""Values from process to process, through a gloo group of their own.
+"""Collective operations on Python values, through a separate gloo group.
 
-The backend of an accelerator would send them through its memory, and ends the process where a peer is lost. gloo raises an
-error after the deadline of the run, which becomes a message in words.
+An accelerator's backend would use device memory, and kills the process if a peer is lost. gloo raises an error after the timeout, which
+is converted to a clear message.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from rlvr.learn.peers.wire import packed, unpacked
 
 T = TypeVar("T")
 _MADE: dict[str, Any] = {}
-"""The group, and the default group that it belongs to."""
+"""The gloo group, and the default group for which it was created."""
 
 
 def begin(timeout_s: float) -> None:
-    """Form the group, in all processes together; every message has this deadline. With one process there is none."""
+    """Create the gloo group, in all processes together, with a timeout for every operation. Does nothing with one process."""
     _MADE.clear()
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         _MADE.update(of=distributed.group.WORLD, group=distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
 
 
 def control() -> Any:
-    """The group; the default one if `begin` was not called for it; None with one process."""
+    """Return the gloo group, or the default group if it was not created; None with one process."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return None
     return _MADE["group"] if _MADE.get("of") is distributed.group.WORLD else distributed.group.WORLD
 
 
 def gather(value: T) -> list[T]:
-    """The values of all processes, in order."""
+    """Gather the values of all processes, in order."""
     if (group := control()) is None:
         return [value]
     mine = _bytes(packed(value))
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(sizes, torch.tensor([len(mine)]), group=group)
     everybody = []
-    for rank, size in enumerate(sizes):  # one after the other: shares differ in length, and nothing is padded
+    for rank, size in enumerate(sizes):  # one broadcast per process: lengths differ, and nothing is padded
         data = mine if rank == distributed.get_rank() else torch.empty(int(size), dtype=torch.uint8)
         distributed.broadcast(data, src=rank, group=group)
         everybody.append(value if rank == distributed.get_rank() else unpacked(data.numpy().data))
@@ -53,7 +53,7 @@ def gather(value: T) -> list[T]:
 
 
 def broadcast(value: T | None) -> T:
-    """The value of the main process."""
+    """Broadcast the value of the main process."""
     group = control()
     size = torch.zeros(1, dtype=torch.int64)
     main = distributed.get_rank() == 0
@@ -66,7 +66,7 @@ def broadcast(value: T | None) -> T:
 
 
 def in_main(work: Callable[[], T]) -> T:
-    """Run `work` in the main process; all processes get its result or raise its error, so that none waits for one that exited."""
+    """Run `work` in the main process; all processes get its result or raise its error."""
     if control() is None:
         return work()
     result, fault = None, None
@@ -86,14 +86,14 @@ def in_main(work: Callable[[], T]) -> T:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether an error says that another process is gone or did not answer in time."""
+    """Return whether an error means that another process exited or timed out."""
     text = str(error)
     known = isinstance(error, distributed.DistError) or "gloo" in text or "Connection closed by peer" in text
     return isinstance(error, RuntimeError) and known
 
 
 def _raised(module: str, name: str, text: str) -> RlvrError:
-    """An error of the main process in another one: of the same kind if that is one of ours."""
+    """Rebuild an error of the main process, with its class if that is an RlvrError."""
     kind = getattr(errors, name, RlvrError) if module == errors.__name__ else RlvrError
     error = RlvrError(text)
     if isinstance(kind, type) and issubclass(kind, RlvrError):

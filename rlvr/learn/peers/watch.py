@@ -1,14 +1,13 @@
-"""Find out at once that another process is gone, with every backend.
+"""Detect at once that another process exited, with every backend.
 
-gloo raises an error when a connection closes. NCCL waits for the lost process until its own timeout, and then ends this one
-without a word. So each process keeps a connection to the main process that says nothing while all is well. The system closes it
-when a process ends, however it ends, also by `kill -9`; where a whole machine is lost, the system's own probes find out. Nothing
-here depends on how busy the processes are: one that computes for an hour is not lost.
+gloo raises an error when a connection closes. NCCL waits until its own timeout, and then kills the process without a message. So each
+process keeps an idle TCP connection to the main process. The operating system closes it when a process ends, even by `kill -9`; TCP
+keepalive detects the loss of a machine. Busy processes are not mistaken for lost ones.
 
-What a process does when another one is gone:
-    at once          nothing, because the backend may raise an error itself (`GRACE_S`)
-    then             an error is raised in the thread that trains, which closes what the run has opened (`CLOSING_S`)
-    at last          the process ends with a message: it hangs in its backend, where no error can be raised
+When another process is lost:
+    first            wait, because the backend may raise an error itself (`GRACE_S`)
+    then             raise an error in the training thread, which closes the run's resources (`SHUTDOWN_TIMEOUT_S`)
+    finally          exit with a message, if the process hangs in its backend
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from rlvr.learn.peers.group import broadcast, control, gather
 GRACE_S, CLOSING_S = 5.0, 30.0
 POLL_S = 0.2
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
-"""The system's probes: a machine that answers none of them for a minute is lost."""
+"""TCP keepalive options: a machine that does not answer for a minute is lost."""
 TOKEN = 16
-"""How many bytes a process must know to be believed; they go through the group of the run."""
+"""The length of the token that authenticates a peer; it is broadcast through the process group."""
 
 
 class PeerLost(RlvrError):
-    """Another process of the run is gone; raised in the thread that trains, where its backend has not raised an error itself."""
+    """Another process of the run is lost; raised in the training thread if the backend did not raise an error."""
 
     words = ""
-    """The message: such an error is raised as a class, without arguments."""
+    """The message; a class attribute, because an asynchronous exception is raised as a class, without arguments."""
 
     def __str__(self) -> str:
         return self.words
 
 
 class Watch:
-    """The connections of this process to the others: all of them in the main process, one in each other.
+    """Monitors the connections to the other processes: to all in the main process, to the main process in the others.
 
     >>> with Watch.begin() as watch:                                    # doctest: +SKIP
     ...     watch.lost
@@ -61,16 +60,16 @@ class Watch:
     def __init__(self, rank: int, count: int, peers: dict[int, socket.socket]) -> None:
         self.rank, self.count, self.peers = rank, count, peers
         self.lost = ""
-        """Which process is gone, in words; empty while all are there."""
+        """A description of the lost process; empty if there is none."""
         self.thread = threading.get_ident()
-        """The thread that trains."""
+        """The id of the training thread."""
         self._found, self._left, self._turn = threading.Event(), threading.Event(), threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._watcher.start()
 
     @classmethod
     def begin(cls, timeout_s: float = 60.0) -> Watch | None:
-        """Connect all processes; they call it together. None with one process, and where a connection cannot be made."""
+        """Connect all processes, as a collective operation. Returns None with one process, or if a connection fails."""
         if control() is None:
             return None
         rank, count = distributed.get_rank(), distributed.get_world_size()
@@ -81,7 +80,7 @@ class Watch:
         return None
 
     def told(self, timeout_s: float = 1.0) -> str:
-        """Which process is gone. An error of the backend may be faster than the connection: wait for it so long."""
+        """Wait briefly for the description of the lost process, because a backend error may be detected first."""
         self._found.wait(timeout_s)
         return self.lost
 
@@ -89,16 +88,16 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._turn:  # from here on, no error is raised in this thread any more
+        with self._turn:  # no asynchronous error is raised after this
             self._left.set()
         self._watcher.join(10 * POLL_S)
         self._say({"ended": True} if kind is None else {"failed": " ".join(f"{kind.__name__}: {error}".split())[:300]})
         _close(self.peers)
 
-    # ---- the thread that watches ----------------------------------------------------------------------------------
+    # ---- the monitor thread ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Read what the others say until this process leaves or one of them is gone."""
+        """Read messages of the other processes until this process exits or one of them is lost."""
         waiting, rest = selectors.DefaultSelector(), dict.fromkeys(self.peers, b"")
         for rank, peer in self.peers.items():
             waiting.register(peer, selectors.EVENT_READ, rank)
@@ -121,7 +120,7 @@ class Watch:
             self._end()
 
     def _trouble(self, rank: int, said: list[dict[str, str]], *, closed: bool) -> str:
-        """What is wrong with the others, by what one of them said."""
+        """Return a description of the failure that a process reported, or that its closed connection implies."""
         for line in said:
             if "lost" in line:
                 return line["lost"]
@@ -130,7 +129,7 @@ class Watch:
         return f"process {rank} ended without a word, as if killed" if closed else ""
 
     def _end(self) -> None:
-        """Make the thread that trains leave; end the process if it does not."""
+        """Raise PeerLost in the training thread; exit the process if that has no effect."""
         if self._left.wait(GRACE_S):
             return
         PeerLost.words = self.words()
@@ -142,7 +141,7 @@ class Watch:
             os._exit(RlvrError.exit_code)
 
     def words(self) -> str:
-        """What a user reads."""
+        """Format the error message for the user."""
         return (
             f"process {self.rank} of {self.count} waited for another process that exited or did not answer: {self.lost}; "
             "see its message, then continue with --resume"
@@ -155,7 +154,7 @@ class Watch:
 
 
 def _accepted(count: int, timeout_s: float) -> dict[int, socket.socket] | None:
-    """In the main process: the connections of all others. A connection that does not know the token is closed."""
+    """Accept the connections of all other processes, in the main process; close those without the right token."""
     token, until, peers = secrets.token_hex(TOKEN), time.monotonic() + timeout_s, dict[int, socket.socket]()
     with socket.create_server(("", 0)) as server:
         broadcast((server.getsockname()[1], token))
@@ -181,7 +180,7 @@ def _accepted(count: int, timeout_s: float) -> dict[int, socket.socket] | None:
 
 
 def _connected(rank: int, timeout_s: float) -> dict[int, socket.socket] | None:
-    """In another process: its connection to the main process."""
+    """Connect to the main process."""
     told: tuple[int, str] = broadcast(None)
     try:
         peer = socket.create_connection((os.environ.get("MASTER_ADDR", "127.0.0.1"), told[0]), timeout=timeout_s)
@@ -192,7 +191,7 @@ def _connected(rank: int, timeout_s: float) -> dict[int, socket.socket] | None:
 
 
 def _line(peer: socket.socket) -> dict[str, Any]:
-    """The first line that a process sends."""
+    """Read the first line that a process sends."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 1024:
         if not (more := peer.recv(1)):
@@ -208,7 +207,7 @@ def _close(peers: dict[int, socket.socket]) -> None:
 
 
 def kept(peer: socket.socket) -> socket.socket:
-    """A connection that the system probes while nobody speaks."""
+    """Enable TCP keepalive on a connection."""
     peer.settimeout(5.0)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():

@@ -1,8 +1,7 @@
-"""Plain values and records as bytes: a table in JSON, and long lists of numbers as arrays.
+"""Serialization of plain values and rlvr dataclasses: a JSON table, and long lists of numbers as arrays.
 
-As arrays in their smallest exact type numbers take a fraction of a pickle, and are read without an object for each byte. Groups of
-episodes travel as columns (rlvr/rollout/columns.py). A value that is neither plain nor one of our records is pickled; only our own
-processes read it.
+Arrays in their smallest exact dtype are much smaller and faster than pickles. Groups of episodes use the encoding of
+rlvr/rollout/columns.py. Other values are pickled; only processes of the same run read them.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from rlvr.episode import Episode
 from rlvr.rollout.columns import Columns, from_columns, to_columns
 
 LONG = 8
-"""Lists of at least so many numbers become arrays."""
+"""The minimum length of a list of numbers that is encoded as an array."""
 
 
 def packed(value: Any) -> bytes:
-    """A value as bytes.
+    """Serialize a value to bytes.
 
     >>> unpacked(packed({"tokens": [1, 2], "rest": (None, 0.5)}))
     {'tokens': [1, 2], 'rest': (None, 0.5)}
@@ -40,7 +39,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes | memoryview) -> Any:
-    """The value that `packed` was given."""
+    """Deserialize a value of `serialize`."""
     view = memoryview(data)
     [count] = struct.unpack_from("<q", view)
     sizes = struct.unpack_from(f"<{count}q", view, 8)
@@ -52,7 +51,7 @@ def unpacked(data: bytes | memoryview) -> Any:
 
 
 def _told(value: Any, arrays: list[bytes]) -> Any:
-    """A value as JSON: plain ones as they are, others as an object with one key, the kind."""
+    """Encode a value as JSON: plain values unchanged, others as an object with one key, the kind."""
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, Enum) and type(value).__module__.startswith("rlvr."):
@@ -84,7 +83,7 @@ def _told(value: Any, arrays: list[bytes]) -> Any:
 
 
 def _columns(value: Sequence[Any]) -> bytes | None:
-    """A list of groups of episodes as columns; None for other lists, and where metadata is not plain."""
+    """Encode a list of groups of episodes; None for other lists, and for metadata that cannot be encoded."""
     groups = type(value) is list and value and all(type(group) is list and group and type(group[0]) is Episode for group in value)
     if not groups or not all(type(episode) is Episode for group in value for episode in group):
         return None
@@ -95,7 +94,7 @@ def _columns(value: Sequence[Any]) -> bytes | None:
 
 
 def _numbers(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
-    """A long list of numbers of one type in their smallest exact type; None for other lists."""
+    """Convert a long list of numbers of one type to its smallest exact dtype; None for other lists."""
     if len(value) < LONG:
         return None
     kinds = set(map(type, value))
@@ -113,7 +112,7 @@ def _numbers(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
 
 
 def _heard(told: Any, arrays: Sequence[memoryview]) -> Any:
-    """The value behind the JSON of `_told`."""
+    """Decode a value of `_encode`."""
     if isinstance(told, list):
         return [_heard(item, arrays) for item in told]
     if not isinstance(told, dict):
@@ -134,7 +133,7 @@ def _tensor(inside: Any, arrays: Sequence[memoryview]) -> torch.Tensor:
 
 
 def _record(inside: Any, arrays: Sequence[memoryview]) -> Any:
-    """A record of ours, made anew, so that its own checks run again."""
+    """Rebuild an rlvr dataclass with its constructor, so that its validation runs again."""
     module, name, values = inside
     return _ours(module, name)(**{key: _heard(value, arrays) for key, value in values})
 

@@ -1,1 +1,1 @@
-"""What is asked next: the order of tasks, the curriculum, dynamic sampling, answers from earlier runs."""
+"""Task sampling: the order of tasks, the curriculum, dynamic sampling, offline data and reward monitoring."""

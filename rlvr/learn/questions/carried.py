@@ -1,8 +1,8 @@
-"""Groups with answers that were cut, which continue in the next step (`rollout.max_tokens_per_version`).
+"""The buffer of partial rollouts: groups with interrupted completions, which continue in the next step.
 
-In each step every answer that has not ended, old or new, gets at most so many tokens more, by that step's version of the weights. A
-group is trained on in the step in which its last answer ends, in the order in which the groups began. Which step that is depends on the
-answers alone, so a repeated run is the same. If no group ends in a step, its answers continue by the same weights.
+In each step every unfinished completion gets at most `rollout.partial_rollout_tokens` more tokens, with the current weights. A group is
+trained on in the step in which its last completion ends, in the order in which the groups started. That step depends only on the
+completions, so a run is repeatable. If no group ends in a step, sampling continues with the same weights.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from rlvr.rollout.parts import part_of
 from rlvr.task import Task
 
 Answer = Episode | Part | None
-"""An answer that has ended, what is there of one, or nothing yet."""
+"""A finished episode, a partial completion, or None if it has not started."""
 
 
 @dataclass(slots=True)
 class Begun:
-    """A group, and what is there of its answers.
+    """A group with finished and partial completions.
 
     >>> Begun((7, task), draws, [None, None]).ended                     # doctest: +SKIP
     False
     """
 
     asked: tuple[int, Task]
-    """The task's index in its split, and the task."""
+    """The index of the task in its split, and the task."""
     draws: list[Draw]
     answers: list[Answer]
 
     @property
     def ended(self) -> bool:
-        """Whether all its answers have."""
+        """Whether all completions of the group have ended."""
         return all(isinstance(answer, Episode) for answer in self.answers)
 
     @property
     def open(self) -> list[Draw]:
-        """The draws whose answers have not ended, with what is there."""
+        """The requests of unfinished completions, with their partial completions."""
         both = zip(self.draws, self.answers, strict=True)
         return [replace(draw, part=answer or Part()) for draw, answer in both if not isinstance(answer, Episode)]
 
 
 class Carried:
-    """The groups that have begun and are not trained on yet, in the order in which they began.
+    """The groups that have started and are not trained on yet, in order.
 
     >>> Carried(environment).groups                                     # doctest: +SKIP
     []
@@ -66,36 +66,36 @@ class Carried:
 
     @property
     def open(self) -> list[list[Draw]]:
-        """What has not ended, by group."""
+        """The requests of unfinished completions, by group."""
         return [group.open for group in self.groups]
 
     @property
     def continued(self) -> int:
-        """How many answers are cut."""
+        """The number of partial completions."""
         return sum(isinstance(answer, Part) for group in self.groups for answer in group.answers)
 
     def came(self, episodes: Sequence[Sequence[Episode]]) -> None:
-        """What became of all that was open, by group."""
+        """Store the results of all open requests, by group."""
         for group, found in zip(self.groups, episodes, strict=True):
             fresh = iter([part_of(episode) or episode for episode in found])
             group.answers = [answer if isinstance(answer, Episode) else next(fresh) for answer in group.answers]
 
     def ended(self) -> list[Begun]:
-        """The groups that have ended; they are not kept."""
+        """Remove and return the groups that have ended."""
         done, self.groups = [group for group in self.groups if group.ended], [group for group in self.groups if not group.ended]
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"groups": json.dumps([_written(group) for group in self.groups])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self.groups = [_read(row, self.environment) for row in json.loads(state["groups"])]
 
 
 def _written(group: Begun) -> dict[str, Any]:
-    """A group as plain JSON, with every number exact."""
+    """Convert a group to JSON, losslessly."""
     draws = [{"group": draw.group, "seed": draw.seed, "meta": draw.meta} for draw in group.draws]
     done = [answer for answer in group.answers if isinstance(answer, Episode)]
     parts = [(answer.tokens, answer.logprobs, answer.versions) if isinstance(answer, Part) else None for answer in group.answers]
@@ -105,7 +105,7 @@ def _written(group: Begun) -> dict[str, Any]:
 
 
 def _read(row: Mapping[str, Any], environment: Environment) -> Begun:
-    """The group that was written."""
+    """Build a group from JSON."""
     task = environment.task("train", row["index"])
     [done] = from_columns(Columns.from_bytes(base64.b64decode(row["episodes"])))
     fresh, answers = iter(done), list[Answer]()

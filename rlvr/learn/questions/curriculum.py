@@ -1,9 +1,9 @@
-"""Curriculum: prefer tasks of medium difficulty, by a running solve rate for each task.
+"""Curriculum: prefer tasks of medium difficulty, by a running solve rate per task.
 
 A task solved with probability p is most useful near p = 1/2: a group of it has a reward variance of p (1 - p). A task without
-a solve rate counts as p = 1/2, and every task keeps a minimum weight, so that each comes up again and a lost skill is noticed.
+a solve rate counts as p = 1/2, and every task keeps a minimum weight, so that forgotten skills are detected.
 
-If tasks are generated and never repeat, a single task has no rate; `by` then names a property that they share, such as their level.
+If tasks are generated and never repeat, single tasks have no rate; `by` then names a property that they share, such as their level.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Curriculum:
         self.rates: dict[str, float] = {}
 
     def key(self, task: Task) -> str:
-        """The name under which a task's solve rate is stored."""
+        """Return the key under which a task's solve rate is stored."""
         if self.by is None:
             return task.id
         if self.by not in task.meta:
@@ -43,7 +43,7 @@ class Curriculum:
         return str(task.meta[self.by])
 
     def observe(self, task: str, solved: float) -> None:
-        """Update a solve rate with the share of right answers in a group; recent groups count more."""
+        """Update a solve rate with the fraction of right answers in a group; recent groups count more."""
         before = self.rates.get(task)
         self.rates[task] = solved if before is None else self.decay * before + (1 - self.decay) * solved
 
@@ -54,7 +54,7 @@ class Curriculum:
             self.observe(self.key(task), sum(scores) / len(scores))
 
     def weight(self, task: str) -> float:
-        """The weight of a task in the draw, from the floor to 1."""
+        """Return the sampling weight of a task, from the minimum weight to 1."""
         p = self.rates.get(task, 0.5)
         return max(self.floor, 4 * p * (1 - p))
 
@@ -67,12 +67,12 @@ class Curriculum:
         return sorted(sorted(range(len(tasks)), key=lambda i: -keys[i])[:count])
 
     def figures(self) -> dict[str, float]:
-        """For the log: how many solve rates are known, and their mean."""
+        """Return metrics: the number of known solve rates, and their mean."""
         rates = self.rates.values()
         return {"curriculum/known": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)} if rates else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"rates": dict(self.rates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Divergence watch: whether the reward still means what a second verifier, which judges a sample, says of the same answers."""
+"""Audit monitor: compare the reward with the scores of an audit verifier on a sample of the same answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from rlvr.episode import Episode
 
 WINDOW, ENOUGH = 400, 50
-"""How many pairs of scores are looked at, and from how many on something is said."""
+"""The window of score pairs, and the minimum number of pairs for a correlation."""
 
 
 class Divergence:
-    """The latest pairs of scores of an answer: the reward's and the second verifier's (the part `shadow`).
+    """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `shadow`).
 
     >>> watch = Divergence()
     >>> watch.add([(1.0, 1.0), (0.0, 0.0)] * 30); watch.figures()["shadow/correlation"]
@@ -30,18 +30,18 @@ class Divergence:
         """The highest correlation so far."""
 
     def seen(self, groups: Sequence[Sequence[Episode]]) -> None:
-        """Take in the answers of a round."""
+        """Add the episodes of one sampling round."""
         verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.aside]
         self.add([(v.score, v.parts["shadow"]) for v in verdicts if v.score is not None and "shadow" in v.parts])
 
     def add(self, pairs: Sequence[tuple[float, float]]) -> None:
-        """Take in pairs of scores."""
+        """Add pairs of scores."""
         self.pairs.extend(pairs)
         if pairs and len(self.pairs) >= ENOUGH and (now := self._correlation()) is not None:
             self.best = now if self.best is None else max(self.best, now)
 
     def figures(self) -> dict[str, float]:
-        """For the log: the pairs, by how much the reward is above the second score, the correlation, and its drop from the highest."""
+        """Return metrics: the number of pairs, the mean gap, the correlation, and its drop from the highest value."""
         if not self.pairs:
             return {}
         gap = math.fsum(ours - theirs for ours, theirs in self.pairs) / len(self.pairs)
@@ -59,7 +59,7 @@ class Divergence:
         return round(statistics.correlation(ours, theirs), 12)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"pairs": [list(pair) for pair in self.pairs], "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

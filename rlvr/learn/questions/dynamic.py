@@ -1,7 +1,7 @@
 """Dynamic sampling: sample until enough groups have a spread of rewards, within a budget, and report what was discarded.
 
-The test is on the group (fewer than two scored, or no spread within a tolerance), never on single rewards. The reported
-reward is that of all groups, before the filter: after it, the reward of every run is near one half.
+A group is filtered if it has fewer than two scores, or no spread of rewards within a tolerance. The reported reward is that of all
+groups before the filter; after it, the reward of every run is near one half.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DynamicSampling:
 
     @property
     def missing(self) -> int:
-        """How many groups are still needed."""
+        """The number of groups that are still needed."""
         return max(0, self.wanted - sum(self._teaches))
 
     @property
@@ -44,7 +44,7 @@ class DynamicSampling:
 
     @property
     def next_size(self) -> int:
-        """How many groups to sample next: enough if the share of useful groups stays as it was, and at most a full step."""
+        """The number of groups to sample next, extrapolated from the fraction of useful groups; at most a full step."""
         if not self.rounds:
             return self.wanted
         return min(self.wanted, math.ceil(self.missing * len(self._teaches) / max(1, sum(self._teaches))))
@@ -56,11 +56,11 @@ class DynamicSampling:
         self._teaches += [not degenerate([e.reward if e.scored and not e.meta.get("greedy") else None for e in g]) for g in groups]
 
     def groups(self) -> list[Group]:
-        """The groups to train on. If the budget is used up first, groups without spread complete the step, so that its size is constant."""
+        """Return the groups to train on. If too few are useful, groups without spread fill the step, so that its size is constant."""
         return [self.offered[i] for i in sorted(self._chosen())]
 
     def dropped(self) -> dict[str, list[Group]]:
-        """The groups that are not trained on, by reason: those without spread, and those beyond the number needed."""
+        """Return the groups that are not trained on, by reason: without spread, or beyond the number needed."""
         chosen = set(self._chosen())
         left = [i for i in range(len(self.offered)) if i not in chosen]
         return {
@@ -73,7 +73,7 @@ class DynamicSampling:
         return [i for kind in kinds for i in kind][: self.wanted]
 
     def figures(self) -> dict[str, float]:
-        """The metrics: how many groups were kept, and how many discarded."""
+        """Return metrics: how many groups were kept, and how many discarded."""
         kept = [e.reward for group in self.groups() for e in group if e.scored and not e.meta.get("greedy")]
         share = sum(self._teaches) / len(self.offered) if self.offered else 0.0
         reward = {"dynamic_sampling/reward_kept": math.fsum(kept) / len(kept)} if kept else {}

@@ -1,7 +1,8 @@
-"""Honeypots: answers to tasks that cannot be solved, sampled beside the others. One that is paid proves that the verifier has a hole.
+"""Canary tasks: unsolvable tasks, sampled with the regular ones. A rewarded answer proves that the verifier has a loophole.
 
-A honeypot is a task of the step with another reference: a long random number, or a long random word. The policy sees the same prompt, so
-it cannot tell; no answer is right but by a chance of less than one in a billion. It is never trained on and counts in no other metric.
+A canary is a task of the step with another reference: a long random number or word. The policy sees the same prompt, so it cannot
+distinguish canaries; an answer is right by chance with a probability below one in a billion. Canaries are never trained on and count in
+no other metric.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from rlvr.rollout.draws import Draw, seed_of
 from rlvr.task import Task
 
 PAID = 0.5
-"""A honeypot with a score above this was paid: a part of the score for the form of an answer is not."""
+"""A canary with a score above this counts as rewarded; lower scores may be partial credit for the format."""
 TRIED = 5
-"""On how many tasks the verifier is tried before the run."""
+"""The number of tasks on which the verifier is tested before the run."""
 NUMBER = re.compile(r"\s*[-+]?[\d,]*\.?\d+\s*")
 
 
 class Honeypots:
-    """Draws honeypots, counts those that are paid, and says when the run must stop.
+    """Samples canary tasks, counts the rewarded ones, and stops the run if there are too many.
 
     >>> Honeypots(environment, share=0.01, most=3, seed=0).draws(asked, step=0, first=0, answers=256)        # doctest: +SKIP
     """
@@ -40,7 +41,7 @@ class Honeypots:
             check(environment)
 
     def draws(self, asked: Sequence[tuple[int, Task]], *, step: int, first: int, answers: int) -> list[list[Draw]]:
-        """The honeypots of one round of sampling, each a group of one answer; `answers` is how many other answers there are."""
+        """Make the canary requests of one sampling round, each a group of one; `answers` is the number of regular completions."""
         if not self.share:
             return []
         dice = random.Random(seed_of(self.seed, "honeypots", step, first))
@@ -55,7 +56,7 @@ class Honeypots:
         return found
 
     def opened(self, groups: Sequence[Sequence[Episode]]) -> None:
-        """Count the answers to the honeypots of a round."""
+        """Count the results of the canaries of a round."""
         answers = [episode for group in groups for episode in group if episode.scored]
         caught = paid(groups)
         self.asked_now += len(answers)
@@ -63,13 +64,13 @@ class Honeypots:
         self.paid += len(caught)
 
     def figures(self) -> dict[str, float]:
-        """For the log, once a step: the scored honeypots of the step, how many were paid, and how many since the beginning."""
+        """Return the metrics of a step, and reset its counters: scored canaries, rewarded ones, and rewarded ones in total."""
         told = {"honeypots/asked": self.asked_now, "honeypots/paid": self.paid_now, "honeypots/paid_so_far": self.paid}
         self.asked_now = self.paid_now = 0
         return {name: float(value) for name, value in told.items()} if self.share else {}
 
     def check(self, row: Mapping[str, Any]) -> None:
-        """Stop the run if too many were paid; `row` has the metrics of the last step."""
+        """Raise CheckFailed if too many canaries were rewarded; `row` has the metrics of the last step."""
         if (count := row.get("honeypots/paid_so_far", 0.0)) > self.most:
             raise CheckFailed(
                 f"the verifier was paid {count:.0f} times for tasks that cannot be solved (rollout.honeypot_limit is {self.most}), so it "
@@ -78,7 +79,7 @@ class Honeypots:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"paid": self.paid}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,12 +88,12 @@ class Honeypots:
 
 
 def paid(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """The honeypots that were paid."""
+    """Return the rewarded canaries."""
     return [e for group in groups for e in group if e.verdict is not None and e.verdict.score is not None and e.verdict.score > PAID]
 
 
 def unsolvable(task: Task, seed: int) -> Task:
-    """The same task with a reference of the same kind that no answer meets.
+    """Return the task with a reference of the same kind that no answer matches.
 
     >>> unsolvable(Task("t", ({"role": "user", "content": "2+2="},), "4"), seed=0).reference
     '671858751281'
@@ -112,7 +113,7 @@ def _other(task: Task, dice: random.Random) -> Any:
 
 
 def check(environment: Environment) -> None:
-    """ConfigError if honeypots cannot tell anything about this environment, tried with its gold answers."""
+    """Raise ConfigError if canaries do not work for this environment, tested with its gold answers."""
     if environment.max_turns > 1 or environment.tools:
         raise ConfigError("rollout.honeypots works for environments of one turn without tools; set it to 0 here")
     for index in range(min(TRIED, environment.size("train") or TRIED)):

@@ -1,6 +1,6 @@
-"""Choose the next tasks: by the position in the schedule and, with a curriculum, by its choice among the next few.
+"""Task samplers: select the next tasks, in order or with a curriculum.
 
-The position and the solve rates are the only state kept between steps; both go into the checkpoint.
+The position and the solve rates are the only state between steps; both are saved in the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ Asked = Sequence[tuple[int, Task]]
 
 
 class Questions:
-    """Returns tasks in the order of a schedule.
+    """Returns tasks in a fixed order.
 
     >>> Questions(Schedule(environment, "train", seed=0)).take(32)        # doctest: +SKIP
     """
 
     looks_back = False
-    """Whether the tasks that are taken depend on the answers to earlier ones."""
+    """True if the next tasks depend on the results of earlier ones."""
 
     def __init__(self, schedule: Schedule, watch: Watch | None = None) -> None:
         self.schedule, self.watch, self.position = schedule, watch, 0
 
     def take(self, count: int) -> Asked:
-        """The next tasks."""
+        """Return the next tasks."""
         self.position += count
         return self.schedule.tasks(self.position - count, count)
 
     def judged(self, asked: Asked, groups: Sequence[Sequence[Episode]], opened: Sequence[Sequence[Episode]] = ()) -> None:
-        """Called with the answers to the tasks that were taken last, and those to their honeypots."""
+        """Process the episodes of the last tasks, and those of their canaries."""
         if self.watch is not None:
             self.watch.seen(groups, opened)
 
     def figures(self) -> dict[str, float]:
-        """Metrics."""
+        """Return metrics of the reward monitor."""
         return self.watch.figures() if self.watch is not None else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"position": self.position, "curriculum": None, "watch": self.watch and self.watch.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -59,14 +59,14 @@ class Questions:
 
 
 def questions_for(config: RolloutConfig, schedule: Schedule) -> Questions:
-    """The questions of a run: in the order of the schedule, or guided by a curriculum."""
+    """Build the task sampler of a run: in order, or with a curriculum."""
     watch = watch_for(config, schedule.environment, seed=schedule.seed)
     guide = config.curriculum
     return Questions(schedule, watch) if guide is None else GuidedQuestions(schedule, Curriculum(**guide.model_dump()), watch)
 
 
 class GuidedQuestions(Questions):
-    """Chooses among the next few tasks of a schedule by a curriculum.
+    """Selects among the next candidate tasks with a curriculum.
 
     >>> GuidedQuestions(Schedule(environment, "train", seed=0), Curriculum(candidates=4)).take(32)        # doctest: +SKIP
     """
@@ -86,7 +86,7 @@ class GuidedQuestions(Questions):
             )
 
     def take(self, count: int) -> Asked:
-        """Choose from several candidates per task; a task that is not chosen comes up again in the next pass."""
+        """Return tasks, selected from several candidates each; tasks that are not selected return in the next pass."""
         first, size, curriculum = self.position, self.schedule.size, self.curriculum
         window = max(count, min(count * curriculum.candidates, size or count * curriculum.candidates))
         tasks = self.schedule.tasks(first, window)
@@ -102,17 +102,17 @@ class GuidedQuestions(Questions):
         return [tasks[place] for place in places]
 
     def judged(self, asked: Asked, groups: Sequence[Sequence[Episode]], opened: Sequence[Sequence[Episode]] = ()) -> None:
-        """Record the answers to the tasks that were taken last."""
+        """Update the solve rates with the episodes of the last tasks."""
         super().judged(asked, groups, opened)
         for (_, task), group in zip(asked, groups, strict=True):
             self.curriculum.judged(task, group)
 
     def figures(self) -> dict[str, float]:
-        """The curriculum's metrics."""
+        """Return metrics of the reward monitor and the curriculum."""
         return super().figures() | self.curriculum.figures()
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {**super().state_dict(), "curriculum": self.curriculum.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

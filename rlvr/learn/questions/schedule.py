@@ -1,6 +1,6 @@
-"""Schedule: the endless order of the tasks of a split, a pure function of the seed.
+"""The endless order of the tasks of a split, a pure function of the seed.
 
-A procedural source has a new task at each position; a finite one is shuffled again for each pass over it.
+A procedural environment has a new task at each position; a finite split is reshuffled for each pass.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Schedule:
             raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
 
     def index(self, position: int) -> int:
-        """The index of the task at one position of the order."""
+        """Return the index of the task at a position of the order."""
         if self.size is None:
             return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
         return place_in(self.size, self.seed, self.purpose, position)
 
     def tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
-        """The tasks from a position, with their indices."""
+        """Load the tasks from a position on, with their indices."""
         indices = [self.index(position) for position in range(first, first + count)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
 
 
 def place_in(size: int, seed: int, purpose: str, position: int) -> int:
-    """Which of `size` items is at a position of the order: each item once, then each again in another order.
+    """Return which of `size` items is at a position: every pass contains each item once, in a new order.
 
     >>> sorted(place_in(3, 0, "rollout", position) for position in range(3))
     [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Stored groups to train on instead of new answers: the episodes of an earlier run, or gold solutions.
+"""Offline data: train on the episodes of an earlier run, or on gold solutions, instead of sampling.
 
 Nothing is sampled, so a run on stored episodes depends only on the files it reads, its seed and its configuration.
 """
@@ -20,38 +20,38 @@ from rlvr.runs.runlog import config_of, rows_of
 from rlvr.task import Task, Verdict
 
 PROMPTS_COMPARED = 20
-"""How many recorded prompts are rendered again, to check that both runs use the same tokens."""
+"""The number of recorded prompts that are re-rendered, to check that both runs use the same tokens."""
 
 OF_THE_EPISODE = (
     "step", "task_id", "group", "text", "reward", "advantage", "end", "turns", "policy_version", "verdict", "error", "tokens", "acted",
     "logprobs", "rewards",
 )  # fmt: skip
-"""The fields of a recorded line that belong to the episode itself; the others are notes on it."""
+"""The keys of a recorded line that are fields of the episode; the others are metadata."""
 
 Group = list[Episode]
 
 
 class Stored:
-    """Groups in an order that depends on the seed, repeated endlessly, each pass in another order.
+    """Recorded groups in an order that depends on the seed, repeated endlessly, reshuffled for each pass.
 
     >>> Stored([[right, wrong]], seed=0).take(first=0, count=4)        # doctest: +SKIP
     """
 
     def __init__(self, groups: Sequence[Group], *, seed: int, digest: str = "") -> None:
         self.all, self.seed, self.digest = list(groups), seed, digest
-        """`digest` is that of everything the run recorded: a resumed run checks that it has not changed."""
+        """`digest` is the fingerprint of all recorded episodes; a resumed run checks that it has not changed."""
 
     def take(self, first: int, count: int) -> list[Group]:
-        """The groups from a position."""
+        """Return the groups from a position on."""
         return [self.all[place_in(len(self.all), self.seed, "stored", position)] for position in range(first, first + count)]
 
     def tasks(self, mdp: TokenMDP) -> list[Task]:
-        """The tasks that they answer."""
+        """Load the tasks of the groups."""
         return [mdp.environment.task(e.meta["split"], e.meta["index"]) for group in self.all for e in group[:1]]
 
 
 def digest(groups: Sequence[Group]) -> str:
-    """A fingerprint of what a run recorded: it changes with any token or reward.
+    """Compute a fingerprint of recorded groups, which changes with any token or reward.
 
     >>> digest([])[:8]
     'e3b0c442'
@@ -74,7 +74,7 @@ def unchanged(then: object, now: str, config: RunConfig) -> None:
 
 
 def stored_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
-    """The groups that a run recorded, checked against this run's environment and tokenizer."""
+    """Load the groups that a run recorded, and check them against this run's environment and tokenizer."""
     assert config.data is not None and config.data.run is not None
     folder = Path(config.data.run)
     their = config_of(folder)
@@ -103,7 +103,7 @@ def stored_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode of a line of episodes.jsonl."""
+    """Build an episode from a line of episodes.jsonl."""
     acted = [bool(flag) for flag in row["acted"]]
     rewards = [0.0] * len(acted)
     if "rewards" in row:
@@ -129,7 +129,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
 
 
 def foreign(episode: Episode, mdp: TokenMDP) -> str:
-    """Why an episode cannot come from this environment and this tokenizer; empty if it can."""
+    """Return why an episode does not match this environment and tokenizer; empty if it does."""
     split, index = episode.meta.get("split"), episode.meta.get("index")
     try:
         prompt = mdp.preview(mdp.environment.task(str(split), int(index or 0))).tokens
@@ -144,7 +144,7 @@ def foreign(episode: Episode, mdp: TokenMDP) -> str:
 
 
 def gold_groups(asked: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Iterator[Group]:
-    """One group of one episode for each task: the environment's own solution."""
+    """Yield one group of one episode per task: the environment's gold solution."""
     for index, task in asked:
         tokens, acted = gold_row(mdp, task)
         rewards = [0.0] * len(tokens)
@@ -156,7 +156,7 @@ def gold_groups(asked: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Iterator[Gr
 
 
 def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
-    """A prompt and its gold solution as tokens, and which of them to train on; a solution that is too long is cut."""
+    """Tokenize a prompt and its gold solution; return tokens and action mask. A solution that is too long is truncated."""
     turns = mdp.calls.gold(task)
     if turns is None:
         raise ConfigError(

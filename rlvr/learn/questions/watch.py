@@ -1,4 +1,4 @@
-"""What looks for signs that the reward is wrong, in runs that ask for it: honeypots, and a second verifier of a sample."""
+"""Reward monitoring: canary tasks, and an audit verifier on a sample of the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.task import Task
 
 
 class Watch:
-    """Both of them; either may have nothing to do.
+    """Combines canary tasks and the audit monitor; either may be inactive.
 
     >>> Watch(environment, share=0.01, most=3, seed=0).figures()                              # doctest: +SKIP
     {'honeypots/asked': 0.0, 'honeypots/paid': 0.0, 'honeypots/paid_so_far': 0.0}
@@ -26,24 +26,24 @@ class Watch:
         self.divergence = Divergence()
 
     def draws(self, asked: Sequence[tuple[int, Task]], *, step: int, first: int, answers: int) -> list[list[Draw]]:
-        """The honeypots of one round of sampling."""
+        """Make the canary requests of one sampling round."""
         return self.honeypots.draws(asked, step=step, first=first, answers=answers)
 
     def seen(self, groups: Sequence[Sequence[Episode]], opened: Sequence[Sequence[Episode]]) -> None:
-        """Take in the answers of a round, and those to its honeypots."""
+        """Process the episodes of a round, and those of its canaries."""
         self.divergence.seen(groups)
         self.honeypots.opened(opened)
 
     def figures(self) -> dict[str, float]:
-        """For the log; asked for once in a step."""
+        """Return the metrics of a step, and reset its counters."""
         return self.honeypots.figures() | self.divergence.figures()
 
     def check(self, row: Mapping[str, Any]) -> None:
-        """Stop the run if too many honeypots were paid."""
+        """Raise CheckFailed if too many canaries were rewarded."""
         self.honeypots.check(row)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"honeypots": self.honeypots.state_dict(), "divergence": self.divergence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Watch:
 
 
 def watch_for(config: RolloutConfig, environment: Environment, *, seed: int) -> Watch | None:
-    """What a run asks for; None if that is nothing."""
+    """Build the reward monitor of a run; None if none is configured."""
     if not config.honeypots and not getattr(environment.verifier, "shadows", False):
         return None
     return Watch(environment, share=config.honeypots, most=config.honeypot_limit, seed=seed)

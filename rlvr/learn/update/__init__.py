@@ -1,1 +1,1 @@
-"""From groups of episodes to new weights: packing, the policy, the loss, the optimizer."""
+"""The policy update: packing, the policy, the loss and the optimizer."""

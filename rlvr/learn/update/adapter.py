@@ -1,11 +1,11 @@
 """LoRA adapters through peft: small matrices next to a model's linear layers are trained, and its own weights are frozen.
 
-    reference      the model with the adapter off: nothing is copied
-    sampler        a plain model with the adapter merged into the weights, which shares those without an adapter; or, for an engine that
-                   applies adapters, the frozen weights once and then the matrices alone
-    run folder     base/ holds the model without it, each checkpoint the plain model with it, and in adapter/ the matrices alone
+    reference      the model with the adapter disabled: nothing is copied
+    sampler        a plain model with the adapter merged, which shares the other weights; or, for an engine that supports adapters, the
+                   frozen weights once and then only the matrices
+    run folder     base/ has the model without the adapter; each checkpoint has the merged model, and the matrices in adapter/
 
-The adapter is merged into a copy and never subtracted again: in place, rounding errors would add up with every step.
+The adapter is merged into a copy, because merging and unmerging in place would accumulate rounding errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "default"
 
 
 def check(model: Any, settings: LoraConfig) -> None:
-    """Check the settings before the run begins."""
+    """Check the LoRA settings before the run begins."""
     try:
         importlib.import_module("peft")
     except ModuleNotFoundError as error:
@@ -44,14 +44,14 @@ def check(model: Any, settings: LoraConfig) -> None:
 
 
 def layers(model: Any) -> list[str]:
-    """The names of the linear layers that may have an adapter: all except the output head."""
+    """List the linear layers that may have an adapter: all except the output head."""
     head = model.get_output_embeddings()
     found = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head)
     return sorted({name.rpartition(".")[2] for name in found})
 
 
 def put_on(model: Any, settings: LoraConfig) -> Any:
-    """The model with a new adapter: the adapter does not change the output yet, and only it is trained."""
+    """Add a new adapter to the model. It does not change the output yet; only it is trained."""
     peft: Any = importlib.import_module("peft")
     chosen = settings.target_modules or layers(model)
     shape = peft.LoraConfig(
@@ -60,7 +60,7 @@ def put_on(model: Any, settings: LoraConfig) -> Any:
     )  # fmt: skip
     random = torch.get_rng_state()
     adapted = peft.get_peft_model(model, shape, adapter_name=NAME)
-    if is_blank(model):  # peft put the matrices where the weights are, which is nowhere
+    if is_blank(model):  # peft created the matrices on the meta device, like the weights
         torch.set_rng_state(random)
         for layer in _adapted(adapted.get_base_model()).values():
             for matrices in (layer.lora_A, layer.lora_B):
@@ -70,12 +70,12 @@ def put_on(model: Any, settings: LoraConfig) -> Any:
 
 
 def is_on(model: Any) -> bool:
-    """Whether a model has an adapter."""
+    """Return whether a model has an adapter."""
     return hasattr(model, "disable_adapter")
 
 
 def merged(model: Any, spare: Any = None) -> Any:
-    """A plain model with the adapter merged into its weights; written into `spare`, an earlier one, if given."""
+    """Merge the adapter into a plain model; reuse `spare`, an earlier merged model, if given."""
     plain = spare or _stripped(model)
     with torch.no_grad():
         for name, layer in _adapted(model.get_base_model()).items():
@@ -84,9 +84,9 @@ def merged(model: Any, spare: Any = None) -> Any:
 
 
 def plain_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
-    """The tensors of the model without its adapter: the name in a plain model, the tensor, and the adapted layer that it belongs to.
+    """List the tensors of the model without its adapter: the name in a plain model, the tensor, and its adapted layer, if any.
 
-    Tied weights come once, under their first name. Sorted by name, as files are.
+    Tied weights are listed once, under their first name. Sorted by name, as in files.
     """
     base = model.get_base_model() if is_on(model) else model
     adapted, seen, found = _adapted(base), set[int](), []
@@ -101,18 +101,18 @@ def plain_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
 
 
 def merged_weight(layer: Any) -> Tensor:
-    """The weight of one adapted layer with its adapter."""
+    """Compute the weight of one adapted layer, with its adapter merged."""
     weight = layer.get_base_layer().weight
     return weight + layer.get_delta_weight(NAME).to(_wide(weight))
 
 
 def weights(model: Any) -> dict[str, Tensor] | None:
-    """The adapter's matrices; None if there is no adapter."""
+    """Return the adapter's matrices; None if there is no adapter."""
     return {name: whole(p.detach()).clone() for name, p in model.named_parameters() if p.requires_grad} if is_on(model) else None
 
 
 def save(model: Any, matrices: Mapping[str, Tensor], folder: Path, base: str = "") -> None:
-    """Write the matrices from `weights` as peft does: a folder that PeftModel, TRL and vLLM load next to the model `base`."""
+    """Save the adapter's matrices in the format of peft, for PeftModel, TRL and vLLM, with the base model `base`."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = copy.copy(model.peft_config[NAME])
     shape.base_model_name_or_path, shape.inference_mode = base or shape.base_model_name_or_path, True
@@ -122,19 +122,19 @@ def save(model: Any, matrices: Mapping[str, Tensor], folder: Path, base: str = "
 
 
 def load(model: Any, state: Mapping[str, Tensor] | None) -> None:
-    """Restore the matrices from `weights`."""
+    """Restore the matrices from `get_adapter_state`."""
     parameters = dict(model.named_parameters())
     for name, value in (state or {}).items():
         put(parameters[name], value)
 
 
 def _adapted(base: Any) -> dict[str, Any]:
-    """The layers with an adapter, by name."""
+    """Find the layers with an adapter, by name."""
     return {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
 
 
 def bare(model: Any) -> Any:
-    """The model without the adapter; it shares every weight."""
+    """Return the model without the adapter, sharing all weights."""
     base = model.get_base_model()
     plain = copy.deepcopy(base, {id(p): p for p in base.parameters()})
     del plain.peft_config
@@ -144,7 +144,7 @@ def bare(model: Any) -> Any:
 
 
 def _stripped(model: Any) -> Any:
-    """The model without the adapter, sharing every weight except those that the adapter changes."""
+    """Return the model without the adapter, sharing all weights except those that the adapter changes."""
     plain = bare(model)
     for name in _adapted(model.get_base_model()):
         linear = plain.get_submodule(name)

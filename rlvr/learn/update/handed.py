@@ -1,4 +1,4 @@
-"""Sharded weights as samplers and checkpoints receive them: a stream of whole tensors, one at a time."""
+"""The policy's weights for samplers and checkpoints; sharded weights are a stream of full tensors, one at a time."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ T = TypeVar("T")
 
 
 class Sharded(Weights):
-    """The weights of a policy that is sharded over the processes. `dtype` is that of the plain model that `model` makes.
+    """The weights of a policy that is sharded over the processes. `dtype` is that of the gathered model.
 
     >>> Sharded(policy, dtype=torch.bfloat16).save(Path("weights"))     # doctest: +SKIP
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, merged: bool = True) -> None:
-        """`merged`: with the adapter, if there is one."""
+        """`merged`: merge the adapter, if there is one."""
         self.policy, self.dtype, self.merged = policy, dtype, merged
         self._spare: Any = None
 
     @classmethod
     def of(cls, policy: Policy, accelerator: Accelerator) -> Sharded:
-        """Plain models made of it have the precision that the trainer computes in."""
+        """Create the weights of a policy; gathered models have the trainer's compute precision."""
         return cls(policy, dtype=getattr(torch, trained_in(policy.model, accelerator.mixed_precision, accelerator.device)))
 
     @property
     def structure(self) -> Any:
-        """The model, sharded."""
+        """The sharded model."""
         return self.policy.model
 
     def stream(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of the plain model under its name, with the adapter merged. Only one is whole at a time."""
+        """Yield each full tensor of the plain model, with the adapter merged. Only one is gathered at a time."""
         folded(self.policy)
         with torch.no_grad():
             for name, tensor, layer in adapter.plain_tensors(self.policy.model):
@@ -58,9 +58,9 @@ class Sharded(Weights):
                 del here
 
     def model(self) -> Any:
-        """A copy in this process, for a sampler that runs the model itself; the same one each time, with the current weights."""
+        """Return a full copy in this process, for a sampler that runs the model; the same object each time, with updated weights."""
         if self._spare is None:
-            with LOADING, torch.random.fork_rng(devices=[]):  # its initial weights are random and replaced
+            with LOADING, torch.random.fork_rng(devices=[]):  # the random initial weights are overwritten
                 made = AutoModelForCausalLM.from_config(copy.deepcopy(base_of(self.policy.model).config), dtype=self.dtype)
                 self._spare = made.to(next(self.policy.parameters()).device).eval()
         places = self._spare.state_dict()
@@ -71,7 +71,7 @@ class Sharded(Weights):
         return self._spare
 
     def held(self) -> dict[str, Tensor]:
-        """All tensors in the memory of the main process; nothing in the others."""
+        """Gather all tensors in the memory of the main process; return an empty dict in the others."""
         main = torch.distributed.get_rank() == 0
         found = {}
         for name, tensor in self.stream():
@@ -81,47 +81,47 @@ class Sharded(Weights):
         return found
 
     def save(self, folder: Path, dtype: str | None = None) -> None:
-        """Write the folder; the main process writes each tensor when it has come together. A failure is raised in all processes."""
+        """Write a model folder; the main process writes each tensor once it is gathered. Errors are raised in all processes."""
         main = torch.distributed.get_rank() == 0
         writing = _Writing(self.policy.model, folder, dtype) if main else None
         for name, tensor in self.tensors(dtype):
             if writing is not None:
                 writing.take(name, tensor)
-            del tensor  # before the next one comes together
+            del tensor  # free it before the next one is gathered
         fault = "" if writing is None else writing.done()
         if fault := next(filter(None, gather(fault)), ""):
             raise RlvrError(f"the weights could not be written to {folder}: {fault}")
 
     def shapes(self, dtype: str | None = None) -> dict[str, Any]:
-        """Names, types and shapes of the plain model."""
+        """Return names, dtypes and shapes of the plain model."""
         folded(self.policy)
         return shapes_of(self.policy.model, dtype)
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """As `stream`, with the names of the file format."""
+        """Yield each full tensor under its name in a model file."""
         base = base_of(self.policy.model)
         for name, tensor in self.stream(dtype):
             yield from as_saved(base, name, tensor).items()
-            del tensor  # before the next one comes together
+            del tensor  # free it before the next one is gathered
 
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
-        """One forward pass of the sharded model, which computes in its own precision."""
+        """Compute log-probabilities in one forward pass of the sharded model, in its own precision."""
         return self.policy.look(lambda: trainer_scores(self.policy.model, tokens))
 
     def adapter(self) -> Adapter | None:
-        """The matrices come together in all processes; they are small."""
+        """Return the adapter; its small matrices are gathered in all processes."""
         if not adapter.is_on(model := self.policy.model):
             return None
         folded(self.policy)
         return apart(model, Sharded(self.policy, dtype=self.dtype, merged=False))
 
     def once(self, work: Callable[[], T]) -> T:
-        """Run it in the main process; all get its result."""
+        """Run `work` in the main process; all processes get its result."""
         return in_main(work)
 
 
 class Adapted(Weights):
-    """The weights of a model with an adapter that is whole in this process. They are merged only for samplers that need it.
+    """The weights of an unsharded model with an adapter. They are merged only for samplers that need it.
 
     >>> Adapted(model).adapter().rank                                   # doctest: +SKIP
     8
@@ -133,50 +133,50 @@ class Adapted(Weights):
 
     @property
     def structure(self) -> Any:
-        """The model, whose adapted layers are not those of a plain one."""
+        """The model with its adapted layers."""
         return self._model.get_base_model()
 
     def model(self) -> Any:
-        """A plain model with the adapter merged into its weights."""
+        """Return a plain model with the adapter merged."""
         self._spare = adapter.merged(self._model, self._spare)
         return self._spare
 
     def save(self, folder: Path, dtype: str | None = None) -> None:
-        """Write the plain model."""
+        """Save the plain model with the adapter merged."""
         Plain(self.model(), once=in_main).save(folder, dtype)
 
     def shapes(self, dtype: str | None = None) -> dict[str, Any]:
-        """Those of the plain model."""
+        """Return names, dtypes and shapes of the merged model."""
         return shapes_of(self._model, dtype)
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """The plain model's."""
+        """Yield the tensors of the merged model."""
         return Plain(self.model()).tensors(dtype)
 
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
-        """One forward pass with the adapter beside the weights, as in training."""
+        """Compute log-probabilities in one forward pass with the unmerged adapter, as in training."""
         return trainer_scores(self._model, tokens, precision)
 
     def adapter(self) -> Adapter | None:
-        """The matrices, and the weights without them, which are shared and not copied."""
+        """Return the adapter, with base weights that are shared and not copied."""
         if self._apart is None:
             self._apart = apart(self._model, Plain(adapter.bare(self._model), once=in_main))
         return self._apart
 
     def once(self, work: Callable[[], T]) -> T:
-        """Run it in the main process; all get its result."""
+        """Run `work` in the main process; all processes get its result."""
         return in_main(work)
 
 
 def handed(policy: Policy, accelerator: Accelerator) -> Weights:
-    """The weights of a policy, for the sampler and the checkpoint."""
+    """Build the `Weights` of a policy, for the sampler and the checkpoint."""
     if accelerator.is_fsdp2:
         return Sharded.of(policy, accelerator)
     return Adapted(policy.model) if adapter.is_on(policy.model) else Plain(policy.model, once=in_main)
 
 
 def apart(model: Any, base: Weights) -> Adapter:
-    """A model with an adapter in two parts."""
+    """Build the `Adapter` of a model: base weights and matrices."""
 
     def save(folder: Path) -> None:
         matrices = adapter.weights(model) or {}
@@ -186,17 +186,17 @@ def apart(model: Any, base: Weights) -> Adapter:
 
 
 def base_of(model: Any) -> Any:
-    """The model under the adapter, if there is one."""
+    """Return the model without its adapter wrapper."""
     return model.get_base_model() if adapter.is_on(model) else model
 
 
 def shapes_of(model: Any, dtype: str | None) -> dict[str, Tensor]:
-    """Names, types and shapes of a model's tensors in its files, with its adapter merged."""
+    """Return names, dtypes and shapes of a model's tensors in its files, with its adapter merged."""
     return announced(base_of(model), ((name, tensor) for name, tensor, _ in adapter.plain_tensors(model)), dtype)
 
 
 class _Writing:
-    """The main process's side of a folder that is written tensor by tensor. After a failure it takes the rest without writing it."""
+    """Writes a model folder tensor by tensor in the main process. After a failure it ignores further tensors."""
 
     def __init__(self, model: Any, folder: Path, dtype: str | None) -> None:
         self.model, self.fault = base_of(model), ""

@@ -1,7 +1,7 @@
 """The output head: from hidden states to the log-probability of each chosen token, in tiles.
 
 No [tokens, vocabulary] tensor is kept: logits are computed for a tile of tokens, and again in the backward pass. In a lower
-precision the operands are rounded and the sums are not: logits and the gradient of the head are accumulated in float32.
+precision only the operands are rounded: logits and the gradient of the head are accumulated in float32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlvr.model import defaults
 from rlvr.samplers._support import Cut
 
 SUMS_WIDE = {"cuda"}
-"""The devices whose matrix product reads 16 bits and writes float32; elsewhere the rounded operands are converted first."""
+"""Devices with a matmul of 16-bit operands and float32 output; elsewhere the rounded operands are upcast first."""
 
 
 class Form(NamedTuple):
-    """What a model does to the output of its head: logits = cap * tanh(scale * output / cap).
+    """The transform of the head's output to logits: cap * tanh(scale * output / cap).
 
     >>> Form().scale
     1.0
@@ -28,10 +28,10 @@ class Form(NamedTuple):
 
     scale: float = 1.0
     cap: float = 0.0
-    """0: none."""
+    """0: no soft cap."""
 
     def __call__(self, output: Tensor) -> Tensor:
-        """The logits."""
+        """Compute the logits."""
         logits = output if self.scale == 1.0 else output * self.scale
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
@@ -41,14 +41,14 @@ WIDE = (torch.float32, torch.float64)
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(logits / temperature) at the targets, with the logits computed in tiles, and again in the backward pass."""
+    """Computes log softmax(logits / temperature) at the targets in tiles, and recomputes the logits in the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool,
         form: Form, dtype: torch.dtype, cut: Cut | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Log-probabilities and, if requested, entropies, in float32. `dtype`: the precision of the operands."""
+        """Compute log-probabilities and, if requested, entropies, in float32. `dtype`: the precision of the operands."""
         logprobs = torch.empty(len(hidden), dtype=_wide(hidden.dtype), device=hidden.device)
         norms = torch.empty_like(logprobs)
         entropies = torch.zeros_like(logprobs)
@@ -61,7 +61,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 norms[part] = logits.logsumexp(-1)
                 logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
                 if entropy:
-                    logs = logits.sub_(norms[part, None])  # as in one chunk: raw logits are large, and so is their rounding error
+                    logs = logits.sub_(norms[part, None])  # normalized first, because raw logits have large rounding errors
                     entropies[part] = -(logs.exp() * logs).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
         ctx.temperature, ctx.chunk, ctx.entropy, ctx.form, ctx.dtype, ctx.cut = temperature, chunk, entropy, form, dtype, cut
@@ -69,7 +69,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """The derivative of log p is onehot - p, of the entropy H it is -p (log p + H). The logits are computed as in forward."""
+        """Compute gradients: that of log p is onehot - p, that of the entropy H is -p (log p + H). Logits are recomputed."""
         with _no_autocast(grad_outputs[0]):
             return *ChunkedLogprobs._backward(ctx, *grad_outputs), None, None, None, None, None, None, None
 
@@ -122,13 +122,13 @@ def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor rounded to the precision of the operands, in the type in which this device multiplies it."""
+    """Round a tensor to the operand precision, in the dtype in which the device multiplies it."""
     rounded = tensor.to(dtype)
     return rounded if rounded.device.type in SUMS_WIDE else rounded.to(_wide(dtype))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product, with sums in float32, also of operands in 16 bits."""
+    """Compute a matrix product with float32 accumulation and output, also for 16-bit operands."""
     return a @ b if a.dtype in WIDE else torch.mm(a, b, out_dtype=torch.float32)
 
 
@@ -147,10 +147,10 @@ def token_logprobs(
     temperature: float = 1.0, chunk: int = 0, entropy: bool = False, form: Form = PLAIN, exact: bool = False,
     cut: Cut | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The log-probability of each target, and the entropy if requested.
+    """Compute the log-probability of each target, and the entropy if requested.
 
-    `chunk` 0: as many rows as the device computes at a time. `exact`: operands in float32, whatever autocast says. `cut`: removes the
-    tokens that could not be sampled.
+    `chunk` 0: the device's default tile size. `exact`: float32 operands, ignoring autocast. `cut`: removes tokens that could not be
+    sampled.
     """
     if chunk or exact or not at_once(hidden, weight):
         return tiled_logprobs(hidden, weight, bias, target, temperature, chunk, entropy, form, precision_of(hidden, exact=exact), cut)
@@ -162,7 +162,7 @@ def token_logprobs(
 
 
 def at_once(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether all logits fit the cache of a CPU, and are computed in the precision of the weights."""
+    """Return whether all logits fit the cache of a CPU and are computed in the precision of the weights."""
     plain = weight.device.type == "cpu" and weight.dtype == hidden.dtype in WIDE and not torch.is_autocast_enabled("cpu")
     return plain and len(hidden) * len(weight) <= defaults.ON_CPU.head_logits
 
@@ -171,14 +171,14 @@ def tiled_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool, form: Form,
     dtype: torch.dtype, cut: Cut | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The same in tiles. `dtype`: the precision of the operands."""
+    """Compute log-probabilities, and entropies if requested, in tiles. `dtype`: the precision of the operands."""
     size = chunk or max(1, defaults.defaults_of(hidden.device).head_logits // weight.shape[0])
     logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, bias, target, temperature, size, entropy, form, dtype, cut)
     return logprobs, entropies if entropy else None
 
 
 def precision_of(hidden: Tensor, *, exact: bool) -> torch.dtype:
-    """The precision of the head's operands: that of autocast, or of the hidden states."""
+    """Return the precision of the head's operands: that of autocast, or of the hidden states."""
     kind = hidden.device.type
     if exact or hidden.dtype == torch.float64:
         return _wide(hidden.dtype)
@@ -186,28 +186,28 @@ def precision_of(hidden: Tensor, *, exact: bool) -> torch.dtype:
 
 
 def full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """The same from logits that are already divided by the temperature, with plain autograd."""
+    """Compute log-probabilities, and entropies if requested, from full logits at the final temperature, with autograd."""
     logs = logits.log_softmax(-1)
-    chosen = logs.gather(1, target[:, None]).sum(1)  # a sum of one number each, because FSDP warns about a view
+    chosen = logs.gather(1, target[:, None]).sum(1)  # a sum over one element, because FSDP warns about a view
     return chosen, -(logs.exp() * logs).sum(-1) if entropy else None
 
 
 def trunk(model: Any) -> Any:
-    """The model without its output head (under an adapter wrapper too)."""
+    """Return the model without its output head (also under an adapter wrapper)."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner.base_model
 
 
 @torch.no_grad()
 def form_of(model: Any, ids: Tensor) -> Form | None:
-    """What the model does to the output of its head, tested on a few tokens; None if it is something else, or not a linear layer.
+    """Detect the logit transform of a model on a few tokens; None if it is unknown, or the head is not a linear layer.
 
-    The head's output is replaced by known numbers, because those of a new model are too small to show a cap.
+    The head's output is replaced by known numbers, because those of a new model are too small to reveal a soft cap.
     """
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     try:
         states = getattr(trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
-    except TypeError:  # the trunks of some old families take fewer arguments than their models
+    except TypeError:  # the trunks of some old families accept fewer arguments
         return None
     if type(head) is not nn.Linear or states is None:
         return None

@@ -1,4 +1,4 @@
-"""Keep the memory that one step frees for the next step.
+"""Make glibc keep freed memory for the next step.
 
 A step on the CPU allocates and frees the same hundreds of megabytes. glibc returns them to the system each time, and the next
 step allocates them again page by page, which takes up to a tenth of its time.
@@ -10,7 +10,7 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's mallopt: how much free memory is kept, and from which size a block is mapped separately."""
+"""Parameters of glibc's mallopt: the amount of free memory to keep, and the size above which blocks are mapped separately."""
 KEPT, LARGE = (1 << 31) - 1, 1 << 28
 
 

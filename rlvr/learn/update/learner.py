@@ -1,9 +1,9 @@
 """The learner: train on groups of episodes with accelerate, one training step at a time.
 
-    credit          advantages for every token                                   (the algorithm, in lists and arrays)
-    passes          old, reference and critic scores, only if they are needed
-    per part        weights with one global denominator, then a sum over micro-batches
-    step            clip, optimizer, schedule
+    advantages          of every token (by the algorithm, in lists and arrays)
+    scoring             old, reference and critic values, only if they are needed
+    per minibatch       row weights with one global denominator, then a sum over micro-batches
+    optimizer step      clip, optimizer, learning rate schedule
 
 A micro-batch is a plain weighted sum, so its size affects only speed and memory.
 """
@@ -42,12 +42,12 @@ from rlvr.model.defaults import copied, defaults_of, tokens_of
 __all__ = ["Learner", "Optimization"]
 
 LossOf = Callable[[Batch, bool], Tensor]
-"""The loss of a micro-batch; whether it has rows, or is a filler."""
+"""The loss of a micro-batch; the bool is False for a filler."""
 FILLER = Rows([[0, 0]], [[False, True]])
-"""One token, for a process that has fewer micro-batches than another."""
+"""A filler micro-batch of one token, for a process that has fewer micro-batches than another."""
 
 KNOWN = ("sampler", "advantages", "old", "reference", "old_values", "returns", "prepared")
-"""The columns of a step that the loss reads."""
+"""The columns of a step that are inputs of the loss."""
 
 
 class Learner:
@@ -100,27 +100,26 @@ class Learner:
         self.policy, self.optimizer = sharded.prepared(policy, optimizer, accelerator)
         with torch.no_grad():
             exact(self.policy(FILLER.padded([0], self.device)))  # as accelerate wraps it
-        # sharded gradients are added up at once: otherwise each process would keep whole ones
+        # sharded gradients are reduced immediately; otherwise each process would keep full ones
         self._unsynced: Callable[[], Any] = nullcontext if self.sharded else partial(accelerator.no_sync, self.policy)
         if self.reference is not None and self.reference.adapter is None and not self.sharded:
             self.reference.policy.to(accelerator.device)
         once = optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1
         self.on_policy = once and not algorithm.bypass and not algorithm.prepares
-        """Whether the weights that train are exactly those that sampled, so that the training pass itself gives the old
-        log-probabilities."""
+        """True if training is exactly on-policy, so that the training pass itself gives the old log-probabilities."""
         self.random = random.Random(seed)
         self.total: Total = list if accelerator.num_processes == 1 else self._added
-        """Adds numbers up over all processes."""
+        """Sums numbers over all processes."""
         self._handed = handed(policy, accelerator)
         self.advantages: list[list[list[float]]] = []
         self.log_ratios: list[list[list[float] | None]] = []
-        """Of the last update, per group, episode and token, for the log; rows that are not finite are empty. The ratios are those of the
-        trainer to the sampler."""
+        """The trainer-to-sampler log ratios of the last update, per group, episode and token, for the log; like `advantages`, empty if not
+        finite."""
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-        """Train on one step's groups; return the metrics under TRL's names. A step without any gradient changes nothing and reports it."""
+        """Train on one step's groups; return metrics with TRL's names. A step without a gradient changes nothing and is reported."""
         step, tally, descents = Step(groups, self.algorithm, sampled_alike=self.sampled_alike), Tally(), Descents()
         self._prepare(step)
         for _ in range(self.algorithm.num_iterations):
@@ -130,7 +129,7 @@ class Learner:
         return self._conclude(step, tally, descents)
 
     def _prepare(self, step: Step) -> None:
-        """Compute the advantages, and the scores of frozen weights if they are needed."""
+        """Compute the advantages, and the scores under old and reference weights if they are needed."""
         algorithm, early = self.algorithm, bool(self.algorithm.credit_needs)
         scores = self._before_credit(step) if early else NO_SCORES
         step.credited(algorithm.credit(step.groups, scores, total=self.total), flat_too=algorithm.trains_flat)
@@ -140,18 +139,18 @@ class Learner:
             self._after_credit(step, scored=early)
 
     def _after_credit(self, step: Step, *, scored: bool) -> None:
-        """Compute the scores that only the loss needs, for the rows that have a gradient; `scored`: the credit needed them too."""
+        """Compute the scores that only the loss needs, for rows with a gradient; `scored`: the advantages already needed them."""
         chosen, columns = [r for r, moves in enumerate(step.moves) if moves], step.columns
         if self.reference is not None and not scored and not self.algorithm.needs_divergence:
             self._score_reference(step, chosen)
         if self.algorithm.bypass:
             columns["first"] = columns["old"] if scored else torch.full_like(columns["sampler"], math.nan)
             columns["old"] = columns["sampler"]
-        elif not self.on_policy and not scored:  # otherwise the training pass itself fills the column
+        elif not self.on_policy and not scored:  # otherwise the training pass fills the column
             self._score_old(step, chosen)
 
     def _before_credit(self, step: Step) -> Scores:
-        """Compute the scores that the credit needs: for a KL subtracted from the rewards, a critic's values, the entropy of tokens."""
+        """Compute the token statistics that the advantages need: KL penalties, critic values, entropies."""
         algorithm, everyone, columns = self.algorithm, range(len(step.episodes)), step.columns
         needs = algorithm.credit_needs
         self._score_old(step, everyone)
@@ -178,7 +177,7 @@ class Learner:
 
     @torch.no_grad()
     def _score_reference(self, step: Step, chosen: Sequence[int]) -> None:
-        """Compute the reference's scores, in the policy's precision, because otherwise the KL would contain rounding errors."""
+        """Compute the reference's scores in the policy's precision, so that the KL has no rounding errors."""
         assert self.reference is not None
         step.empty("reference")
         for batch, real, _ in self._batches(step.rows, chosen):
@@ -190,12 +189,12 @@ class Learner:
         step.settle()
 
     def _parts(self, step: Step) -> Iterable[list[int]]:
-        """The rows that train, divided into one part per optimizer step."""
+        """Split the rows in the loss into one minibatch per optimizer step."""
         rows, parts = [r for r, trains in enumerate(step.trains) if trains], self.optimization.minibatches_per_step
         return [rows] if parts == 1 else step.shuffled(rows, parts, self.random, self.accelerator)
 
     def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
-        """One optimizer step on some rows; returns its loss and gradient norm, or None if no row has a gradient."""
+        """Take one optimizer step on a minibatch; return its loss and gradient norm, or None if no row has a gradient."""
         algorithm = self.algorithm
         lengths = [int(step.rows.trained[r]) if step.moves[r] or algorithm.counts_flat else 0 for r in part]
         prompts = [str(step.place[r][0]) for r in part]
@@ -212,7 +211,7 @@ class Learner:
         return outcome
 
     def _loss(self, step: Step, weights: Tensor, tally: Tally, batch: Batch, real: bool) -> Tensor:
-        """The loss of one micro-batch; 0 for a filler."""
+        """Compute the loss of one micro-batch; 0 for a filler."""
         algorithm, columns, take = self.algorithm, step.columns, batch.take
         scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
         new = scores.logprobs
@@ -230,7 +229,7 @@ class Learner:
         return (losses * copied(weights[take], losses.device).to(losses)).sum() if real else losses.sum() * 0.0
 
     def _descend(self, rows: Rows, chosen: Sequence[int], loss_of: LossOf, *, still: bool = False) -> tuple[float, float]:
-        """Add up the micro-batches' gradients, then clip and step. A step that is not finite is skipped; `still`: train only the critic."""
+        """Accumulate the micro-batches' gradients, then clip and step. A non-finite step is skipped; `still`: train only the critic."""
         accelerator, losses = self.accelerator, list[Tensor]()
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         for batch, real, last in self._batches(rows, chosen):
@@ -238,24 +237,25 @@ class Learner:
             with nullcontext() if last else self._unsynced():
                 part = loss_of(batch, real)
                 accelerator.backward(part * factor)
-                losses.append(part.detach())  # fetched at the end: the device computes while the next micro-batch is made
+                losses.append(part.detach())  # fetched at the end, so that the device computes while the next micro-batch is built
             del batch, part
         for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
-            held.grad = None  # None and not zero: the optimizer skips it
+            held.grad = None  # None instead of zero, so that the optimizer skips it
         theirs = self.policy.parameters() if self.critic is None else accelerator.unwrap_model(self.policy).model.parameters()
         norm = accelerator.clip_grad_norm_(theirs, self.optimization.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         norm = norm if self.critic is None else self.critic.clipped(norm)
         [loss] = self.total([sum(torch.stack(losses).tolist())])
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.optimizer.zero_grad()  # so the step below changes nothing, and a loss scaler still notices the overflow
+            self.optimizer.zero_grad()  # the step below changes nothing, but a loss scaler still detects the overflow
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
 
     def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool, bool]]:
-        """Micro-batches, each made in its turn; whether it has rows (or is a filler: all processes run the same number); whether it is
-        the last. The caller deletes one before it takes the next, so only one is in memory.
+        """Yield (micro-batch, has rows, is last); fillers make the number equal in all processes.
+
+        Micro-batches are built lazily. The caller deletes each one before taking the next, so that only one is in memory.
         """
         parts, lay = packing.arranged(rows, chosen, self.budget, self.packing)
         most = int(self.accelerator.gather(torch.tensor([len(parts)], device=self.device)).max())
@@ -266,11 +266,11 @@ class Learner:
     # ---- supervised -----------------------------------------------------------------------------------------------
 
     def supervise(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
-        """One optimizer step of cross-entropy over the acted tokens, for a warm start or fine-tuning. It also advances the schedule."""
+        """Take one optimizer step of cross-entropy over the masked-in tokens, for SFT. Also advances the learning rate schedule."""
         material = Rows([tokens for tokens, _ in rows], [acted for _, acted in rows])
         [tokens] = self.total([float(material.entries)])
         if not tokens:
-            raise ConfigError("no token of these rows is acted, so there is nothing to train on; mark the answer's tokens")
+            raise ConfigError("the action masks of these rows are empty, so there is nothing to train on; mark the answer's tokens")
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
             logprobs = self.policy(batch).logprobs
@@ -282,19 +282,19 @@ class Learner:
             self.scheduler.step()
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
 
-    # ---- figures and state ----------------------------------------------------------------------------------------
+    # ---- metrics and state ----------------------------------------------------------------------------------------
 
     def _added(self, numbers: Sequence[float]) -> list[float]:
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
         return list(self.accelerator.reduce(mine, "sum").tolist())
 
     def _conclude(self, step: Step, tally: Tally, descents: Descents) -> dict[str, float]:
-        """After the last optimizer step: collect the metrics, and update the schedule, the algorithm and the reference."""
+        """Finish the update: collect metrics, and update the schedule, the algorithm and the reference."""
         algorithm = self.algorithm
         metrics = descents.figures() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         metrics |= tally.means(self.total) | self._account(step, tally)
         metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
-        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # neither the log nor the controller accepts NaN
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
         algorithm.observe([e.reward for e in step.episodes if not e.aside], metrics.get("kl"), self.total)
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
@@ -307,7 +307,7 @@ class Learner:
         return metrics
 
     def _account(self, step: Step, tally: Tally) -> dict[str, float]:
-        """Metrics: token counts, groups, advantages, and the difference between sampler and trainer."""
+        """Compute metrics: token counts, groups, advantages, and the mismatch between sampler and trainer."""
         trained = tally.tokens / self.algorithm.num_iterations
         account = step.account()
         if trained != account["tokens/to_train"]:
@@ -332,18 +332,18 @@ class Learner:
         return self._handed
 
     def whole(self) -> Any:
-        """A plain model in this process: the model itself, or a copy if it has an adapter or is sharded."""
+        """Return a plain model in this process: the model itself, or a copy if it has an adapter or is sharded."""
         return self._handed.model()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a bit-identical resume needs, except the model's weights and what `write_parts` writes."""
+        """Return the state for a bitwise identical resume, without the model's weights and the state of `write_sharded_state`."""
         return state.taken(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], parts: Path | None = None) -> None:
-        """Restore the state from `state_dict`, in a learner with the same settings; `parts`: the folder given to `write_parts`."""
+        """Restore the state from `state_dict`, in a learner with the same settings; `parts`: the folder of `write_sharded_state`."""
         state.restored(self, saved, parts)
 
     def write_parts(self, folder: Path) -> None:
-        """Write the state that is sharded, each process its part. All processes call it together."""
+        """Write the sharded state, each process its shard. A collective operation."""
         if self.sharded:
             moments.write(folder, self.optimizer, state.moving(self))

@@ -1,7 +1,6 @@
-"""The state of an optimizer and of a moving reference, in files that each process writes and reads its own part of.
+"""The sharded state of the optimizer and of a moving reference, in torch's distributed checkpoint format.
 
-They are torch's distributed checkpoints: a run can be resumed on another number of processes, also on one, and no process ever
-holds more than its part.
+Each process reads and writes only its shard, and a run can be resumed with another number of processes.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ HOME = "sharded"
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """The parameters in the order of the optimizer's own numbers."""
+    """Return the parameters in the order of the optimizer's indices."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def tensors(optimizer: Any, moving: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """All state by name: moments by the parameter's number, and a reference that moves."""
+    """Collect all state tensors by name: moments by parameter index, and a moving reference."""
     found = {
         f"optimizer.{i}.{name}": value
         for i, p in enumerate(parameters_of(optimizer))
@@ -42,13 +41,13 @@ def tensors(optimizer: Any, moving: Mapping[str, Tensor] | None = None) -> dict[
 
 
 def write(folder: Path, optimizer: Any, moving: Mapping[str, Tensor] | None = None) -> None:
-    """Write the state; each process writes its own part. All call it together."""
+    """Write the state, each process its shard. A collective operation."""
     with _quiet():
         save(tensors(optimizer, moving), checkpoint_id=folder / HOME, process_group=control(), no_dist=control() is None)
 
 
 def read(folder: Path, optimizer: Any, moving: Mapping[str, Tensor] | None = None, *, together: bool = True) -> None:
-    """Read the state back, in place, with any number of processes. `together`: all processes call it, each for its part."""
+    """Read the state in place, with any number of processes. `together`: a collective operation, each process for its shard."""
     fresh(optimizer)
     wanted = tensors(optimizer, moving)
     saved = FileSystemReader(folder / HOME).read_metadata().state_dict_metadata
@@ -58,11 +57,11 @@ def read(folder: Path, optimizer: Any, moving: Mapping[str, Tensor] | None = Non
         load(present, checkpoint_id=folder / HOME, process_group=group, no_dist=group is None)
     for i, p in enumerate(parameters_of(optimizer)):
         if not any(name.startswith(f"optimizer.{i}.") for name in saved):
-            optimizer.state.pop(p)  # it had not been stepped yet
+            optimizer.state.pop(p)  # its optimizer state did not exist yet
 
 
 def fresh(optimizer: Any) -> None:
-    """Adam's state as it is made at the first step, so that there is something to read into."""
+    """Initialize Adam's state as at the first step, as the target of reading."""
     for p in parameters_of(optimizer):
         moments = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
         device = local(p).device if optimizer.defaults.get("fused") else "cpu"
@@ -70,7 +69,7 @@ def fresh(optimizer: Any) -> None:
 
 
 def load_whole(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load a whole state, which a run without sharding wrote, into an optimizer whose parameters may be sharded."""
+    """Load the full state of an unsharded run into an optimizer whose parameters may be sharded."""
     parameters = parameters_of(optimizer)
     part = {
         i: {name: cut_like(value, parameters[i]) if isinstance(value, Tensor) else value for name, value in entry.items()}
@@ -81,7 +80,7 @@ def load_whole(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch warns of its own internals here, which users cannot change."""
+    """Suppress internal warnings of torch that users cannot fix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

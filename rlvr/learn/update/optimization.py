@@ -18,7 +18,7 @@ from rlvr.model.defaults import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """The settings of the optimizer. Batch sizes have their unit in their name.
+    """The settings of the optimizer.
 
     >>> Optimization(learning_rate=1e-3).minibatches_per_step
     1
@@ -31,13 +31,13 @@ class Optimization:
     """0: no clipping."""
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
-    """The number of steps over which the learning rate rises to its full value, under every schedule; it is above 0 from the first."""
+    """The number of linear warmup steps, under every schedule; the learning rate is above 0 from the first step."""
     critic: CriticConfig | None = None
-    """Of a critic with weights of its own; None: a linear head on the policy's."""
+    """The settings of a separate critic; None: a linear head on the policy's hidden states."""
     minibatches_per_step: int = 1
-    """Into how many optimizer steps each pass over the episodes is divided."""
+    """The number of optimizer steps per pass over the episodes."""
     max_tokens_per_microbatch: Tokens = "auto"
-    """Affects speed and memory only, not the gradient; auto: by device."""
+    """Affects only speed and memory, not the gradient; auto: by device."""
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Optimization:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     def made_for(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
-        """AdamW and its learning rate schedule, from transformers; the warmup is our own, because theirs begins at 0."""
+        """Build AdamW and the learning rate schedule of transformers, with a warmup that does not start at 0."""
         optimizer = torch.optim.AdamW(
             parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay, fused=fused or None
         )
@@ -57,12 +57,13 @@ class Optimization:
         usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
         if not ramp:
             return optimizer, usual
-        share, *_ = usual.lr_lambdas  # the same for each group of parameters
+        share, *_ = usual.lr_lambdas  # identical for all parameter groups
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
     def check(self, algorithm: Algorithm, max_completion_length: int, *, adapted: bool, sharded: bool) -> None:
-        """Tell the algorithm the limit on an answer, and reject settings that do not fit it. `adapted`: an adapter is trained, and the
-        model without it is the reference; `sharded`: no process has whole weights.
+        """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
+
+        `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
         """
         if algorithm.single_step and self.minibatches_per_step > 1:
             raise ConfigError(

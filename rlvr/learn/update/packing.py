@@ -1,10 +1,9 @@
-"""Pack rows into one line without padding, and compute the prompt of a group once for all its answers.
+"""Pack rows into one sequence without padding, and compute the shared prompt of a group only once.
 
-All tokens of a micro-batch are in one line. Rows with the same prompt share it: the prompt is a segment of its own, and
-each answer is a segment that attends to the prompt and, causally, to itself. Positions continue after the prompt.
-A kernel for segments of different lengths computes attention where there is one (CUDA, 16 bits). Elsewhere it runs over buckets
-of segments of similar length, so no mask of all tokens by all tokens is needed. `fits` tests whether a model supports it; otherwise
-padded rows are used.
+All tokens of a micro-batch are in one sequence. Rows with the same prompt share it: the prompt is a separate segment, and each answer is a
+segment that attends to the prompt and, causally, to itself. Positions continue after the prompt.
+Attention uses a variable-length kernel if there is one (CUDA, 16 bits). Otherwise it runs over buckets of segments of similar length, so
+that no full attention mask is needed. `find_packing_mismatch` tests whether a model supports it; if not, padded rows are used.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from rlvr.model.varlen import Kernel, Lengths, kernel_for, lengths_of
 
 SHORTEST_SHARED_PROMPT = 4
 PACK_BELOW = 0.9
-"""Rows are packed if that computes less than this share of the tokens of padded rows."""
+"""Rows are packed if that computes less than this fraction of the tokens of padded rows."""
 
 
 class Bucket(NamedTuple):
-    """Segments of similar length, as positions in the line of tokens.
+    """Segments of similar length, as positions in the packed sequence.
 
     >>> Bucket._fields
     ('query', 'keys', 'mask')
@@ -44,7 +43,7 @@ class Bucket(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """How a line of tokens attends by PyTorch's attention, over segments of similar length.
+    """An attention layout that uses PyTorch's attention over buckets of segments.
 
     >>> Buckets._fields
     ('positions', 'buckets', 'home', 'windowed', 'shapes')
@@ -54,22 +53,22 @@ class Buckets(NamedTuple):
     """[1, tokens]"""
     buckets: list[Bucket]
     home: Tensor
-    """[tokens], the position of each token's output in the concatenated outputs of the buckets."""
+    """[tokens], the index of each token's output in the concatenated outputs of the buckets."""
     windowed: dict[int, list[Bucket]]
-    """The buckets with the mask of a sliding window, by its length; made for the first layer that has it."""
+    """A cache of the buckets with sliding-window masks, by window length."""
     shapes: frozenset[str] = frozenset({"sliding_window"})
-    """What else of attention is computed."""
+    """The attention options that this layout supports."""
 
     def under(self, window: int) -> list[Bucket]:
-        """The buckets under a sliding window. One that is longer than every row hides nothing."""
+        """Return the buckets with the mask of a sliding window, if the window is shorter than a row."""
         if window not in self.windowed:
             hides = window <= int(self.positions.max())
             self.windowed[window] = [b._replace(mask=narrowed(b, self.positions[0], window)) if hides else b for b in self.buckets]
         return self.windowed[window]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0) -> Tensor:
-        """Attention over buckets, with the outputs in the order of the line."""
-        q, k, v = query[0].to(value.dtype), key[0].to(value.dtype), value[0]  # under autocast, rotary positions widen q and k
+        """Compute attention over buckets, with the outputs in packed order."""
+        q, k, v = query[0].to(value.dtype), key[0].to(value.dtype), value[0]  # under autocast, rotary embeddings upcast q and k
         if k.shape[0] != q.shape[0]:
             k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
         parts = []
@@ -88,7 +87,7 @@ class Buckets(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """How a line of tokens attends by a kernel for segments of different lengths, without a mask.
+    """An attention layout that uses a variable-length kernel, without a mask.
 
     >>> Segments._fields
     ('positions', 'keys', 'lengths', 'kernel', 'shapes')
@@ -97,16 +96,16 @@ class Segments(NamedTuple):
     positions: Tensor
     """[1, tokens]"""
     keys: Tensor | None
-    """Where in the line the keys of each segment are: its prompt, and itself; None if no prompt is shared."""
+    """The positions of the keys of each segment: its prompt, and itself; None if no prompt is shared."""
     lengths: Lengths
     kernel: Kernel
     shapes: frozenset[str] = frozenset({"sliding_window", "softcap"})
-    """What else of attention a kernel computes."""
+    """The attention options that this layout supports."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0, softcap: float = 0.0
     ) -> Tensor:
-        """Attention of all segments at once, in the order of the line."""
+        """Compute attention of all segments at once, in packed order."""
         q, k, v = (x[0].to(value.dtype).transpose(0, 1) for x in (query, key, value))
         if self.keys is not None:
             k, v = (x.index_select(0, self.keys) for x in (k, v))
@@ -114,7 +113,7 @@ class Segments(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One segment of a line: where it starts, how long it is, and the prompt it continues.
+    """One segment of a packed sequence: its start, its length, and the prompt that it continues.
 
     >>> Piece(start=4, length=3, prompt_start=0, prompt=4).prompt
     4
@@ -127,27 +126,27 @@ class Piece(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How the rows of a learner are packed.
+    """The packing mode of a learner's rows.
 
     >>> Packing(padded="its tokens influence each other outside of attention").kernel is None
     True
     """
 
     kernel: Kernel | None = None
-    """None: buckets with masks."""
+    """The variable-length kernel; None for buckets with masks."""
     dtype: torch.dtype = torch.float32
-    """The precision of the computation, and of masks."""
+    """The precision of computation and masks."""
     padded: str = ""
     """Why rows are padded; empty if they can be packed."""
     masked: str = ""
-    """Why buckets are used, and no kernel."""
+    """Why buckets are used instead of a kernel."""
 
 
 BUCKETS = Packing()
 
 
 def families(rows: Rows, chosen: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """The chosen rows, grouped by prompt; each group with how many tokens of its prompt are computed only once for all its rows."""
+    """Group the chosen rows by prompt; return each group with the number of its shared prompt tokens."""
     found: dict[bytes, list[int]] = {}
     for i in chosen:
         if rows.trained[i]:
@@ -157,7 +156,7 @@ def families(rows: Rows, chosen: Sequence[int]) -> list[tuple[int, list[int]]]:
 
 
 def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]], int]:
-    """Rows grouped into micro-batches, families of one prompt together, within a budget of tokens; and the total of computed tokens."""
+    """Group rows into micro-batches within a token budget, with rows of one prompt together; also return the number of computed tokens."""
     bins, room, computed = list[list[int]](), 0, 0
     for shared, members in sorted(families(rows, chosen), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
         known = 0  # the first row of a family includes the prompt
@@ -172,19 +171,19 @@ def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]
 
 
 def arranged(rows: Rows, chosen: Sequence[int], budget: int, how: Packing) -> tuple[list[list[int]], Callable[..., Batch]]:
-    """The rows of each micro-batch, and the function that makes one: packed where that is possible and saves work."""
+    """Return the rows of each micro-batch, and the function that builds one: packed if that is possible and saves work."""
     parts = rows.plan(chosen, budget)
     if parts and not how.padded:
         packed, computed = plan(rows, chosen, budget)
         width = sum(len(part) * max(1, int(rows.inputs[part].max())) for part in parts)
-        # a kernel saves work always: of padded rows, transformers asks the device whether they are packed, and waits for the answer
+        # a kernel always saves work: for padded rows, transformers synchronizes with the device to detect packing
         if how.kernel is not None or computed / width < PACK_BELOW:
             return packed, partial(pack, rows, how=how)
     return parts, rows.padded
 
 
 def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu", how: Packing = BUCKETS) -> Batch:
-    """The chosen rows as one line of tokens."""
+    """Build a micro-batch from the chosen rows as one packed sequence."""
     line, positions, pieces = list[Numbers](), list[Numbers](), list[Piece]()
     source, end = dict[int, Numbers](), 0
     for shared, members in families(rows, chosen):
@@ -204,7 +203,7 @@ def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu", 
 
 
 def segments_of(pieces: list[Piece], positions: Tensor, kernel: Kernel) -> Segments:
-    """The segments one after another, as they lie in the line, each with the keys of its prompt before its own."""
+    """Build the layout of all segments in packed order, each with the keys of its prompt before its own."""
     device, keys = positions.device, None
     if any(p.prompt for p in pieces):
         ranges = [np.arange(a, a + n) for p in pieces for a, n in ((p.prompt_start, p.prompt), (p.start, p.length))]
@@ -214,7 +213,7 @@ def segments_of(pieces: list[Piece], positions: Tensor, kernel: Kernel) -> Segme
 
 
 def buckets_of(pieces: list[Piece], positions: Tensor, dtype: torch.dtype) -> Buckets:
-    """Sort the segments into buckets, and compute where each token's output is found."""
+    """Build the layout of segments in buckets, with the index of each token's output."""
     home, device = np.zeros(positions.shape[1], dtype=np.int64), positions.device
     buckets, offset = [], 0
     waiting = sorted(pieces, key=lambda p: (bool(p.prompt), -p.length, p.start))
@@ -230,7 +229,7 @@ def buckets_of(pieces: list[Piece], positions: Tensor, dtype: torch.dtype) -> Bu
 
 
 def narrowed(bucket: Bucket, positions: Tensor, window: int) -> Tensor:
-    """The mask of a bucket under a sliding window: a token sees itself and the `window` - 1 tokens before it."""
+    """Add a sliding window to the mask of a bucket: a token sees itself and the `window` - 1 tokens before it."""
     queries, keys = positions[bucket.query], positions[bucket.keys]
     hidden = (queries[:, :, None] - keys[:, None, :] >= window)[:, None]
     if bucket.mask is not None:
@@ -249,7 +248,7 @@ def _bucket(members: list[Piece], width: int, device: torch.device, dtype: torch
     if not prompt:
         return Bucket(where, where, None)
     keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
-    # made on the device, in the type of the computation: booleans would be converted in every layer, and kept for the backward pass
+    # in the compute dtype, because a boolean mask would be converted in every layer and kept for the backward pass
     mask = torch.zeros(len(members), 1, width, prompt + width, device=device, dtype=dtype)
     beyond = torch.arange(prompt, device=device) >= copied(torch.from_numpy(shared), device)
     mask[..., :prompt].masked_fill_(beyond[:, None, None, :], -torch.inf)
@@ -258,9 +257,9 @@ def _bucket(members: list[Piece], width: int, device: torch.device, dtype: torch
 
 
 def fits(model: Any, score: Any, how: Packing = BUCKETS, computed: torch.dtype | None = None) -> str:
-    """Compare packing with single rows on a few tokens: '' if they agree, else the reason why padded rows are used.
+    """Compare packed and single rows on a few tokens; return '' if they agree, else the reason for padding.
 
-    `computed`: what `score` computes in; None: the precision of the weights.
+    `computed`: the compute precision of `score`; None: that of the weights.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
@@ -274,9 +273,9 @@ def fits(model: Any, score: Any, how: Packing = BUCKETS, computed: torch.dtype |
 
 
 def packing_for(policies: Sequence[Any], device: torch.device, precision: str, autocast: Callable[[], Any] | None) -> Packing:
-    """How the rows of these policies are packed: by the device's kernel if it works with their models, by buckets, or not at all.
+    """Choose how rows are packed: with the device's kernel if the models support it, with buckets, or not at all.
 
-    `autocast` None: the policies compute in this precision by themselves.
+    `autocast` None: the policies compute in this precision without autocast.
     """
     dtype: torch.dtype = getattr(torch, precision)
     kernel, masked = kernel_for(device, dtype)

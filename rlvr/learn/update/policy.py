@@ -1,6 +1,6 @@
 """The policy: compute the log-probabilities that a causal language model gives to the chosen tokens.
 
-The output head is applied to the acted positions only, in tiles (see `rlvr.learn.update.head`). The temperature divides the
+The output head is applied only at policy tokens, in tiles (see `rlvr.learn.update.head`). The temperature divides the
 logits, so the log-probabilities are those of the sampled distribution. The model is always in evaluation mode: in training
 mode, dropout and router noise would make the ratio between two passes depend on two random masks.
 """
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Scores(NamedTuple):
-    """The policy's scores of each acted token.
+    """The policy's outputs at each policy token.
 
     >>> Scores._fields
     ('logprobs', 'entropy', 'values', 'divergence')
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
     divergence: Tensor | None = None
 
     def terms(self) -> dict[str, Any]:
-        """All but the log-probabilities, by name."""
+        """Return all outputs except the log-probabilities, by name."""
         return {"entropy": self.entropy, "values": self.values, "divergence": self.divergence}
 
 
@@ -65,13 +65,13 @@ class Policy(nn.Module):
             self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
         self.fp32_head = fp32_head
         self.compiled = False
-        """Whether the model's layers are used as `rlvr.model.compiled` has compiled them."""
+        """True if the layers compiled by `rlvr.model.compiled` are used."""
         self.narrow: Callable[[Batch], Cut] | None = None
-        """What cuts the logits of a batch to the tokens that top_p and top_k leave (see `rlvr.samplers._support`); None: nothing does."""
+        """Builds the filter that applies top_p and top_k to the logits of a batch (see `rlvr.samplers._support`); None: no filter."""
         self.divergence: Callable[[Policy, Batch, Tensor], Tensor] | None = None
-        """Measures how far the policy is from a teacher (see `rlvr.learn.update.networks.divergence`); None: there is no teacher."""
+        """Computes the divergence from a teacher (see `rlvr.learn.update.networks.divergence`); None without a teacher."""
         self.form: Form | None = None
-        """What follows the output head; None: the model computes the logits, because its head is no linear layer, or has an adapter."""
+        """The logit transform after the head; None: the model computes logits itself, as its head is not linear or has an adapter."""
         if not is_blank(model):
             self.test_head()
 
@@ -82,15 +82,15 @@ class Policy(nn.Module):
         return self
 
     def test_head(self) -> None:
-        """Find out what follows the output head. A model that had no weights at first is tested when it has got them."""
+        """Detect the logit transform. A model without weights is tested after its weights are loaded."""
         self.form = form_of(self.model, _few_tokens(self.model))
 
     def look(self, work: Callable[[], T]) -> T:
-        """Run something with the model's weights in place; if they are sharded, they are gathered for it layer by layer."""
+        """Run a function that uses the model's weights; FSDP gathers sharded weights for it layer by layer."""
         return work()
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
-        """Score the acted tokens of a micro-batch."""
+        """Compute the outputs at the policy tokens of a micro-batch."""
         if self.form is None:
             return self._by_its_own_head(batch, entropy, values)
         with running() if self.compiled else nullcontext():
@@ -104,12 +104,12 @@ class Policy(nn.Module):
         return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype) if values else None, far)
 
     def states(self, batch: Batch) -> Tensor:
-        """The hidden state before each acted token, as the output head gets it."""
+        """Compute the hidden state before each policy token, as the input of the output head."""
         states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
         return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
 
     def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool) -> Scores:
-        """The same if the model itself must compute the logits, for all positions."""
+        """Compute the outputs if the model itself must compute the logits, for all positions."""
         with running() if self.compiled else nullcontext():
             out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_laid(batch))
         logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
@@ -122,7 +122,7 @@ class Policy(nn.Module):
         return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype))
 
     def _values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """The critic's estimate for each token."""
+        """Compute the critic's value for each token."""
         if self.value is None:
             return None
         found: Tensor = self.value(hidden).sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
@@ -130,12 +130,12 @@ class Policy(nn.Module):
 
 
 def _laid(batch: Batch) -> dict[str, Any]:
-    """What tells the model how the rows of a batch lie."""
+    """Build the model's keyword arguments for the layout of a batch."""
     return {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
 
 
 def exact(scores: Scores) -> Scores:
-    """The scores, if they are at least float32: in bfloat16 a log-probability of -6 has steps of 0.03, and the loss would be noise."""
+    """Return the outputs if they are at least float32: in bfloat16 a log-probability of -6 has steps of 0.03, which is noise."""
     if scores.logprobs.dtype not in WIDE:
         raise _too_coarse(scores.logprobs.dtype)
     return scores
@@ -149,13 +149,13 @@ def _too_coarse(dtype: torch.dtype) -> RlvrError:
 
 
 def is_blank(model: nn.Module) -> bool:
-    """Whether a model has no weights yet: they are on the meta device."""
+    """Return whether a model has no weights yet, on the meta device."""
     return any(parameter.device.type == "meta" for parameter in model.parameters())
 
 
 @torch.no_grad()
 def check_steady(model: Any) -> None:
-    """Reject a model whose log-probabilities differ from pass to pass: ratios between passes would be noise."""
+    """Raise ConfigError if a model's log-probabilities differ between passes, which would make ratios noise."""
     first, again = (model(input_ids=_few_tokens(model), use_cache=False).logits.float() for _ in range(2))
     if not alike(again, first, model.dtype):
         raise ConfigError(

@@ -24,7 +24,7 @@ class Reference:
 
     @classmethod
     def of(cls, model: Any, *, temperature: float, frozen: Any = None, fp32_head: bool = False) -> Reference:
-        """The given frozen model; else the base of an adapted model; else a copy of the current model."""
+        """Create the reference from a frozen model; else from the base of an adapted model; else from a copy of the current model."""
         if frozen is None and hasattr(model, "disable_adapter"):
             return cls(Policy(model, temperature=temperature, fp32_head=fp32_head), adapter=model)
         copied = frozen if frozen is not None else copy.deepcopy(model)
@@ -33,14 +33,14 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """Score one micro-batch."""
+        """Compute the log-probabilities of one micro-batch."""
         if self.adapter is None:
             return self.policy(batch).logprobs
         with self.adapter.disable_adapter():
             return self.policy(batch).logprobs
 
     def refresh(self, model: Any, mix: float = 1.0) -> None:
-        """Set the reference to the model's weights, or move it toward them by the share `mix`."""
+        """Move the reference toward the model's weights by the fraction `mix`; 1 copies them."""
         if self.adapter is not None:
             raise ValueError(
                 "the reference is the adapter's base and cannot be refreshed; train without an adapter, or pass a frozen model"
@@ -51,7 +51,7 @@ class Reference:
                 local(mine).lerp_(local(theirs).to(mine.dtype), mix)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """The reference's weights, if it has its own."""
+        """Return the reference's weights, if it has its own."""
         return None if self.adapter is not None else {k: v.detach() for k, v in self.policy.model.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor] | None) -> None:

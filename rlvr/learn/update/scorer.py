@@ -1,4 +1,4 @@
-"""Training a reward model: optimizer steps on pairs of answers."""
+"""Reward model training: optimizer steps on pairs of answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlvr.model.scorer import Rows, Scorer
 
 
 class ScorerTrainer:
-    """Takes optimizer steps on pairs.
+    """Trains a reward model on pairs of answers.
 
     >>> ScorerTrainer(model, Optimization(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
     """
@@ -30,7 +30,7 @@ class ScorerTrainer:
         self.optimizer, self.scheduler = optimization.made_for(model.parameters(), total_steps, fused=fused)
 
     def update(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
-        """One step on (chosen, rejected, margin); the metrics of TRL's reward trainer."""
+        """Take one optimizer step on (chosen, rejected, margin) triples; return the metrics of TRL's reward trainer."""
         loss, scores = 0.0, torch.zeros(len(pairs), 2)
         for part in self._parts([max(len(a), len(b)) for a, b, _ in pairs]):
             some = [pairs[i] for i in part]
@@ -56,7 +56,7 @@ class ScorerTrainer:
 
     @torch.no_grad()
     def scores(self, rows: Rows) -> list[float]:
-        """The score of each row, in order."""
+        """Compute the score of each row, in order."""
         found = torch.zeros(len(rows))
         for part in self._parts([len(row) for row in rows]):
             found[part] = self.scorer([rows[i] for i in part]).cpu()
@@ -64,7 +64,7 @@ class ScorerTrainer:
         return values
 
     def _parts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Batches of rows of similar length, within the token budget."""
+        """Yield batches of rows of similar length, within the token budget."""
         order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.budget
         while order:
             count = max(1, budget // (2 * lengths[order[0]]))
@@ -72,7 +72,7 @@ class ScorerTrainer:
             order = order[count:]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a bit-identical resume needs, except the weights."""
+        """Return the state for a bitwise identical resume, without the weights."""
         return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

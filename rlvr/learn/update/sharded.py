@@ -1,10 +1,10 @@
-"""FSDP2: weights, gradients and optimizer state sharded over the processes, and never whole in any of them.
+"""FSDP2: weights, gradients and optimizer state are sharded over the processes and never complete in one of them.
 
-    spread      shard a policy whose weights are here, or whose weights are nowhere yet
-    FromFolder  fills shards from a Hugging Face folder, of which each process reads its own rows
-    FromMain    fills shards from the main process, one tensor at a time
+    shard_policy             shards a policy with or without weights
+    FolderWeightLoader       loads shards from a Hugging Face folder; each process reads only its rows
+    MainProcessWeightLoader  loads shards from the main process, one tensor at a time
 
-The models are made on the meta device, which takes no memory, and each process reads only its own rows.
+The models are created on the meta device, which takes no memory.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rlvr.model.tensorfiles import TensorFolder
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Fill = Callable[[nn.Module], None]
-"""Fills the shards of a model, in all processes together."""
+"""Loads the shards of a model, as a collective operation."""
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether a module's weights are sharded over processes."""
+    """Return whether a module's weights are sharded over processes."""
     return any(isinstance(p, DTensor) for p in module.parameters())
 
 
 def mixed(precision: str) -> MixedPrecisionPolicy:
-    """Compute in a precision, add gradients up in float32, and leave outputs as they are.
+    """Build a policy that computes in a precision, reduces gradients in float32, and does not cast outputs.
 
-    accelerate's own policy casts the outputs too, and log-probabilities in bfloat16 have steps of 0.03.
+    accelerate's default policy casts outputs too, and log-probabilities in bfloat16 have steps of 0.03.
 
     >>> mixed("bf16").reduce_dtype, mixed("bf16").output_dtype
     (torch.float32, None)
@@ -49,16 +49,16 @@ def mixed(precision: str) -> MixedPrecisionPolicy:
 
 
 def computed_in(model: Any, accelerator: Accelerator) -> str:
-    """The precision in which a model computes; a sharded one does so on a CPU too."""
+    """Return the compute precision of a model; a sharded model uses mixed precision also on a CPU."""
     lower = PRECISIONS.get(accelerator.mixed_precision) if accelerator.is_fsdp2 else None
     return str(lower).removeprefix("torch.") if lower else trained_in(model, accelerator.mixed_precision, accelerator.device)
 
 
 def spread(policy: Policy, accelerator: Accelerator, fill: Fill | None = None, *, keep_root: bool = True) -> None:
-    """Shard a policy in place. Weights that it has are distributed, and `fill` gets its model to fill the others.
+    """Shard a policy in place. Existing weights are distributed; `fill` loads the others.
 
-    With `fp32_head` embedding, last norm and head are gathered in the precision of the weights. `keep_root`: embedding and head stay
-    gathered between forward and backward pass; a reference has no backward pass.
+    With `fp32_head`, embedding, last norm and head are gathered in the precision of the weights. `keep_root`: embedding and head stay
+    gathered between forward and backward pass; not needed for a reference.
     """
     plugin: Any = accelerator.state.fsdp_plugin
     offload = plugin.cpu_offload if isinstance(plugin.cpu_offload, CPUOffloadPolicy) else None
@@ -82,18 +82,18 @@ def spread(policy: Policy, accelerator: Accelerator, fill: Fill | None = None, *
 
 
 def spread_reference(reference: Reference | None, policy: Policy, accelerator: Accelerator, fill: Fill | None) -> None:
-    """Shard the reference like the policy. Without `fill`, one that has no weights starts as the current policy."""
+    """Shard the reference like the policy. Without `fill`, a reference without weights is a copy of the current policy."""
     if reference is None:
         return
     if reference.adapter is not None:
-        reference.policy = policy  # with its adapter off
+        reference.policy = policy  # with its adapter disabled
         return
     start = partial(same_shards, other=policy) if is_blank(reference.policy) else None
     spread(reference.policy, accelerator, fill or start, keep_root=False)
 
 
 def prepared(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[Any, Any]:
-    """Policy and optimizer as accelerate wraps them; a policy that is sharded already stays as it is."""
+    """Prepare policy and optimizer with accelerate; an already sharded policy is unchanged."""
     if accelerator.is_fsdp2:
         return policy, accelerator.prepare_optimizer(optimizer)
     wrapped: tuple[Any, Any] = accelerator.prepare(policy, optimizer)
@@ -101,8 +101,8 @@ def prepared(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[
 
 
 def emptied(module: nn.Module) -> dict[str, Tensor]:
-    """Move all parameters to the meta device, tied ones still tied, and return those that had values. Buffers stay."""
-    held = dict(module.named_parameters())  # held until the end, so that no identity is used twice
+    """Move all parameters to the meta device, keeping ties, and return those that had values. Buffers stay."""
+    held = dict(module.named_parameters())  # kept alive, so that no id is reused
     blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad) for p in held.values()}
     for part in module.modules():
         for name, p in part._parameters.items():
@@ -112,7 +112,7 @@ def emptied(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _materialized(module: nn.Module, device: torch.device) -> None:
-    """Give each shard memory; buffers keep their values."""
+    """Allocate memory for each shard; buffers keep their values."""
     kept = {name: buffer.to(device, copy=True) for name, buffer in module.named_buffers(remove_duplicate=False)}
     module.to_empty(device=device)
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -120,13 +120,13 @@ def _materialized(module: nn.Module, device: torch.device) -> None:
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load whole weights into a module that may be sharded."""
+    """Load full weights into a module that may be sharded."""
     for name, parameter in module.named_parameters():
         put(parameter, state[name])
 
 
 class FromFolder:
-    """Fills shards from a Hugging Face folder: each process reads its own rows.
+    """Loads shards from a Hugging Face folder: each process reads only its rows.
 
     >>> FromFolder.of(model, "checkpoints/last")                        # doctest: +SKIP
     """
@@ -136,19 +136,19 @@ class FromFolder:
 
     @classmethod
     def of(cls, model: nn.Module, folder: Any) -> FromFolder | None:
-        """For a model that has the tensors of this folder, name by name; None if transformers must convert them."""
+        """Create a loader if the folder has the model's tensors by name; return None if transformers must convert them."""
         found = TensorFolder(folder)
         return cls(found) if found.holds({name: tensor.shape for name, tensor, _ in adapter.plain_tensors(model)}) else None
 
     def __call__(self, model: nn.Module) -> None:
-        """Fill the shards."""
+        """Load the shards."""
         with torch.no_grad():
             for name, tensor, _ in adapter.plain_tensors(model):
                 local(tensor).copy_(self.folder.rows(name, cut(tensor)))
 
 
 class FromMain:
-    """Fills shards from weights that the main process holds; the others get their rows of one tensor at a time.
+    """Loads shards from weights in the main process, one tensor at a time.
 
     >>> FromMain(dict(model.named_parameters()))                        # doctest: +SKIP
     """
@@ -157,7 +157,7 @@ class FromMain:
         self.held = dict(held or {})
 
     def __call__(self, model: nn.Module) -> None:
-        """Fill the shards; the weights are given up on the way."""
+        """Load the shards; the source weights are freed one by one."""
         with torch.no_grad():
             for name, tensor, _ in adapter.plain_tensors(model):
                 mine = local(tensor)
@@ -171,7 +171,7 @@ class FromMain:
 
 
 def same_shards(model: nn.Module, other: Policy) -> None:
-    """Fill a model with the weights of a policy that is sharded alike."""
+    """Copy the weights of an identically sharded policy into a model."""
     folded(other)
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), other.model.parameters(), strict=True):

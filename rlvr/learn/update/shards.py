@@ -1,4 +1,4 @@
-"""Single tensors that may be sharded over the processes: gather one, cut one, and copy a whole one into its shards."""
+"""Operations on single tensors that may be sharded: gather, slice, and copy into shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered. All processes call it together, and hold one at a time."""
+    """Gather a full tensor. A collective operation."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut(like: Tensor) -> tuple[slice, ...]:
-    """Which part of a whole tensor this process has."""
+    """Return the slices of the full tensor that this process holds."""
     if not isinstance(like, DTensor):
         return tuple(slice(0, n) for n in like.shape)
     shape, first = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
@@ -23,18 +23,18 @@ def cut(like: Tensor) -> tuple[slice, ...]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is in this process; changing it changes the tensor."""
+    """Return the local shard of a tensor; changing it changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def put(tensor: Tensor, value: Tensor) -> None:
-    """Copy a whole value into a tensor that may be sharded; each process takes its own part, without a message."""
+    """Copy a full value into a tensor that may be sharded; each process copies its own shard, without communication."""
     with torch.no_grad():
         local(tensor).copy_(value[cut(tensor)] if value.ndim else value)
 
 
 def cut_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, sharded like the given parameter."""
+    """Shard a full tensor like the given parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     mine = torch.empty_like(local(parameter), dtype=value.dtype)
@@ -45,7 +45,7 @@ def cut_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def folded(module: nn.Module) -> None:
-    """Free what a forward pass without a backward pass left gathered, so that all parameters are shards."""
+    """Reshard all parameters; a forward pass without a backward pass leaves some gathered."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -1,6 +1,6 @@
-"""What a learner writes into a checkpoint besides the model's weights: tensors and plain values only.
+"""The state of a learner in a checkpoint, without the model's weights: tensors and plain values only.
 
-Sharded state is not in it: `moments` writes it, each process its own part.
+Sharded state is written separately, by `rlvr.learn.update.moments`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlvr.learn.update.shards import folded, whole
 
 
 def taken(learner: Any) -> dict[str, Any]:
-    """The learner's state, whole."""
+    """Collect the learner's unsharded state."""
     policy = learner.accelerator.unwrap_model(learner.policy)
     if learner.sharded:
         folded(policy)
@@ -33,7 +33,7 @@ def taken(learner: Any) -> dict[str, Any]:
 
 
 def restored(learner: Any, saved: Mapping[str, Any], parts: Path | None) -> None:
-    """Give a learner its state back. It may have been saved by another number of processes, sharded or not."""
+    """Restore a learner's state, which may have been saved by another number of processes, sharded or not."""
     policy = learner.accelerator.unwrap_model(learner.policy)
     moments.load_whole(learner.optimizer, saved["optimizer"])
     if parts is not None and (parts / moments.HOME).is_dir():
@@ -51,7 +51,7 @@ def restored(learner: Any, saved: Mapping[str, Any], parts: Path | None) -> None
 
 
 def moving(learner: Any) -> dict[str, Tensor] | None:
-    """The reference's weights if they move; a frozen one is in the run folder once, and not in every checkpoint."""
+    """Return the reference's weights if they change; a frozen reference is saved once in the run folder."""
     if learner.reference is None or not learner.algorithm.refreshes:
         return None
     if learner.sharded:

@@ -1,6 +1,6 @@
 """The episodes of one training step, arranged for the learner.
 
-Contains the rows that may train, flat vectors with an entry per acted token, and the count of every sampled token:
+Contains the rows that may train, flat vectors with one entry per policy token, and the accounting of all sampled tokens:
 sampled = trained + masked + dropped, by reason.
 """
 
@@ -27,44 +27,44 @@ Groups = Sequence[Sequence[Episode]]
 
 
 class Step:
-    """One step's data. Rows are the scored episodes with at least one acted token, in order. Their entries are the tokens that
-    the algorithm keeps.
+    """The data of one step. Rows are the scored episodes with at least one policy token, in order; their entries are the tokens
+    in the algorithm's loss mask.
 
     >>> Step(groups, algorithm).rows.entries        # doctest: +SKIP
     """
 
     def __init__(self, groups: Groups, algorithm: Algorithm, *, sampled_alike: bool = True) -> None:
         self.groups, self.sampled_alike = groups, sampled_alike
-        """`sampled_alike`: the sampler's log-probabilities have the training temperature, so that they can be compared."""
+        """`sampled_alike`: sampling and training temperature are equal, so that log-probabilities can be compared."""
         self.place = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.scored and e.length]
         self.episodes = [groups[g][i] for g, i in self.place]
         self.rows = Rows([e.tokens for e in self.episodes], [algorithm.kept(e) for e in self.episodes])
         self.trains = [algorithm.trains(e) and bool(n) for e, n in zip(self.episodes, self.rows.trained, strict=True)]
         self.moves = list(self.trains)
         self.stepped = False
-        """Whether an optimizer step was already taken on it."""
+        """True if an optimizer step was already taken on this data."""
         sampler = self.rows.flat([e.logprobs for e in self.episodes])
         self.columns = {"sampler": sampler, "old": torch.zeros_like(sampler)}
         self.noted: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def empty(self, name: str) -> Tensor:
-        """A new column of zeros."""
+        """Add a column of zeros and return it."""
         self.columns[name] = torch.zeros(self.rows.entries)
         return self.columns[name]
 
     def note(self, name: str, take: Tensor, values: Tensor) -> None:
-        """Scores of some entries of a column. They stay on the device until `settle`: to fetch them now would wait for it."""
+        """Defer writing values to a column. They stay on the device until `flush_deferred`, to avoid synchronization."""
         self.noted.setdefault(name, []).append((take.clone(), values.detach().float()))
 
     def settle(self) -> None:
-        """Fetch what was noted, at once."""
+        """Fetch all deferred values at once and write them to their columns."""
         for name, parts in self.noted.items():
             takes, values = zip(*parts, strict=True)
             self.columns[name][torch.cat(takes)] = torch.cat(values).cpu()
         self.noted.clear()
 
     def grouped(self, column: Tensor) -> list[list[Numbers]]:
-        """A column as one array per answer, by group, with a number for every token; zeros where there is no entry."""
+        """Convert a column to one array per episode, by group, with a number for every token; zeros without an entry."""
         out = [[np.zeros(len(e.tokens)) for e in group] for group in self.groups]
         values, starts = column.double().numpy(), self.rows.starts
         for r, (g, i) in enumerate(self.place):
@@ -76,7 +76,7 @@ class Step:
         self.columns[name] = self.rows.flat([nested[g][i] for g, i in self.place])
 
     def credited(self, advantages: Nested, *, flat_too: bool) -> None:
-        """Take the advantages, and choose the rows that go through the model: those that train and have a gradient."""
+        """Store the advantages, and select the rows that have a gradient."""
         self.advantages = advantages
         self.add("advantages", advantages)
         starts = self.rows.starts
@@ -84,7 +84,7 @@ class Step:
         self.moves = [trains and (flat_too or bool(busy[starts[r] : starts[r + 1]].any())) for r, trains in enumerate(self.trains)]
 
     def logged(self) -> list[list[list[float]]]:
-        """The advantages for the log: plain lists, empty if one is not finite."""
+        """Return the advantages for the log as lists, empty if one is not finite."""
         rows = [[np.asarray(row, dtype=np.float64) for row in group] for group in self.advantages]
         return [[row.tolist() if np.isfinite(row).all() else [] for row in group] for group in rows]
 
@@ -99,7 +99,7 @@ class Step:
         self.columns |= {name: torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *some])) for name, some in found.items()}
 
     def context(self, batch: Batch, real: bool) -> dict[str, Tensor]:
-        """What some losses need of each token of a micro-batch: its id, its answer, and its turn. A filler has none of its own."""
+        """Return the id, episode index and turn index of each token of a micro-batch; zeros for a filler."""
         if "tokens" not in self.columns:
             self._add_context()
         if not real:
@@ -107,18 +107,18 @@ class Step:
         return {name: copied(self.columns[name][batch.take], batch.row.device) for name in ("tokens", "episodes", "turns")}
 
     def prepare(self, algorithm: Algorithm, live: Sequence[int], total: Total) -> None:
-        """Let the algorithm look at all tokens of an optimizer step at once."""
+        """Compute the algorithm's batch statistics over all tokens of an optimizer step."""
         starts = self.rows.starts
         places = torch.cat([torch.arange(0), *(torch.arange(starts[r], starts[r + 1]) for r in live)])
         seen = {name: column[places] for name, column in self.columns.items() if name != "prepared"}
         self.empty("prepared")[places] = algorithm.prepare(seen, total).float()
 
     def shuffled(self, rows: Sequence[int], parts: int, generator: random.Random, accelerator: Any) -> Iterator[list[int]]:
-        """Some rows in several parts, drawn from those of all processes. Group g of this process is group g * W + rank of the step."""
+        """Shuffle the rows of all processes into minibatches. Group g of this process is group g * W + rank of the step."""
         mine, everybody = accelerator.process_index, accelerator.num_processes
         places = {(self.place[r][0] * everybody + mine, self.place[r][1]): r for r in rows}
         everyone = sorted(place for share in gather(list(places)) for place in share)
-        generator.shuffle(everyone)  # the same in all processes, so the parts do not depend on their number
+        generator.shuffle(everyone)  # identical in all processes, so the result does not depend on their number
         for k in range(parts):
             part = everyone[k * len(everyone) // parts : (k + 1) * len(everyone) // parts]
             yield [places[place] for place in part if place in places]
@@ -141,13 +141,13 @@ class Step:
         return {f"tokens/{key}": float(n) for key, n in count.items()}
 
     def scored_twice(self) -> Tensor:
-        """The log-probabilities of the tokens that trained, by the trainer before any optimizer step and by the sampler: two rows."""
+        """Return two rows: the log-probabilities of trained tokens by the trainer (before any optimizer step) and by the sampler."""
         trainer = self._trainer()
         known = trainer.isfinite()
         return torch.stack([trainer[known], self.columns["sampler"][known]])
 
     def log_ratios(self) -> list[list[list[float] | None]]:
-        """The trainer's minus the sampler's log-probability of each token; None for an episode that the trainer did not score."""
+        """Compute the trainer's minus the sampler's log-probability of each token; None for episodes that were not scored."""
         ratios = self._trainer() - self.columns["sampler"]
         out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
         for (g, i), row in zip(self.place, self.rows.nested(ratios), strict=True):
@@ -155,20 +155,20 @@ class Step:
         return out
 
     def _trainer(self) -> Tensor:
-        """The trainer's log-probabilities before any optimizer step; NaN if it did not score them, or no policy sampled them."""
+        """Return the trainer's log-probabilities before any optimizer step; NaN if not scored or not sampled by a policy."""
         trainer = self.columns["first" if "first" in self.columns else "old"]
         looked_at = [self.sampled_alike and moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
         return torch.where(self.rows.repeat([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
     def group_figures(self) -> dict[str, float]:
-        """How many groups there are, and how many of them have no spread or too few scores."""
+        """Count the groups, and those without spread or with too few scores."""
         rewards = [[e.reward if e.scored and not e.aside else None for e in group] for group in self.groups]
         lone = sum(sum(r is not None for r in group) < 2 for group in rewards)
         flat = sum(degenerate(group) for group in rewards)
         return {"groups": float(len(rewards)), "groups/zero_std": float(flat), "groups/too_few_scored": float(lone)}
 
     def logps(self, total: Total) -> dict[str, float]:
-        """For preferences: the mean log-probability of the chosen and of the rejected answers."""
+        """Compute the mean log-probability of chosen and of rejected answers, for preference algorithms."""
         sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
         for advantage, old in zip(self.rows.nested(self.columns["advantages"]), self.rows.nested(self.columns["old"]), strict=True):
             push = sum(advantage)
@@ -179,7 +179,7 @@ class Step:
         return ({"logps/chosen": up / ups} if ups else {}) | ({"logps/rejected": down / downs} if downs else {})
 
     def advantage_figures(self) -> dict[str, float]:
-        """Sums over the tokens that may train, for the mean and the spread of the advantages."""
+        """Compute sums over the tokens in the loss, for mean and standard deviation of the advantages."""
         chosen = self.columns["advantages"][self.rows.repeat([float(t) for t in self.trains]) > 0].double()
         if not chosen.numel():
             return {"count": 0.0, "sum": 0.0, "squares": 0.0}
@@ -187,7 +187,7 @@ class Step:
 
 
 class Descents:
-    """The optimizer steps of one training step. A step that was not finite was skipped and is not in the means.
+    """Statistics of the optimizer steps of one training step. Skipped, non-finite steps are not in the means.
 
     >>> d = Descents()
     >>> for outcome in (None, (0.5, 2.0), (math.nan, math.inf)):
@@ -211,7 +211,7 @@ class Descents:
             self.loss, self.norm = self.loss + outcome[0], self.norm + outcome[1]
 
     def figures(self) -> dict[str, float]:
-        """The means, and how many steps were taken, not finite, or skipped."""
+        """Return the means, and the numbers of steps taken, non-finite, or skipped."""
         return {
             "loss": self.loss / max(1, self.moved),
             "grad_norm": self.norm / max(1, self.moved),
@@ -233,7 +233,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums: defaultdict[str, list[tuple[Tensor, int]]] = defaultdict(list)
-        """Of each metric, the sums of the micro-batches, with how often each counts. They stay on the device until `means`."""
+        """The sums of each metric per micro-batch, with their multiplicity. They stay on the device until `compute_means`."""
         self.tokens = self.computed = 0.0
 
     def add(self, figures: Mapping[str, Tensor], *, tokens: int, computed: int = 0) -> None:
@@ -243,14 +243,14 @@ class Tally:
             self.sums[name] += [(values.detach().sum(), 1 if values.ndim else tokens)] if tokens else []
 
     def means(self, total: Total) -> dict[str, float]:
-        """The mean of each metric over all tokens of all processes."""
+        """Compute the mean of each metric over all tokens of all processes."""
         names = list(self.sums)
         tokens, *sums = total([self.tokens, *(added(self.sums[n]) for n in names)])
         return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}
 
 
 def added(parts: Sequence[tuple[Tensor, int]]) -> float:
-    """The sum of scalars on a device, each times a number; all are fetched at once.
+    """Compute the weighted sum of scalars on a device, fetching all at once.
 
     >>> added([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
     4.0
@@ -260,5 +260,5 @@ def added(parts: Sequence[tuple[Tensor, int]]) -> float:
 
 
 def finite(numbers: Iterable[float]) -> bool:
-    """Whether all numbers are finite."""
+    """Return whether all numbers are finite."""
     return all(map(math.isfinite, numbers))

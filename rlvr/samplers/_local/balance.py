@@ -1,4 +1,4 @@
-"""Which engine answers a request: the one with the fewest tokens under way, unless another one has computed the prompt already."""
+"""Choose the engine for a request: the one with the fewest pending tokens, unless another one has the prompt in its cache."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass, field
 from rlvr.contracts import Request
 
 NEAR = 8
-"""An engine that knows the prompt may be ahead of the least busy one by so many requests of this size."""
+"""An engine that has the prompt cached is preferred if its load exceeds the least busy one's by at most this many requests."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What one engine is working on.
+    """The load of one engine.
 
     >>> load = Load(most=2); load.add(1, Request([5, 6], 8), "a"); load.tokens, load.room
     (10, 1)
     """
 
     most: int
-    """How many requests it takes at a time."""
+    """Most requests at a time."""
     running: dict[int, tuple[Request, str]] = field(default_factory=dict)
     """Each request with its group."""
     tokens: int = 0
-    """The tokens that its requests may need, prompts and answers."""
+    """Tokens that its requests may need, prompts and completions."""
     groups: set[str] = field(default_factory=set)
-    """The groups and conversations that it has worked on with these weights."""
+    """Groups and conversations that it has served with the current weights."""
 
     @property
     def room(self) -> int:
-        """How many more it takes."""
+        """Number of further requests that the engine accepts."""
         return self.most - len(self.running)
 
     def add(self, number: int, request: Request, group: str) -> None:
-        """Begin a request."""
+        """Add a request."""
         self.running[number] = request, group
         self.tokens += cost(request)
         self.groups.add(group)
 
     def remove(self, number: int) -> bool:
-        """End a request; False if it is not under way here."""
+        """Remove a request; return False if it is not running here."""
         found = self.running.pop(number, None)
         self.tokens -= cost(found[0]) if found else 0
         return found is not None
 
     def empty(self) -> list[tuple[int, Request, str]]:
-        """End all requests and return them, in the order of their numbers."""
+        """Remove all requests and return them, in the order of their numbers."""
         left = [(number, request, group) for number, (request, group) in sorted(self.running.items())]
         self.running.clear()
         self.tokens = 0
@@ -54,17 +54,17 @@ class Load:
 
 
 def cost(request: Request) -> int:
-    """How many tokens a request may need."""
+    """Return the most tokens that a request may need."""
     return len(request.prompt) + request.max_tokens
 
 
 def group_of(request: Request) -> str:
-    """The group or conversation of a request: its requests begin with the same tokens."""
+    """Return the key of a request's group or conversation, whose requests share a prefix."""
     return request.task.id if request.task else repr(list(request.prompt))
 
 
 def chosen(loads: Sequence[Load], request: Request, group: str) -> int | None:
-    """The place of the engine for a request; None if all are full.
+    """Return the index of the engine for a request; None if all are full.
 
     >>> chosen([Load(4, tokens=30), Load(4, tokens=10)], Request([1], 9), "a")
     1

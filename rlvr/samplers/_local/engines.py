@@ -1,7 +1,7 @@
-"""Several engines of one trainer: started and told together, asked by what they have under way, and restarted when they die.
+"""Several local engines of one trainer: started and updated together, load-balanced, and restarted when they die.
 
-An engine that dies, or finishes nothing within its deadline, is killed and started again, with the newest weights. Its requests
-go to the other engines, or wait for it; each has its own seed, so its tokens do not depend on who answers, except for rounding.
+An engine that dies or times out is killed and restarted with the newest weights. Its requests go to the other engines, or wait for it;
+each has its own seed, so its tokens do not depend on the engine, except for rounding.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ from rlvr.samplers._servers.servers import LOOK_S
 
 PREFIX = "rlvr-engines-"
 MOST_DEATHS = 3
-"""How often in a row an engine may die without a completion between."""
+"""Most deaths of an engine in a row without a completion in between."""
 STALL_S = 5.0
-"""If this process has not listened for so long (it was stopped, or busy elsewhere), engines get that time in addition."""
+"""If this process has not polled for this long (it was stopped or busy), the deadlines of engines are extended."""
 
 
 class Engines:
-    """The engines of this process.
-
-    >>> Engines("DIR", Place("float32"), Patience(), Fleet(2), concurrency=64)          # doctest: +SKIP
-    """
+    """The local engines of this process."""
 
     where = "the vLLM engines beside the trainer"
 
@@ -62,7 +59,7 @@ class Engines:
             ) from error
         self._inbox: SimpleQueue[tuple[Slot, EngineProcess, dict[str, Any] | None] | None] = SimpleQueue()
         self._names, self._told = count(), dict[str, Any]()
-        """The order that loads the newest weights."""
+        """The order message that loads the newest weights."""
         self._sampling: dict[str, Any] = {}
         self._again: list[tuple[int, Request, str]] = []
         self.max_model_len, self._look = 0, time.monotonic()
@@ -81,9 +78,9 @@ class Engines:
             raise
 
     def take(self, weights: Weights, version: int) -> None:
-        """Write the weights once, into shared memory, and let all engines load them together.
+        """Write the weights once, to shared memory, and let all engines load them.
 
-        If that fails, an engine that dies afterwards looks for the weights before, which are gone, and its error says so.
+        If writing fails, an engine that dies afterwards cannot reload the previous weights, and its error says so.
         """
         try:
             sent = self._written(weights, version)
@@ -101,9 +98,9 @@ class Engines:
         self._until(lambda: all(slot.state == "ready" for slot in self.slots))
 
     def _written(self, weights: Weights, version: int) -> dict[str, str]:
-        """Write the weights, and remove the ones before. Those under an adapter are written once."""
+        """Write the weights, and remove the previous ones. The base weights of an adapter are written once."""
         part = weights.adapter() if self.place.lora_rank else None
-        home = Path(weights.once(lambda: str(self._sent)))  # of the main process; now the engines of all have loaded the ones before
+        home = Path(weights.once(lambda: str(self._sent)))  # the main process's folder; by now all engines have loaded the previous weights
         for old in self._sent.iterdir():
             if part is None or old.name != "base":
                 shutil.rmtree(old, ignore_errors=True)
@@ -123,22 +120,22 @@ class Engines:
         return {"folder": str(folder), "adapter": adapter}
 
     def rest(self) -> None:
-        """Let the engines release the GPU's memory, if it is the trainer's."""
+        """Let the engines release GPU memory, if they share the trainer's GPU."""
         if self.place.sleep:
             self._replies({"do": "rest"})
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """One for each engine."""
+        """Return one scoring function for each engine."""
         return {slot.where: partial(self.score, slot) for slot in self.slots}
 
     def score(self, slot: Slot, tokens: Sequence[int]) -> list[float]:
-        """One engine's log-probability of each token except the first."""
+        """Return one engine's log-probability of each token except the first."""
         [reply] = self._replies({"do": "score", "tokens": list(tokens)}, [slot])
         slot.scored = list(tokens), reply["scores"]
         return list(reply["scores"])
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """Yield each completion as it finishes; requests go to engines as these have room."""
+        """Yield each completion as it finishes; requests go to engines with free capacity."""
         numbers: dict[int, int] = {}
         self._sampling = asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}
         feed.notify = lambda: self._inbox.put(None)
@@ -168,7 +165,7 @@ class Engines:
                 slot.serving = False
 
     def close(self) -> None:
-        """Stop all engines and remove what was written."""
+        """Stop all engines and remove their files."""
         for slot in self.slots:
             if slot.process is not None:
                 slot.process.close()
@@ -200,7 +197,7 @@ class Engines:
             raise SamplerError(f"{slot.where} cannot be started: {error}. {AGAIN}") from error
 
     def _load(self, slot: Slot) -> None:
-        """Let an engine load the newest weights; one without weights of a trainer is ready."""
+        """Let an engine load the newest weights; it is ready if the trainer has sent none yet."""
         slot.state = "loading" if self._told else "ready"
         self._order(slot, self._told | ({"folder": ""} if slot.based and self._told["adapter"] else {}))
 
@@ -210,7 +207,7 @@ class Engines:
             slot.process.send(order)
 
     def _send_out(self) -> None:
-        """Give waiting requests to engines that have room."""
+        """Send waiting requests to engines with free capacity."""
         ready = [slot for slot in self.slots if slot.state == "ready"]
         while self._again:
             name, request, group = self._again[0]
@@ -230,7 +227,7 @@ class Engines:
                 slot.process.send({"do": "ask"} | asked)
 
     def _replies(self, order: dict[str, Any], slots: Sequence[Slot] | None = None) -> list[dict[str, Any]]:
-        """The replies of engines to an order; it is sent again to an engine that was restarted."""
+        """Send an order to engines and collect the replies; it is sent again to a restarted engine."""
         slots = self.slots if slots is None else slots
         sent: dict[int, Any] = {}
 
@@ -245,12 +242,12 @@ class Engines:
         return [slot.reply or {} for slot in slots]
 
     def _until(self, done: Callable[[], bool], busy: Sequence[Slot] = ()) -> None:
-        """Listen until something is so. Each engine has a deadline of its own, so this ends."""
+        """Process messages until the condition is true. It terminates because each engine has a deadline."""
         while not done():
             self._heard(LOOK_S, busy)
 
     def _heard(self, wait_s: float, busy: Sequence[Slot] = ()) -> dict[str, Any] | None:
-        """The next message, after it has had its effect on its engine. Engines whose deadline has passed are restarted."""
+        """Receive and apply the next message. Engines past their deadline are restarted."""
         if (late := time.monotonic() - self._look) > 0:
             self._look = time.monotonic() + LOOK_S
             for slot in self.slots:
@@ -266,7 +263,7 @@ class Engines:
             return None
         slot, process, message = found
         if process is not slot.process:
-            return None  # of an earlier process
+            return None  # from an earlier process
         if message is None:
             self._died(slot, "")
             return None
@@ -275,7 +272,7 @@ class Engines:
         except RlvrError:
             raise
         except (LookupError, TypeError, ValueError) as error:
-            self._died(slot, f"it sent what is no message of an engine ({type(error).__name__}: {error}): {str(message)[:200]}")
+            self._died(slot, f"it sent an invalid message ({type(error).__name__}: {error}): {str(message)[:200]}")
             return None
         return message
 
@@ -286,7 +283,7 @@ class Engines:
                 self.max_model_len = min(self.max_model_len, length) if self.max_model_len else length
                 self._load(slot)
             case "took" if message["order"] != self._told["order"]:
-                pass  # it has been given newer ones since
+                pass  # newer weights were sent since
             case "took" if slot.scored is not None:
                 slot.state, slot.based = "checking", bool(self._told["adapter"])
                 self._order(slot, {"do": "score", "tokens": slot.scored[0]})
@@ -312,12 +309,12 @@ class Engines:
                 raise ValueError(f"told {told!r}")
 
     def _wait_for(self, slot: Slot, seconds: float) -> None:
-        """Set an engine's deadline. From now on, time in which nobody listens does not count."""
+        """Set an engine's deadline, which is extended by time in which this process does not poll."""
         self._look = time.monotonic()
         slot.until = self._look + seconds
 
     def _checked(self, slot: Slot, scores: list[float]) -> None:
-        """After a restart: the engine must score as the one before it did."""
+        """Check that a restarted engine scores like the previous one."""
         assert slot.scored is not None
         mean, _ = apart(slot.scored[1], scores)
         if not mean <= TOLERANCE["bfloat16"][0]:
@@ -325,7 +322,7 @@ class Engines:
         slot.state = "ready"
 
     def _died(self, slot: Slot, why: str) -> None:
-        """Start an engine again; its requests wait to be sent."""
+        """Restart an engine; its requests go back to the waiting list."""
         assert slot.process is not None
         slot.process.close()
         why = why or slot.fault or slot.process.told()

@@ -1,4 +1,4 @@
-"""How many engines a trainer starts, on which devices, and where it writes their weights."""
+"""Plan the local engines of a trainer: number, devices, and the folder for their weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from rlvr.errors import ConfigError
 
 SHARED = Path("/dev/shm")
-"""Memory that all processes of a machine see as files."""
+"""Shared memory, which all processes of a machine see as files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many engines there are, and where.
+    """Number and devices of the local engines.
 
     >>> Fleet(engines=2, gpus=("2", "3")).of(1)
     ('3',)
@@ -26,10 +26,10 @@ class Fleet:
 
     engines: int = 1
     gpus: tuple[str, ...] | None = None
-    """The devices of all engines, one after another; None: they see the trainer's."""
+    """Devices of all engines, one after another; None: they see the trainer's devices."""
 
     def of(self, number: int) -> tuple[str, ...] | None:
-        """The devices of one engine."""
+        """Return the devices of one engine."""
         if self.gpus is None:
             return None
         each = len(self.gpus) // self.engines
@@ -37,20 +37,20 @@ class Fleet:
 
 
 def shared_memory(model: Any) -> Path:
-    """A folder in memory, if the weights fit there twice; else the folder for temporary files."""
+    """Return a folder in shared memory, if the weights fit there twice; else the folder for temporary files."""
     needed = 0 if isinstance(model, str) else 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
     roomy = SHARED.is_dir() and os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free > needed
     return SHARED if roomy else Path(tempfile.gettempdir())
 
 
 def clear_shared(home: Path, name: str = "") -> None:
-    """Remove what killed engines left in shared memory beside their home, or one of them: vLLM's CPU build names it after its files."""
+    """Remove the shared memory of killed engines, or of one; vLLM's CPU build names it after the folder of the engine."""
     for left in SHARED.glob(f"{home.name}-{name}*"):
         left.unlink(missing_ok=True)
 
 
 def fleet_of(engines: int | None, gpus: Sequence[int] | None, width: int, device: Any) -> Fleet:
-    """The engines of this process: its share of `gpus`, if several processes train; or all on `device`, the trainer's.
+    """Plan the engines of this process: on its share of `gpus` if several processes train, or all on the trainer's `device`.
 
     >>> fleet_of(None, [2, 3], 1, None)
     Fleet(engines=2, gpus=('2', '3'))

@@ -1,7 +1,7 @@
-"""The processes of one engine, which form a group: found, and killed so that no shared memory is left.
+"""Kill the process group of an engine without leaking shared memory.
 
-Python starts a process that removes the shared memory and the semaphores of others when these have ended (the resource tracker).
-Killed together with them it could not do that, and /dev/shm would fill up with every engine that is killed.
+Python's resource tracker process removes the shared memory and semaphores of other processes when these have ended.
+Killed together with them, it could not do that, and /dev/shm would fill up with every killed engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAUSE_S = 0.01
 
 
 def members(group: int) -> dict[int, bool]:
-    """The running processes of a group, by process id; true for the one that removes shared memory. Empty without /proc."""
+    """Return the running processes of a group, by pid; true for the resource tracker. Empty without /proc."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -28,17 +28,14 @@ def members(group: int) -> dict[int, bool]:
 
 
 def end_group(group: int, *, within_s: float) -> None:
-    """Kill all processes of a group but this one; the one that removes shared memory is killed only if it has not ended by then.
-
-    >>> end_group(12345, within_s=10.0)                                                 # doctest: +SKIP
-    """
+    """Kill all processes of a group except this one; the resource tracker is killed only after the timeout."""
     until, own = time.monotonic() + within_s, os.getpid()
     while others := {pid: tracks for pid, tracks in members(group).items() if pid != own}:
         for pid in (pid for pid, tracks in others.items() if not tracks or time.monotonic() > until):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if group == os.getpgrp() and all(others.values()):
-            return  # it waits for this process too
+            return  # the resource tracker waits for this process too
         if time.monotonic() > until + within_s:
             return
         time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""How the processes of an engine read weights: each by itself, from files that they share."""
+"""Weight loading in the workers of an engine: each reads shared files by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 
 class Reload:
-    """What a vLLM worker can do in addition: every process of an engine reads the weights by itself, from memory that they share."""
+    """Extension of vLLM's workers: every process of an engine reads the weights by itself, from shared memory."""
 
     def reload_from(self, folder: str, twins: dict[str, str]) -> None:
         """Load the tensors in a folder; `twins` are names under which a tensor is loaded a second time."""
@@ -18,7 +18,7 @@ class Reload:
 
 
 def tensors_in(folder: str, twins: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a model's folder, one at a time."""
+    """Yield the tensors in a model's folder, one at a time."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 -- it is no mapping

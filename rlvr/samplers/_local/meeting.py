@@ -1,4 +1,4 @@
-"""Where vLLM's processes find each other: in a folder of ours, which is removed with the engine."""
+"""Redirect the rendezvous files and sockets of vLLM's processes to a folder that is removed with the engine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from pathlib import Path
 
 METHOD = "get_file_store_init_method"
 SOCKETS, LONGEST_FOLDER = "VLLM_RPC_BASE_PATH", 70
-"""Where vLLM makes its sockets; the path of a socket, with a name of 36 characters, has at most 107."""
+"""Environment variable of vLLM's socket folder; a socket path, with a name of 36 characters, has at most 107."""
 
 
 @contextmanager
 def meeting_in(folder: Path) -> Iterator[None]:
-    """Let vLLM's processes find each other by files and sockets in a folder; vLLM would make them in the one for temporary files, and
-    leave them there.
-    """
+    """Within this context, let vLLM put its rendezvous files and sockets into a folder, instead of leaving them in /tmp."""
     makers = [importlib.import_module(f"vllm.v1.executor.{kind}proc_executor") for kind in ("uni", "multi")]
-    before = [(maker, vars(maker)[METHOD]) for maker in makers if METHOD in vars(maker)]  # versions before that have none
-    getattr(importlib.import_module("vllm.envs"), "disable_envs_cache", int)()  # it would name the folder of an engine before
+    before = [(maker, vars(maker)[METHOD]) for maker in makers if METHOD in vars(maker)]  # older versions do not have it
+    getattr(importlib.import_module("vllm.envs"), "disable_envs_cache", int)()  # the cache would return the folder of an earlier engine
     sockets = os.environ.get(SOCKETS)
     if len(str(folder)) <= LONGEST_FOLDER:
         os.environ[SOCKETS] = str(folder)

@@ -1,4 +1,4 @@
-"""One engine's process, as the trainer sees it: started, sent orders, heard, killed."""
+"""The process of one engine, from the trainer's side: start it, send orders, receive messages, kill it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ from rlvr.samplers._local.wire import Wire
 Heard = Callable[["EngineProcess", dict[str, Any] | None], None]
 WORKER = "rlvr.samplers._local.worker"
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""What a launcher tells the trainer's processes; an engine would take it for its own."""
+"""Variables that a launcher sets for the trainer's processes; an engine must not see them."""
 END_S, TOLD = 5.0, 1500
-"""How long a killed process may take to end, and how much of its log is shown."""
+"""Timeout for a killed process to end, and the number of bytes of its log in messages."""
 
 
 class EngineProcess:
-    """A running process with one engine. What it says is given to `heard`, from a thread, and None when it has ended.
-
-    >>> EngineProcess({"model": "DIR", ...}, heard, log=Path("engine.log"), gpus=[1], home="").send({"do": "rest"})     # doctest: +SKIP
-    """
+    """A running process with one engine. A thread passes its messages to the callback `heard`, and None when it has ended."""
 
     def __init__(self, start: Mapping[str, Any], heard: Heard, *, log: Path, gpus: Sequence[str] | None, home: str, send_s: float) -> None:
-        """`gpus`: the devices that it sees, None: as the trainer; `home`: what it removes if the trainer dies."""
+        """Start the process. `gpus`: the visible devices, None: the trainer's; `home`: the folder it removes if the trainer dies."""
         self.log = log
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as file:
@@ -47,15 +44,15 @@ class EngineProcess:
         self.send(start)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send an order. A process that is gone or does not read is killed; `heard` gets its None."""
+        """Send an order. A process that is gone or does not read is killed; the callback then gets None."""
         try:
             self._wire.send(dict(message))
         except OSError:
             self.kill()
 
     def kill(self) -> None:
-        """End the process and those that it started."""
-        if self.process.returncode is None:  # not waited for yet, so the number is still its own
+        """Kill the process and its children."""
+        if self.process.returncode is None:  # not reaped yet, so the pid is still its own
             end_group(self.pid, within_s=END_S)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # where there is no /proc
@@ -64,13 +61,13 @@ class EngineProcess:
         self._wire.close()
 
     def close(self) -> None:
-        """Kill it and wait for the thread that listens."""
+        """Kill the process and wait for the listening thread."""
         self.kill()
         if threading.current_thread() is not self._thread:
             self._thread.join(END_S)
 
     def told(self) -> str:
-        """How it ended, with the end of its log."""
+        """Describe how the process ended, with the end of its log."""
         code = self.process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         try:
@@ -87,7 +84,7 @@ class EngineProcess:
 
 
 def environment(outer: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
-    """The environment of an engine's process: this rlvr, its own devices, nothing of a launcher.
+    """Build the environment variables of an engine's process: this rlvr, its own devices, no launcher variables.
 
     >>> environment({"RANK": "1"}, ["3"])["CUDA_VISIBLE_DEVICES"]
     '3'

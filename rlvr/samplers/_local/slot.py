@@ -1,4 +1,4 @@
-"""The place of one engine: its process now, its state, and what it was last asked."""
+"""The slot of one engine: its current process and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHERE = "the vLLM engine {} beside the trainer"
 
 
 class Slot:
-    """The place of one engine, which outlives its processes.
+    """State of one engine, which persists across restarts of its process.
 
     >>> Slot(0, Load(64)).state
     'starting'
@@ -23,12 +23,12 @@ class Slot:
         """starting, loading, checking (after a restart), or ready."""
         self.process: EngineProcess | None = None
         self.until = 0.0
-        """When it counts as hung, unless it says something."""
+        """Time at which the engine counts as hung, unless it sends a message."""
         self.deaths = 0
         self.fault = ""
         self.serving = False
         self.based = False
-        """Whether it has the weights that belong to the newest adapter."""
+        """Whether the engine has the base weights of the newest adapter."""
         self.scored: tuple[list[int], list[float]] | None = None
-        """A text and its scores with the newest weights: an engine that is started again must give them too."""
+        """Tokens and their scores with the newest weights, which a restarted engine must reproduce."""
         self.reply: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 LENGTH = struct.Struct("!I")
 MOST_BYTES = 1 << 28
-"""The longest message that is read; whoever announces a longer one does not speak this protocol."""
+"""Longest message that is read; a longer announced length means a broken protocol."""
 
 
 class Wire:
@@ -23,7 +23,7 @@ class Wire:
     """
 
     def __init__(self, sock: socket.socket, *, send_s: float | None = None) -> None:
-        """`send_s`: how long the other end may take to read what was sent."""
+        """Wrap a socket. `send_s`: timeout for the other end to read a message."""
         self.sock, self._lock = sock, threading.Lock()
         if send_s is not None:
             seconds, rest = divmod(send_s, 1)
@@ -36,7 +36,7 @@ class Wire:
             self.sock.sendall(LENGTH.pack(len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the other end is gone, or sends something else."""
+        """Receive the next message; None if the other end is gone or sends invalid data."""
         head = self._exactly(LENGTH.size)
         length = MOST_BYTES + 1 if head is None else LENGTH.unpack(head)[0]
         data = self._exactly(length) if length <= MOST_BYTES else None
@@ -47,8 +47,8 @@ class Wire:
         return message if isinstance(message, dict) else None
 
     def close(self) -> None:
-        """Close this end: the other one receives None, and so does a thread that is receiving here."""
-        with suppress(OSError):  # the other end was first
+        """Close this end: the other end receives None, and so does a thread that is receiving here."""
+        with suppress(OSError):  # the other end closed first
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 

@@ -1,12 +1,11 @@
-"""The process of one engine: it takes orders from the trainer, and ends with it.
+"""The process of one engine: it executes orders of the trainer, and ends with the trainer.
 
-    take    load the weights in a folder, and the adapter beside them if there is one
-    score   the log-probability of each token of a text
-    serve   sample what is asked until `end`
-    rest    release the GPU's memory until the next `take`
+    take    load the weights in a folder, and the adapter if there is one
+    score   return the log-probability of each token of a text
+    serve   sample requests until `end`
+    rest    release the GPU memory until the next `take`
 
-The trainer's end of the socket closes when the trainer ends, whatever ended it. Then this process and those that it started
-are killed.
+The trainer's end of the socket closes when the trainer ends, for whatever reason. Then this process and its children are killed.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ Orders = SimpleQueue[dict[str, Any]]
 LOOK_S = 0.05
 """How long to wait for requests while nothing is sampled."""
 PARENT_S = 1.0
-"""How often to look whether the trainer still runs. Its socket may be held open by another process that it forked."""
+"""How often to check that the trainer still runs. A process that the trainer forked may hold its socket open."""
 
 
 class Requested(Feed):
-    """The requests that the trainer sends, until it sends `end`."""
+    """Queue of the requests that the trainer sends, until it sends `end`."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.running, self.ended = orders, 0, False
 
     def take(self, room: int) -> Asked | None:
-        """What has come; waits a moment if nothing is being sampled."""
+        """Return the requests received so far; wait a moment if nothing is being sampled."""
         found: Asked = []
         while not self.ended:
             try:
@@ -62,15 +61,12 @@ class Requested(Feed):
         return None if self.ended else found
 
     def wave(self) -> Asked | None:
-        """As `take`: the engine has no waves."""
+        """Return all requests received so far."""
         return self.take(sys.maxsize)
 
 
 class Worker:
-    """Carries out the trainer's orders with one engine.
-
-    >>> Worker(wire, orders, orders.get()).run()                                        # doctest: +SKIP
-    """
+    """Executes the trainer's orders with one engine."""
 
     def __init__(self, wire: Wire, orders: Orders, start: dict[str, Any]) -> None:
         self.wire, self.orders, self.twins = wire, orders, dict[str, str]()
@@ -82,7 +78,7 @@ class Worker:
         wire.send({"told": "ready", "max_model_len": self.engine.max_model_len})
 
     def run(self) -> None:
-        """Order by order, for as long as the trainer runs."""
+        """Execute orders, for as long as the trainer runs."""
         while True:
             order = self.orders.get()
             match order["do"]:
@@ -97,7 +93,7 @@ class Worker:
                     self.serve(Sampling(**order["sampling"] | {"stop_ids": frozenset(order["sampling"]["stop_ids"])}))
 
     def take(self, order: dict[str, Any]) -> None:
-        """Load what the trainer has written; a part that has not changed is not named again."""
+        """Load the weights that the trainer has written; unchanged parts are not sent again."""
         if order["folder"]:
             self.engine.renew("reload_from", {"folder": order["folder"], "twins": self.twins}, order["version"])
         if order["adapter"]:
@@ -105,7 +101,7 @@ class Worker:
         self.wire.send({"told": "took", "order": order["order"]})
 
     def serve(self, sampling: Sampling) -> None:
-        """Sample until the trainer ends it; what is still running then is aborted."""
+        """Sample until the trainer sends `end`; then abort running requests."""
         feed = Requested(self.orders)
         answers = self.engine.serve(feed, sampling)
         for given in answers:
@@ -118,7 +114,7 @@ class Worker:
 
 
 def listen(wire: Wire, orders: Orders, parent: int, home: str) -> None:
-    """Receive orders until the trainer is gone, then end this process and those that it started."""
+    """Receive orders until the trainer is gone, then kill this process and its children."""
     while os.getppid() == parent:
         if select.select([wire.sock], [], [], PARENT_S)[0]:
             if (order := wire.receive()) is None:
@@ -133,7 +129,7 @@ def listen(wire: Wire, orders: Orders, parent: int, home: str) -> None:
 
 
 def main() -> None:
-    """Arguments: the socket, the trainer's process id, a folder to remove if the trainer dies."""
+    """Run the worker. Arguments: the socket, the trainer's pid, a folder to remove if the trainer dies."""
     fd, parent, home = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     wire, orders = Wire(socket.socket(fileno=fd)), Orders()
     threading.Thread(target=listen, args=(wire, orders, parent, home), daemon=True).start()

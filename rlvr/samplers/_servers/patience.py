@@ -1,4 +1,4 @@
-"""How long to wait for engines that run elsewhere."""
+"""Timeouts for engines in other processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class Patience:
     deadline_s: float = 600.0
     """For one completion, and for loading new weights."""
     heartbeat_s: float = 10.0
-    """If nothing arrives for so long, the server's health is checked; the check has the same timeout."""
+    """After this time without a completion, the server's health is checked; the check has the same timeout."""
     start_s: float = 120.0
     """For a server to start."""

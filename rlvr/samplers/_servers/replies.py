@@ -1,4 +1,4 @@
-"""What the replies of vLLM servers mean: whether one can be used, and what is wrong where an order was not carried out."""
+"""Parse and check the replies of vLLM servers, and describe failed commands."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 ADAPTERS = "/v1/load_lora_adapter"
 AGAIN = "Fix it, then continue with `rlvr train ... --resume`; no training progress is lost"
 WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What reading a reply raises where it is not what was asked for."""
+"""Exceptions raised by parsing an unexpected reply."""
 BUSY = (408, 429)
-"""Besides 5xx: what a server, or a proxy before it, returns where another one may do better."""
+"""Statuses, besides 5xx, after which another server may succeed."""
 
 
 class Unfit(SamplerError):
-    """A server answers, but not as it should: with other weights than it was sent, with an error, with what is no completion."""
+    """Raised if a server replies incorrectly: with other weights than were sent, with an error, or with an invalid completion."""
 
 
 def fault_of(server: Http, path: str, reply: Reply) -> str:
-    """What is wrong with the reply to a command; empty if nothing is."""
+    """Describe what is wrong with the reply to a command; empty if nothing is."""
     if reply.status == 404 and path in ORDERS:
         return f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`"
     hints = {
@@ -43,12 +43,12 @@ def fault_of(server: Http, path: str, reply: Reply) -> str:
 
 
 def fails(reply: Reply) -> bool:
-    """Whether a server does not do its work at present, so that others may."""
+    """Return whether a server is unavailable at present, so that another one should be used."""
     return reply.status >= 500 or reply.status in BUSY
 
 
 def is_cleared(reply: Reply) -> bool:
-    """Whether a server has reset its cache."""
+    """Return whether a server has reset its prefix cache."""
     try:
         return bool(reply.json()["success"])
     except WRONG:
@@ -56,7 +56,7 @@ def is_cleared(reply: Reply) -> bool:
 
 
 def choice_of(server: Http, reply: Reply) -> dict[str, Any]:
-    """The only choice of a reply; Unfit if there is none."""
+    """Parse the only choice of a reply. Raises BadServerReply if there is none."""
     try:
         choice = reply.json()["choices"][0]
         if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
@@ -69,9 +69,9 @@ def choice_of(server: Http, reply: Reply) -> dict[str, Any]:
 
 
 def completion_of(server: Http, choice: dict[str, Any], name: str, sampling: Sampling, most: int) -> Completion:
-    """The completion of a choice, of at most so many tokens.
+    """Parse the completion of a choice, of at most `most` tokens.
 
-    Unfit if the weights that sampled it have another name, if they have one, or if it is no answer that can be used.
+    Raises BadServerReply if it was sampled by weights of another name, or is not a usable completion.
     """
     try:
         spans = {str(span["version"]) for span in choice.get("weight_versions") or []}
@@ -92,7 +92,7 @@ def completion_of(server: Http, choice: dict[str, Any], name: str, sampling: Sam
 
 
 def whole(token: Any) -> int:
-    """A token id.
+    """Check and return a token id.
 
     >>> whole(7)
     7
@@ -103,7 +103,7 @@ def whole(token: Any) -> int:
 
 
 def logprob(said: Any) -> float:
-    """The log-probability of a token that was sampled.
+    """Check and return the log-probability of a sampled token.
 
     >>> logprob(-0.5)
     -0.5
@@ -114,7 +114,7 @@ def logprob(said: Any) -> float:
 
 
 def scores_of(server: Http, reply: Reply, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of each token of a prompt but the first; Unfit if they are not there."""
+    """Parse the log-probability of each prompt token but the first. Raises BadServerReply if they are missing."""
     try:
         found = reply.json()["prompt_logprobs"]
         return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
@@ -124,9 +124,9 @@ def scores_of(server: Http, reply: Reply, tokens: Sequence[int]) -> list[float]:
 
 
 def met(server: Http, start_s: float, choice: Callable[[Http, dict[str, Any]], dict[str, Any]]) -> int:
-    """Wait for a server to start and check its version and its log-probabilities; return its longest sequence.
+    """Wait for a server to start, and check its version and its log-probabilities; return its maximum length.
 
-    `choice` asks a server for an answer.
+    `choice` requests a completion from a server.
     """
     until = time.monotonic() + start_s
     while True:

@@ -1,4 +1,4 @@
-"""Which servers take requests. A lost one is asked for its health at growing intervals, and comes back with the next weights."""
+"""Pool of servers with health tracking. A lost server is checked at growing intervals, and returns with the next weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlvr.samplers._servers.replies import AGAIN, Unfit
 
 T = TypeVar("T")
 FIRST_S, LONGEST_S = 1.0, 300.0
-"""How long a lost server is left alone: at first, and at most. The interval doubles while it is not healthy."""
+"""Interval of health checks of a lost server: at first, and at most. It doubles while the server is not healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """In the place of a result: the server was lost meanwhile, and others are left.
+    """Returned instead of a result if the server was lost meanwhile, and others are left.
 
     >>> Gone(Http("http://localhost:8000"), "nothing listens").why
     'nothing listens'
@@ -31,7 +31,7 @@ class Gone:
 
 
 class Roll:
-    """The servers of a run: those that take requests, and those that were lost.
+    """The servers of a run: the active ones, and the lost ones.
 
     >>> one, two = Http("http://one:8000"), Http("http://two:8000")
     >>> roll = Roll([one, two], tell=lambda line: None)
@@ -41,17 +41,17 @@ class Roll:
 
     def __init__(self, servers: Sequence[Http], *, tell: Callable[[str], None] | None = None) -> None:
         self.servers, self.up, self.fixed = list(servers), list(servers), False
-        """`fixed`: none may be lost, since they depend on each other."""
+        """`fixed`: no server may be lost, because they depend on each other."""
         self.tell = tell or (lambda line: print(f"note: {line}", file=sys.stderr, flush=True))
         self._lost = dict[Http, tuple[float, float]]()
-        """By lost server: when it is asked for its health again, and the present interval."""
+        """By lost server: the time of its next health check, and the current interval."""
 
     def alone(self, server: Http) -> bool:
-        """Whether nothing is left without this server."""
+        """Return whether this server cannot be lost, because it is the last one or the pool is fixed."""
         return self.fixed or self.up == [server]
 
     def or_gone(self, server: Http, call: Callable[[], T]) -> T | Gone:
-        """What a call to a server returns; `Gone` if it failed in a way that others may not, and there are others."""
+        """Call a server and return the result; a `LostServer` if the call failed and other servers are left."""
         if server not in self.up:
             return Gone(server, f"{server.url} is lost")
         try:
@@ -62,7 +62,7 @@ class Roll:
             return Gone(server, str(error))
 
     def lose(self, server: Http, why: str) -> None:
-        """Send a server nothing more, and abort what is in progress there; SamplerError if it is the last one."""
+        """Mark a server as lost, and abort its requests. Raises SamplerError if it is the last one."""
         if server not in self.up:
             return
         if self.alone(server):
@@ -70,15 +70,15 @@ class Roll:
         self.up = [other for other in self.up if other is not server]
         self._lost[server] = (time.monotonic() + FIRST_S, FIRST_S)
         server.abort()
-        self.tell(f"{server.url} is lost, the others get its requests until it takes new weights: {why}")
+        self.tell(f"{server.url} is lost, the others get its requests until it loads new weights: {why}")
 
     def abort_lost(self) -> None:
-        """End what a thread has asked of a lost server only after it was lost."""
+        """Abort requests that a thread sent to a server after it was lost."""
         for server in self._lost:
             server.abort()
 
     def back(self, timeout_s: float, meet: Callable[[Http], object]) -> None:
-        """Before new weights are sent: take lost servers back that are healthy and that `meet` accepts. All are asked at once."""
+        """Restore lost servers that are healthy and that `meet` accepts; called before new weights are sent. All are checked at once."""
         due = [server for server, (at, _) in self._lost.items() if time.monotonic() >= at]
         if not due:
             return
@@ -104,7 +104,7 @@ class Roll:
                     self.tell(f"{server.url} is healthy again and gets the next weights")
 
     def only(self, addresses: Sequence[str]) -> None:
-        """What another process found: the servers with these addresses have the newest weights, and no others."""
+        """Set the active servers by address, as found by the main process: only these have the newest weights."""
         self.up = [server for server in self.servers if address(server) in addresses]
         for server in self.servers:
             if server in self.up:
@@ -114,7 +114,7 @@ class Roll:
 
 
 def address(server: Http) -> str:
-    """What a server is known by in all processes. Several may stand behind one host, under paths of their own.
+    """Return the address that identifies a server in all processes. Several may share a host, under different paths.
 
     >>> address(Http("http://host:8000/a/"))
     'http://host:8000/a'

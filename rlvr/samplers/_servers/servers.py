@@ -2,11 +2,11 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out
 
-Each set of weights is sent with a unique name, and each completion reports the name of the weights that sampled it. So a
+Each set of weights has a unique name, and each completion reports the name of the weights that sampled it. So a
 server that was restarted, or got weights from another client, is detected at its first completion. While requests are
-pending, the health of the servers is checked; every wait has a deadline. With several servers, one that does not respond, fails or has
-other weights loses its requests to the others, and takes part again when it is healthy and has loaded new weights. Without the last one
-the run ends.
+pending, the health of the servers is checked; every wait has a timeout. With several servers, one that does not respond, fails or has
+other weights is marked as lost; the others get its requests, until it is healthy again and has loaded new weights. The run ends when the
+last server is lost.
 
 If all servers can load adapters at run time (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank R), the frozen
 weights of a model with an adapter are sent once and then the adapter alone; otherwise merged weights are sent.
@@ -53,21 +53,18 @@ from rlvr.samplers._servers.transfer import Transfer
 
 T = TypeVar("T")
 Calls: TypeAlias = list[tuple[int, Callable[[], T]]]
-"""What to do in a thread, each with the number that its result is returned with."""
+"""Functions to call in threads, each with the number of its result."""
 Ended: TypeAlias = SimpleQueue[Future[T] | None]
-"""Calls that have ended, and None where there may be more to send."""
+"""Ended calls, and None if there may be new requests."""
 GENERATE = "/inference/v1/generate"
 OLD_ADAPTER = "/v1/unload_lora_adapter"
 PREFIX = "rlvr-weights-"
 LOOK_S = 0.05
-"""How often the caller gets a chance to look after other things while nothing arrives."""
+"""Interval at which control returns to the caller while nothing arrives."""
 
 
 class Servers:
-    """One or more vLLM servers with the same weights.
-
-    >>> Servers(["http://localhost:8000"], Patience(), concurrency=64, folder=None)        # doctest: +SKIP
-    """
+    """Client of one or more vLLM servers with the same weights."""
 
     def __init__(
         self,
@@ -80,7 +77,7 @@ class Servers:
         adapters: bool = False,
         transfer: str = "files",
     ) -> None:
-        """`adapters`: send them apart from the weights, if all servers take them. `transfer`: files, or a backend of vLLM's."""
+        """Connect to the servers. `adapters`: send them separately, if all servers support it. `transfer`: files, or a backend of vLLM."""
         self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
         self.servers = [Http(url) for url in urls]
         self.roll = Roll(self.servers)
@@ -93,9 +90,9 @@ class Servers:
             raise ConfigError(f"weights_folder {folder} cannot be written to: {error.strerror}; give an existing folder") from error
         self._run, self._weights = uuid.uuid4().hex[:12], ""
         self._adapters: bool | None = None if adapters else False
-        """Whether adapters are sent apart; None: the servers have not been asked yet."""
+        """Whether adapters are sent separately; None: not known yet."""
         self._adapter = ""
-        """The name of the adapter that completions are sampled with; empty: there is none apart from the weights."""
+        """Name of the adapter of all requests; empty if there is no separate adapter."""
         self._transfer: Transfer | None = None
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
@@ -107,7 +104,7 @@ class Servers:
             raise
 
     def take(self, weights: Weights, version: int) -> None:
-        """Load new weights into every server. With several processes the main one talks to the servers, and all get the result."""
+        """Load new weights into every server. With several processes, only the main one sends commands, and all get the result."""
         if self._transfer is not None:
             self._transfer.send(weights, self.dtype)
             self._weights, _ = weights.once(lambda: self._told_to_load(None, version))
@@ -135,13 +132,13 @@ class Servers:
             shutil.rmtree(self._home / before, ignore_errors=True)
 
     def rest(self) -> None:
-        """Nothing to do: a server has its own memory."""
+        """Do nothing: a server has its own memory."""
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        """Yield completions as they finish, and send a waiting request for each: `concurrency` for each server are in progress.
+        """Yield completions as they finish, and keep up to `concurrency` requests per server in progress.
 
-        A group goes to one server, which computes its prompt once, and so does each conversation: its cache has the earlier turns. Other
-        requests go where least is in progress.
+        A group or a conversation goes to one server, which has its prompt or earlier turns cached. Other requests go to the least busy
+        server.
         """
         loads, asked, again = {server: Load(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
 
@@ -185,10 +182,10 @@ class Servers:
     def _awaited(
         self, calls: Callable[[int], Calls[T] | None], ended: Ended[T], told: Callable[[int], str]
     ) -> Generator[tuple[int, T] | None]:
-        """Yield each call's number and result as it finishes, and None now and then.
+        """Run calls in threads; yield each call's number and result as it finishes, and None from time to time.
 
-        `calls` gives at most so many more of them, and None after the last one. If nothing finishes for a while, the servers are checked;
-        `told` describes what is in progress.
+        `calls(n)` returns at most n further calls, and None after the last one. If nothing finishes for a while, the servers' health is
+        checked; `told` describes the pending calls.
         """
         pool = ThreadPoolExecutor(self.concurrency * len(self.servers), thread_name_prefix="vllm")
         waiting: dict[Future[T], int] = {}
@@ -224,7 +221,7 @@ class Servers:
             pool.shutdown(wait=True)
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """One scorer for each server that has loaded the weights, so that every reload is checked."""
+        """Return one scoring function for each active server, so that every weight update is checked."""
         return {f"the vLLM server at {address(server)}": partial(self._score, server) for server in self.roll.up}
 
     def close_connections(self) -> None:
@@ -241,16 +238,16 @@ class Servers:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _told_to_load(self, folder: Path | None, version: int, adapter: Path | None = None) -> tuple[str, list[str]]:
-        """Let each server load what was written and clear its cache; return the name of the weights, and who has them.
+        """Let each server load the written weights and clear its cache; return the name of the weights, and the addresses that have them.
 
-        None: only the adapter is new. A server that does not respond is lost, if others are left.
+        `folder` None: only the adapter is new. A server that does not respond is lost, if others are left.
         """
         if folder is not None:
             self._done(self.roll.up, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         if self._adapter:
             self._done(self.roll.up, OLD_ADAPTER, {"lora_name": self._adapter}, strict=False)
         if adapter is not None:
-            # under a new name: vLLM would read one that was replaced in place from its files again at every step
+            # under a new name: vLLM would re-read an adapter that was replaced in place at every step
             self._done(self.roll.up, ADAPTERS, {"lora_name": adapter.name, "lora_path": str(adapter)})
         for server, reply in self._done(self.roll.up, "/reset_prefix_cache").items():
             if not is_cleared(reply):
@@ -260,16 +257,16 @@ class Servers:
         return name, [address(server) for server in self.roll.up]
 
     def _take_adapters(self) -> bool:
-        """Whether all servers can load adapters at run time; a server that cannot has no such path."""
+        """Return whether all servers can load adapters at run time; a server that cannot has no such path."""
         return all(reply.status != 404 for reply in self._done(self.roll.up, ADAPTERS, {}, strict=False).values())
 
     def _anew(self) -> bool:
-        """Whether a server has other weights than those it was sent last, because it was restarted: then it needs the frozen ones too."""
+        """Return whether a server lost its weights because it was restarted: then it needs the frozen ones too."""
         told = self._done(self.roll.up, "/weight_info", method="GET", strict=False)
         return any(reply.status != 200 or f'"{self._weights}"'.encode() not in reply.body for reply in told.values())
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A request with the name of the adapter, if there is one."""
+        """Add the name of the adapter to a request, if there is one."""
         return body | ({"model": self._adapter} if self._adapter else {})
 
     def _answer(self, server: Http, request: Request, sampling: Sampling) -> Completion:
@@ -298,9 +295,10 @@ class Servers:
     def _done(
         self, servers: Sequence[Http], path: str, *body: Any, method: str = "POST", strict: bool = True, hasty: bool = False
     ) -> dict[Http, Reply]:
-        """Send a command to several servers at once, with one body or one for each, and wait. Failures are one error, if `strict`.
+        """Send a command to several servers at once, with one body or one for each, and collect the replies.
 
-        A server that does not respond is lost, and has no reply. `hasty`: the first failure ends the wait, because the others wait for it.
+        `strict`: failures raise one error. A server that does not respond is lost, and has no reply. `hasty`: stop waiting at the first
+        failure, because the other servers wait for the failed one.
         """
         until, bodies = time.monotonic() + self.patience.deadline_s, cycle(body or [None])
         asks = [partial(server.ask, method, path, next(bodies), until=until) for server in servers]
@@ -319,7 +317,7 @@ class Servers:
                 faults[i] = fault_of(servers[i], path, reply) if strict else ""
                 if not faults[i]:
                     replies[servers[i]] = reply
-                elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has taken weights before
+                elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has loaded weights before
                     self.roll.lose(servers[i], faults[i])
                 else:
                     failed = True
@@ -330,7 +328,7 @@ class Servers:
         return {server: replies[server] for server in servers if server in replies}
 
     def _pulse(self, awaited: str) -> None:
-        """Check the health of the servers. One that does not respond or is not healthy is lost; SamplerError if it is the last."""
+        """Check the health of the servers. An unhealthy one is marked as lost; SamplerError if it is the last."""
         self.roll.abort_lost()
         for server in self.roll.up:
             try:
@@ -345,6 +343,6 @@ class Servers:
         return met(server, self.patience.start_s, self._choice)
 
     def _met_again(self, server: Http) -> None:
-        """Check a server that was lost as at the start."""
+        """Check a returning server like at the start."""
         if (length := self._met(server)) < self.max_model_len:
             raise SamplerError(f"{server.url} takes {length} tokens now, and {self.max_model_len} are needed")

@@ -1,10 +1,10 @@
-"""Weights sent to servers by vLLM's own transfer: from GPU to GPUs, without files and without a folder that both sides see.
+"""Send weights to servers by vLLM's own weight transfer: from GPU to GPUs, without files or a shared folder.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIR ... --weight-transfer-config '{"backend": "nccl"}'
 
-The main process of the trainer and the workers of all servers form one group. For each update the servers are told the names and
-shapes of the tensors, and then receive them, one broadcast for all. vLLM's broadcast has no deadline, so it runs in a thread that is
-given up when a server fails or the deadline is over; the run then ends, and is resumed with a new group.
+The main process of the trainer and the workers of all servers form one NCCL group. For each update the servers get the names and
+shapes of the tensors, and then receive them, one broadcast for all. vLLM's broadcast has no timeout, so it runs in a thread that is
+abandoned when a server fails or the timeout expires; the run then ends, and is resumed with a new group.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rlvr.samplers._http import Http, Reply
 
 BY_NCCL = """--weight-transfer-config '{"backend": "nccl"}'"""
 LOOK_S = 0.05
-"""How often to check whether a server has refused what is being sent."""
+"""How often to check whether a server has failed during the transfer."""
 
 
 def nccl(address: str, port: int, members: int, rank: int) -> Any:
-    """The settings of a broadcast between GPUs."""
+    """Make vLLM's settings for a broadcast between GPUs."""
     if not torch.cuda.is_available():
         raise ConfigError("transfer is 'nccl', and the trainer has no CUDA GPU; set transfer: files")
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -41,40 +41,36 @@ def nccl(address: str, port: int, members: int, rank: int) -> Any:
 
 
 TRANSFERS: dict[str, Callable[[str, int, int, int], Any]] = {"nccl": nccl}
-"""By the name of the backend: from address, port, members of the group and this process's rank to vLLM's settings."""
+"""By backend name: a function from address, port, group size and rank to vLLM's settings."""
 
 
 class Orders:
-    """What vLLM's sender asks of the servers, sent to all of them at once. Remembers the first failure.
-
-    >>> Orders(servers, done).members                                                  # doctest: +SKIP
-    3
-    """
+    """Client that vLLM's sender uses to send commands to all servers at once. Records the first failure."""
 
     def __init__(self, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]]) -> None:
-        """`done` sends a command to servers, with one body or one for each, and returns their replies."""
+        """Set up the client. `done` sends a command to servers, with one body or one for each, and returns their replies."""
         self._servers, self._done, self.fault = servers, done, None
         sizes = [int(reply.json()["world_size"]) for reply in done(servers, "/get_world_size", method="GET").values()]
         self.members, self.offsets = 1 + sum(sizes), [1 + sum(sizes[:i]) for i in range(len(sizes))]
-        """The rank of each server's first worker. The trainer's main process is 0."""
+        """Rank of each server's first worker. The trainer's main process has rank 0."""
 
     fault: BaseException | None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Each server's workers join the group under ranks of their own, and leave the one that an earlier run left behind."""
+        """Let each server's workers leave the group of an earlier run, and join this one under their own ranks."""
         self.leave()
         self._all("/init_weight_transfer_engine", *({"init_info": init_info | {"rank_offset": offset}} for offset in self.offsets))
 
     def start_weight_update(self) -> None:
-        """New weights will come."""
+        """Announce new weights."""
         self._all("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Receive them; returns when all servers have."""
+        """Let the servers receive the weights; return when all have."""
         self._all("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """All have come."""
+        """Tell the servers that all weights were sent."""
         self._all("/finish_weight_update")
 
     def leave(self) -> None:
@@ -90,13 +86,13 @@ class Orders:
 
 
 class Source:
-    """The trainer's weights as vLLM's sender reads them: first what will come, then the tensors."""
+    """The trainer's weights in the form that vLLM's sender reads: first the metadata, then the tensors."""
 
     weights: Weights
     dtype: str | None = None
 
     def metadata(self) -> list[Any]:
-        """Name, type and shape of each tensor."""
+        """Return name, dtype and shape of each tensor."""
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         return [ParamMeta(name, like.dtype, tuple(like.shape)) for name, like in self.weights.shapes(self.dtype).items()]
@@ -106,13 +102,10 @@ class Source:
 
 
 class Transfer:
-    """One trainer's way to its servers. All processes of the trainer call `send` together; the main one sends.
-
-    >>> Transfer("nccl", servers, done, 600.0).send(weights, "bfloat16")               # doctest: +SKIP
-    """
+    """Weight transfer from the trainer to its servers. All processes of the trainer call `send` together; the main one sends."""
 
     def __init__(self, backend: str, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]], deadline_s: float) -> None:
-        """`done` sends a command to servers, as in `Orders`."""
+        """Set up the transfer. `done` sends a command to servers and returns their replies."""
         self.backend, self.url, self.deadline_s = backend, servers[0].url, deadline_s
         self.orders, self._source, self._sender = Orders(servers, done), Source(), None
         self._factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferTrainerFactory
@@ -120,7 +113,7 @@ class Transfer:
     _sender: Any
 
     def send(self, weights: Weights, dtype: str | None) -> None:
-        """Send all tensors, in a precision. A group that failed once is not used again."""
+        """Send all tensors, in the given dtype. A group that failed once is not used again."""
         self._source.weights, self._source.dtype = weights, dtype
         if self._sender is None:
             address = weights.once(lambda: address_towards(self.url))
@@ -130,7 +123,7 @@ class Transfer:
         self._sender = sender
 
     def close(self) -> None:
-        """Leave the group, if it works."""
+        """Leave the group, if it has not failed."""
         sender, self._sender = self._sender, None
         if sender is not None:
             with suppress(SamplerError):
@@ -143,7 +136,7 @@ class Transfer:
         return self._factory.trainer_init(info, client=self.orders, source=self._source)
 
     def _within(self, work: Callable[[], Any]) -> Any:
-        """The result of something that may never end; only the main process's can wait for a server."""
+        """Run a function with a timeout; only in the main process, whose calls wait for servers."""
         if rank_here():
             return work()
         done: Future[Any] = Future()
@@ -152,7 +145,7 @@ class Transfer:
         def run() -> None:
             try:
                 if gpu is not None:
-                    torch.cuda.set_device(gpu)  # a thread begins with the first one
+                    torch.cuda.set_device(gpu)  # a new thread uses the first GPU
                 done.set_result(work())
             except BaseException as error:
                 done.set_exception(error)
@@ -168,16 +161,18 @@ class Transfer:
                 if self.orders.fault is not None:
                     raise self.orders.fault from None
                 if time.monotonic() > until:
-                    raise SamplerError(f"the weights did not reach the servers within deadline_s ({self.deadline_s:g} s)") from None
+                    raise SamplerError(
+                        f"the weights did not reach the servers within completion_timeout_s ({self.deadline_s:g} s)"
+                    ) from None
 
 
 def rank_here() -> int:
-    """Which process of the trainer this is; the main one is 0."""
+    """Return the rank of this process of the trainer; the main one is 0."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def address_towards(url: str) -> tuple[str, int]:
-    """The address of this machine in the network of a server, and a free port. Nothing is sent.
+    """Return the address of this machine in a server's network, and a free port. Nothing is sent.
 
     >>> address_towards("http://127.0.0.1:8000")[0]
     '127.0.0.1'

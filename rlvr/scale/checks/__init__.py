@@ -1,1 +1,1 @@
-"""Whether machines compute the same, and whether a cluster can run what is asked."""
+"""Check that machines compute the same, and that a cluster can run a configuration."""

@@ -1,9 +1,9 @@
-"""Sample again what a run has recorded, and compare it token by token. It finds a machine that computes wrongly, or changed tokens.
+"""Audit a run: sample recorded groups again and compare them token by token. It detects faulty machines and changed tokens.
 
-What follows from the tokens, such as the reward, is compared by a plain replay.
+A replay compares the rest, such as the reward, which follows from the tokens.
 
-The seeds of an answer are functions of the run's seed, the step, the place of its group and its own place in the group, so a group can be
-sampled again by anybody who has the weights: here in this process, with the checkpoints that the run still has.
+The seed of a completion is a function of the seed of the run, the step, the number of its group and its number in the group. So a group
+can be sampled again with the weights alone: here in this process, from the checkpoints that the run still has.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.weights.packing import Packer
 
 ASIDE = ("greedy", "mismatched", "honeypot")
-"""Answers of a group that have other seeds or settings."""
+"""Flags of completions of a group that have other seeds or settings."""
 NEEDED = {"step": int, "group": str, "policy_version": int, "split": str, "index": int, "tokens": list, "acted": list, "logprobs": list}
-"""What a row must have to be sampled again."""
+"""The fields that a row needs to be sampled again, and their types."""
 SHOWN = 20
 Group = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class AuditReport:
-    """What sampling again found.
+    """The result of an audit.
 
     >>> AuditReport(groups=2, answers=16).record()
     {'groups': 2, 'answers': 16, 'differing': 0, 'left_out': 0, 'details': []}
@@ -57,31 +57,28 @@ class AuditReport:
     answers: int = 0
     differing: int = 0
     left_out: int = 0
-    """Recorded groups of which members are missing, failed, or were cut by time: nobody can sample these again."""
+    """Recorded groups with members that are missing, failed, or were cut by a timeout; they cannot be sampled again."""
     details: list[str] = field(default_factory=list)
-    """One line for each answer that differs, the first few only."""
+    """One line for each of the first differing completions."""
 
     def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
-    """Sample some recorded groups of a run again, and compare the answers.
+    """Sample some recorded groups of a run again, and compare the completions.
 
     Args:
         run: the run folder; the run may still be going on.
-        groups: how many groups; they are drawn at random from those whose weights are in a checkpoint, always the same ones.
-
-    >>> audit("runs/quickstart").differing                  # doctest: +SKIP
-    0
+        groups: how many groups; they are drawn at random, with a fixed seed, from those whose weights are in a checkpoint.
     """
     if groups < 1:
         raise ConfigError(f"groups is {groups}; an audit compares at least 1")
     run, report = Path(run), AuditReport()
     config, places = config_of(run), {step_of(place): place for place in whole_ones(run)}
     if config.rollout.max_tokens_per_version is not None:
-        raise ConfigError("--audit samples an answer by one version of the weights, and rollout.max_tokens_per_version divides them")
+        raise ConfigError("--audit needs completions of one version of the weights, and rollout.partial_rollout_tokens mixes versions")
     known = [group for group in recorded(run, config, report) if group[0]["policy_version"] in places]
     if not known:
         found = (", ".join(map(str, sorted(places))) or "none") + (f"; {report.left_out} groups are incomplete" if report.left_out else "")
@@ -102,7 +99,7 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
 
 
 def recorded(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Group]:
-    """The groups in the log, each in the order of its members; those that lack a member, or that were cut by time, are left out."""
+    """Read the groups of the log, each in the order of its members. Groups that cannot be sampled again are counted and skipped."""
     log = run / "episodes.jsonl"
     rows = (checked(row, number, log) for number, row in enumerate(rows_of(log), 1) if not any(row.get(name) for name in ASIDE))
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
@@ -116,7 +113,7 @@ def recorded(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Grou
 
 
 def checked(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]:
-    """A row that has what is needed; ConfigError for one that was damaged."""
+    """Check a row and return it; ConfigError if it was damaged."""
     for name, kind in NEEDED.items():
         if not isinstance(row.get(name), kind):
             raise ConfigError(
@@ -130,12 +127,12 @@ def checked(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]
 
 
 def collector_for(config: RunConfig) -> Collector:
-    """A collector in this process; its verdicts are its own."""
+    """Build a rollout worker in this process, without verifier workers."""
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
     with closing(from_config("sampler", config.rollout.sampler)) as sampler:
         if type(sampler).receive is not Sampler.receive:
-            raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has processes of its own")
+            raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has its own processes")
         loads = type(sampler).load is not Sampler.load
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
     precision = trained_in(like, accelerator.mixed_precision, accelerator.device)
@@ -146,7 +143,7 @@ def collector_for(config: RunConfig) -> Collector:
 
 
 def again(collector: Collector, config: RunConfig, group: Group) -> list[Episode]:
-    """The answers of a recorded group, sampled once more."""
+    """Sample the completions of a recorded group again."""
     mdp, asked, first = collector.rollout.mdp, config.rollout, group[0]
     step, place = map(int, str(first["group"]).split(":"))
     task = mdp.environment.task(first["split"], first["index"])
@@ -158,7 +155,7 @@ def again(collector: Collector, config: RunConfig, group: Group) -> list[Episode
 
 
 def compare(report: AuditReport, group: Group, found: Sequence[Episode]) -> None:
-    """Add one group to a report."""
+    """Compare one group, and add it to a report."""
     report.groups += 1
     for member, (row, episode) in enumerate(zip(group, found, strict=True)):
         report.answers += 1
@@ -166,4 +163,6 @@ def compare(report: AuditReport, group: Group, found: Sequence[Episode]) -> None
         if what := difference(before, answer_of(episode)):
             report.differing += 1
             if len(report.details) < SHOWN:
-                report.details.append(f"answer {member} of group {row['group']} (version {row['policy_version']} of the weights): {what}")
+                report.details.append(
+                    f"completion {member} of group {row['group']} (version {row['policy_version']} of the weights): {what}"
+                )

@@ -1,4 +1,4 @@
-"""Two samplings of the same draw: whether they are the same answer, and which units of a run are sampled twice to compare them."""
+"""Compare two samplings of the same draw, and choose the tasks of a run that are sampled twice."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlvr.scale.units import Unit
 
 AGAIN = " again"
 TIMED = ("time", "overlong")
-"""Why an answer was cut where time decided."""
+"""The reasons of cuts that depend on time."""
 ROUNDING = 0.01
-"""How far apart two log-probabilities of a token may be: machines of other kinds have other last bits."""
+"""Tolerance of log-probabilities: different hardware gives different last bits."""
 
 
 class Answer(NamedTuple):
-    """What is compared of an answer.
+    """The compared fields of a completion.
 
     >>> Answer([5, 6], [False, True], [0.0, -0.5]).tokens
     [5, 6]
@@ -28,21 +28,21 @@ class Answer(NamedTuple):
     acted: Sequence[bool]
     logprobs: Sequence[float]
     goes_on: bool = False
-    """Whether it was cut here, and continues in a later step."""
+    """Whether it is a partial completion that continues in a later step."""
 
 
 def answer_of(episode: Episode) -> Answer:
-    """What is compared of an episode."""
+    """Extract the compared fields of an episode."""
     return Answer(episode.tokens, episode.acted, episode.logprobs, episode.error == CUT)
 
 
 def comparable(one: Episode, other: Episode) -> bool:
-    """Whether two samplings must be the same: not where one has failed, or was cut where time decided."""
+    """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
     return not any(episode.error not in ("", CUT) or episode.meta.get("cut") in TIMED for episode in (one, other))
 
 
 def difference(one: Answer, other: Answer) -> str:
-    """What differs between two samplings, in words; "" if nothing does.
+    """Describe the first difference between two samplings; "" if they are equal.
 
     >>> difference(Answer([5, 6], [False, True], [0.0, -0.5]), Answer([5, 7], [False, True], [0.0, -0.5]))
     'token 1 is 6 in one and 7 in the other'
@@ -50,9 +50,7 @@ def difference(one: Answer, other: Answer) -> str:
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.acted, other.acted)}.items():
         if (at := next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)) is not None:
             return f"{name} {at} is {first[at]} in one and {second[at]} in the other"
-    for name, mine, theirs in zip(
-        ("tokens", "places in its mask", "log-probabilities"), map(len, one[:3]), map(len, other[:3]), strict=True
-    ):
+    for name, mine, theirs in zip(("tokens", "mask entries", "log-probabilities"), map(len, one[:3]), map(len, other[:3]), strict=True):
         if mine != theirs:
             return f"one has {mine} {name} and the other {theirs}"
     for at, (first_p, second_p) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
@@ -64,17 +62,17 @@ def difference(one: Answer, other: Answer) -> str:
 
 
 def twice(units: Mapping[str, Unit], share: float) -> dict[str, Unit]:
-    """The units that are sampled a second time, under names of their own: the same ones for any number of collectors."""
+    """Choose the tasks that are sampled a second time, and name them. The choice does not depend on the number of workers."""
     return {again(name): unit for name, unit in units.items() if unit and zlib.crc32(unit[0].group.encode()) < share * (1 << 32)}
 
 
 def again(name: str) -> str:
-    """The name of the second sampling of a unit."""
+    """Name the second sampling of a task."""
     return f"{name}{AGAIN}"
 
 
 def is_again(name: str) -> bool:
-    """Whether this is the name of a second sampling.
+    """Whether a name belongs to a second sampling.
 
     >>> is_again(again("3:7")), is_again("3:7")
     (True, False)

@@ -1,4 +1,4 @@
-"""Can a cluster run what is asked? Each kind of process is placed once, and the machines' versions are compared."""
+"""Check that a cluster can run a configuration: place one process of each kind, and compare the package versions of the machines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlvr.scale.checks.reach import check_joins
 from rlvr.scale.machines import asked_of, check_room
 
 LIMIT_S = 60.0
-"""How long all of it may take after Ray has answered."""
+"""Timeout of all checks after Ray has connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found of one thing.
+    """The result of one check.
 
     >>> Seen("collector", "", "needs 1 CPUs, placed on n1").fault
     ''
@@ -31,20 +31,20 @@ class Seen:
 
     name: str
     fault: str
-    """What is wrong; empty if nothing is."""
+    """The problem; empty if there is none."""
     detail: str
     advice: str = ""
 
 
 class _Probe:
-    """A process that does nothing but to say where it is, and what is installed there."""
+    """Actor that reports its machine and the versions that are installed there."""
 
     def about(self) -> dict[str, str]:
         return {"machine": platform.node(), **versions()}
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all machines.
+    """Return the versions that must be equal on all machines.
 
     >>> sorted(versions())
     ['Python', 'ray', 'rlvr', 'torch', 'transformers']
@@ -73,16 +73,16 @@ def examined(settings: ClusterConfig, limit_s: float = LIMIT_S) -> list[Seen]:
         try:
             check_room(settings, machines)
         except ConfigError as error:
-            found.append(Seen("room", "not for all", str(error), "ask for fewer, or add machines"))
+            found.append(Seen("capacity", "too small", str(error), "ask for fewer, or add machines"))
         kind = ray.remote(max_restarts=0, max_task_retries=0)(_Probe)
         for role, needs in [(role, needs) for role, count, needs in asked_of(settings) if count]:
             if lacking := [name for name, amount in needs.items() if all(machine.get(name, 0.0) < amount for machine in machines)]:
-                lacks = f"needs {words(needs)} on one machine, and none has so many {' and '.join(lacking)}s"
-                found.append(Seen(role, "no machine has it", lacks))
+                lacks = f"needs {words(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
+                found.append(Seen(role, "no machine is large enough", lacks))
                 continue
             actors.append(kind.options(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0)).remote())
             found.append(_placed(ray, role, needs, actors[-1].about.remote(), until))
-            ray.kill(actors[-1], no_restart=True)  # so that it does not take the room of the next kind
+            ray.kill(actors[-1], no_restart=True)  # free the resources for the next kind
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         calls = []
         for node in nodes:
@@ -98,7 +98,7 @@ def examined(settings: ClusterConfig, limit_s: float = LIMIT_S) -> list[Seen]:
 
 
 def words(needs: dict[str, float]) -> str:
-    """What a process needs.
+    """Format the resources of a process.
 
     >>> words({"CPU": 1.0, "GPU": 2.0})
     '1 CPUs and 2 GPUs'
@@ -107,7 +107,7 @@ def words(needs: dict[str, float]) -> str:
 
 
 def _placed(ray: Any, role: str, needs: dict[str, float], call: Any, until: float) -> Seen:
-    """Whether a process of this kind started."""
+    """Check that a process of this kind starts."""
     ready, _ = ray.wait([call], timeout=max(0.1, until - time.monotonic()))
     if ready:
         try:
@@ -116,12 +116,12 @@ def _placed(ray: Any, role: str, needs: dict[str, float], call: Any, until: floa
             return Seen(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
     free = ray.available_resources()
     busy = [name for name, amount in needs.items() if free.get(name, 0.0) < amount]
-    why = f"all {' and '.join(busy)}s are taken" if busy else "no process started in time"
-    return Seen(role, "not placed", f"needs {words(needs)} on one machine; {why}", "`ray status` says what else runs")
+    why = f"all {' and '.join(busy)}s are in use" if busy else "no process started in time"
+    return Seen(role, "not placed", f"needs {words(needs)} on one machine; {why}", "`ray status` shows what else runs")
 
 
 def _alike(ray: Any, names: Sequence[str], calls: Sequence[Any], until: float) -> list[Seen]:
-    """Whether each machine answers, and has the versions of this one."""
+    """Check that each machine answers and has the versions of this one."""
     mine, found = versions(), list[Seen]()
     ray.wait(list(calls), num_returns=len(calls), timeout=max(0.1, until - time.monotonic()))
     for name, call in zip(names, calls, strict=True):

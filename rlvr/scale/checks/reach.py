@@ -1,4 +1,4 @@
-"""Does anything answer at the address of a cluster? Ray itself asks for minutes, and prints warnings meanwhile."""
+"""Check quickly that a cluster answers at an address. Ray itself retries for minutes and prints warnings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from rlvr.errors import ConfigError
 
 CONNECT_S = 5.0
-"""How long a machine may take to accept a connection."""
+"""Timeout of a connection."""
 JOIN_S = 30.0
-"""How long Ray may take to join a cluster: about 3 seconds where all is well."""
+"""Timeout for Ray to join a cluster, which normally takes about 3 seconds."""
 JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error', configure_logging=False)"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_listens(address: str) -> None:
-    """ConfigError if nothing accepts a connection at HOST:PORT. What has another form, such as auto, is left to Ray.
+    """Raise ConfigError if nothing accepts connections at HOST:PORT. Addresses of another form, such as auto, are left to Ray.
 
     >>> check_listens("auto")
     """
@@ -26,7 +26,7 @@ def check_listens(address: str) -> None:
     if not colon or not port.isascii() or not port.isdigit() or not host or "/" in host:
         return
     host = host.strip("[]")
-    hosts = [host, *([socket.gethostname()] if host in LOOPBACK else [])]  # Ray asks this machine under its own address
+    hosts = [host, *([socket.gethostname()] if host in LOOPBACK else [])]  # Ray connects to this machine by its own address
     why = ""
     for name in hosts:
         try:
@@ -38,10 +38,10 @@ def check_listens(address: str) -> None:
 
 
 def check_joins(address: str, limit_s: float = JOIN_S) -> None:
-    """ConfigError if Ray cannot join the cluster at this address. It is tried in a process of its own, which can be ended."""
+    """Raise ConfigError if Ray cannot join the cluster at this address. The attempt runs in a subprocess, which can be killed."""
     check_listens(address)
     if importlib.util.find_spec("ray") is None:
-        return  # said where it is imported
+        return  # the import raises the error
     with subprocess.Popen([sys.executable, "-c", JOIN, address], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             _, said = process.communicate(timeout=limit_s)
@@ -57,7 +57,7 @@ def check_joins(address: str, limit_s: float = JOIN_S) -> None:
 
 
 def no_cluster(address: str, why: str) -> ConfigError:
-    """The error for an address at which no cluster is.
+    """Make the error for an address without a cluster.
 
     >>> str(no_cluster("there:1", "refused")).partition(";")[0]
     "no Ray cluster answers at cluster.address 'there:1': refused"

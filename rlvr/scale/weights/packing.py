@@ -1,11 +1,11 @@
-"""The trainer's weights on their way to collectors: in buckets, whole or as what changed since the version before.
+"""Encode the weights of the trainer for rollout workers, in buckets: as full copies or as deltas to the previous version.
 
-Whole: the bytes of all tensors, in the precision that collectors compute in. Each bucket has a checksum; one exists at a time.
+Full: the bytes of all tensors, in the precision of the workers. Each bucket has a checksum; only one bucket exists at a time.
 
-Delta: most weights of 2 bytes do not change in a step, because the update is smaller than half of their last bit. For each tensor the
-places of those that change and by how much their bits change (mostly by 1) are compressed. The checksum is that of the result, so the
-weights are exactly those of the trainer or are refused. A collector needs all deltas since the version that it has, or since the last
-whole copy. Weights of float32 have no delta: an update changes nearly all of them.
+Delta: most weights of 2 bytes do not change in a step, because the update is smaller than half of their last bit. For each tensor, the
+indices of the changed elements and the differences of their bits (mostly 1) are compressed. The checksum covers the result, so the weights
+are exactly those of the trainer or raise an error. A worker needs all deltas since its version or since the last full copy. Weights of
+float32 have no delta: an update changes nearly all of them.
 """
 
 from __future__ import annotations
@@ -22,37 +22,33 @@ from rlvr.model.handover import lowered
 from rlvr.scale.weights.parcels import Array, Bucket, Parcel, Part, checksum_of
 
 BUCKET = 256 << 20
-"""The most bytes of one bucket."""
+"""Maximum bytes of a bucket."""
 WHOLE_EVERY = 20
-"""With deltas, after how many versions a whole copy follows: a collector that starts again loads at most so many."""
+"""With deltas, every how many versions a full copy is sent: a restarted worker loads at most so many versions."""
 WORTH = 0.5
-"""A delta that is larger than this share of a whole copy is not sent; a whole copy is."""
+"""If a delta is larger than this share of a full copy, the full copy is sent."""
 CHUNK = 1 << 26
-"""How many elements of a tensor are compared at a time."""
+"""Number of elements of a tensor that are compared at a time."""
 
-# ---- to send
+# ---- sending
 
 
 class Packer:
-    """Makes a parcel of each version of a model's weights.
-
-    >>> Packer("whole", "bfloat16").pack(model).delta                                       # doctest: +SKIP
-    False
-    """
+    """Encode each version of the weights of a model."""
 
     def __init__(self, way: str, precision: str, *, vectors: bool = True, bucket: int = BUCKET, every: int = WHOLE_EVERY) -> None:
-        """`vectors`: whether they are in the precision too, not matrices alone."""
+        """`vectors`: whether vectors are converted to the precision too, not only matrices."""
         if way == "delta" and getattr(torch, precision).itemsize != 2:
             raise ConfigError(
-                f"cluster.weights is delta, but collectors compute in {precision}, where an update changes nearly every weight; "
+                f"cluster.weights is delta, but rollout workers compute in {precision}, where an update changes nearly every weight; "
                 "set model.dtype to bfloat16, or cluster.weights to whole"
             )
         self.way, self.precision, self.vectors, self.bucket, self.every = way, precision, vectors, bucket, every
         self._base, self._since = dict[str, Array](), 0
-        """What collectors have, of the tensors that may come as changes; and how many deltas came since the last whole copy."""
+        """The last sent values of the tensors that deltas support, and the number of deltas since the last full copy."""
 
     def pack(self, model: Any) -> Parcel:
-        """Pack the present weights. A whole copy must be read before they change."""
+        """Encode the present weights. A full copy must be read before they change."""
         if self.way == "delta" and self._since < self.every - 1 and self._known(model):
             parts = list(self._changes(model))
             size, whole = sum(part.data.nbytes for part in parts), sum(tensor.nbytes for _, tensor in self._tensors(model))
@@ -67,12 +63,12 @@ class Packer:
         return Parcel(_filled(self._everything(model), self.bucket), size=whole)
 
     def _known(self, model: Any) -> bool:
-        """Whether the tensors that may come as changes are those of the base, in name and size; else a whole copy is needed."""
+        """Whether the tensors that deltas support have the names and sizes of the base; otherwise a full copy is needed."""
         sizes = {name: tensor.numel() for name, tensor in self._tensors(model) if tensor.itemsize == 2}
         return bool(sizes) and sizes == {name: len(old) for name, old in self._base.items()}
 
     def _tensors(self, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors as they are sent; tied ones come once."""
+        """Iterate over the tensors as they are sent; tied tensors come once."""
         seen, same = set[int](), is_in(model, self.precision)
         for name, tensor in model.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
@@ -87,7 +83,7 @@ class Packer:
                 yield Part(name, form, begin, data[begin : begin + self.bucket])
 
     def _changes(self, model: Any) -> Iterator[Part]:
-        """What differs from the base, which becomes the new version. Tensors of other sizes are few, and come as they are."""
+        """Encode the changes to the base, and update the base. The few tensors without deltas are sent in full."""
         for name, tensor in self._tensors(model):
             form, data = form_of(tensor), _bytes(tensor)
             if tensor.itemsize != 2:
@@ -103,13 +99,13 @@ class Packer:
 
 
 def computed(tensor: torch.Tensor, precision: str, *, vectors: bool) -> torch.Tensor:
-    """A tensor in the precision that a collector computes in; without `vectors` matrices alone."""
+    """Convert a tensor to the precision of the workers; without `vectors` only matrices."""
     dtype = getattr(torch, precision)
     return tensor.to(dtype) if vectors and tensor.is_floating_point() else lowered(tensor, precision)
 
 
 def lower(model: Any, precision: str, *, vectors: bool) -> Any:
-    """The model itself, with its weights in the precision in which they are sent."""
+    """Convert a model in place to the precision in which weights are sent, and return it."""
     if is_in(model, precision):
         return model
     if vectors:
@@ -120,12 +116,12 @@ def lower(model: Any, precision: str, *, vectors: bool) -> Any:
 
 
 def is_in(model: Any, precision: str) -> bool:
-    """Whether a model is in a precision; then those of its tensors that are in another one stay as they are."""
+    """Whether a model has a precision; then its tensors of other precisions are not converted."""
     return bool(getattr(torch, precision) == model.dtype)
 
 
 def form_of(tensor: torch.Tensor) -> str:
-    """Type and shape, to compare and to show.
+    """Describe the type and the shape of a tensor.
 
     >>> form_of(torch.zeros(2, 3))
     'float32 [2, 3]'
@@ -134,13 +130,13 @@ def form_of(tensor: torch.Tensor) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor; of one on a device a copy."""
+    """Return the memory of a tensor as bytes; a copy if it is on a device."""
     found: Array = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return found
 
 
 def _filled(parts: Iterable[Part], most: int) -> Iterator[Bucket]:
-    """Buckets of at most so many bytes, if no part is larger."""
+    """Group parts into buckets of at most so many bytes, unless one part is larger."""
     held, size = list[Part](), 0
     for part in parts:
         if held and size + part.data.nbytes > most:
@@ -153,7 +149,7 @@ def _filled(parts: Iterable[Part], most: int) -> Iterator[Bucket]:
 
 
 def _coded(at: Array, moves: Array) -> tuple[Array, int]:
-    """Places and changes, compressed: first all low bytes, then the next, because these are nearly all 0."""
+    """Compress indices and differences: first all low bytes, then the higher bytes, which are nearly all 0."""
     gaps = np.diff(at, prepend=0)
     wide = next(size for size in (1, 2, 4) if gaps.max() < 1 << 8 * size)
     folded = (moves << 1) ^ (moves >> 15)  # -1 becomes 1, and 1 becomes 2
@@ -162,7 +158,7 @@ def _coded(at: Array, moves: Array) -> tuple[Array, int]:
 
 
 def _decoded(part: Part) -> tuple[Array, Array]:
-    """The places and changes of `_coded`."""
+    """Decode the indices and differences of `_coded`."""
     length = part.changed * (part.wide + 2)
     opened = zlib.decompressobj()
     try:
@@ -177,13 +173,13 @@ def _decoded(part: Part) -> tuple[Array, Array]:
     return np.cumsum(gaps, dtype=np.int64), (folded >> 1).astype(np.int16) ^ -(folded & 1).astype(np.int16)
 
 
-# ---- to receive
+# ---- receiving
 
 
 def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
-    """Bring a model to the version of the last parcel; RlvrError if its weights are not exactly those that were sent.
+    """Update a model to the version of the last parcel; RlvrError if its weights are not exactly those of the trainer.
 
-    After an error the model has parts of several versions and must not be used.
+    After an error the model mixes several versions and must not be used.
     """
     places: dict[str, torch.Tensor] = model.state_dict()
     desk = np.empty(0, np.uint8)
@@ -192,7 +188,7 @@ def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
         given = dict.fromkeys(places, 0)
         for bucket in parcel.buckets:
             if checksum_of(bucket.parts) != bucket.checksum:
-                raise RlvrError(f"{len(bucket.parts)} parts of the weights have another checksum here than where they were made")
+                raise RlvrError(f"{len(bucket.parts)} parts of the weights arrived with a wrong checksum")
             for part in bucket.parts:
                 if part.name not in places or form_of(places[part.name]) != part.form:
                     here = form_of(places[part.name]) if part.name in places else "no such tensor"
@@ -211,18 +207,18 @@ def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
         result = parcel.result
     for name, checksum in result.items():
         if zlib.crc32(_bytes(places[name]).data) != checksum:
-            raise RlvrError(f"{name} has another checksum after these changes than where they were made; a whole copy is needed")
+            raise RlvrError(f"{name} has a wrong checksum after the delta; a full copy is needed")
 
 
 def _check_whole(places: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> None:
-    """Whether every tensor was given, or has a checksum; a tied one under any of its names."""
+    """Check that every tensor was received or has a checksum; a tied tensor under any of its names."""
     full = {(place.data_ptr(), place.shape) for name, place in places.items() if given[name] == place.nbytes}
     if missing := [name for name, place in places.items() if (place.data_ptr(), place.shape) not in full]:
         raise RlvrError(f"the weights that were sent are those of another model: {len(missing)} tensors are missing, such as {missing[0]}")
 
 
 def _write(place: torch.Tensor, part: Part, desk: Array) -> Array:
-    """Copy bytes to their place; on the way to a device through the same memory each time, which is returned."""
+    """Copy bytes into a tensor. Copies to a device go through a reused buffer, which is returned."""
     into = place.view(-1).view(torch.uint8)[part.begin : part.begin + part.data.nbytes]
     if place.device.type == "cpu":
         np.copyto(into.numpy(), part.data)

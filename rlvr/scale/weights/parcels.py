@@ -1,6 +1,6 @@
-"""How weights are passed on: a version is a parcel of buckets, and a chain of parcels brings a collector to it. Made in `packing`.
+"""Data classes of weight updates: buckets, the parcel of a version, and the history of parcels. `packing` makes them.
 
-It knows nothing of tensors, so that a collector without weights needs no torch.
+They do not use tensors, so that a worker without weights does not need torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of the bytes of a tensor, or what changes in them.
+    """Some bytes of a tensor, or changes of its elements.
 
     >>> Part("norm.weight", "float32 [2]", 0, np.zeros(8, np.uint8)).changed
     0
@@ -28,17 +28,17 @@ class Part:
     form: str
     """Type and shape of the whole tensor."""
     begin: int
-    """Where it begins: the byte, or for changes the element."""
+    """The offset in the tensor: bytes, or elements for changes."""
     data: Array
     changed: int = 0
-    """0: the data is the bytes themselves. Else how many elements change, and the data is compressed."""
+    """0: the data are the bytes. Otherwise the number of changed elements, and the data are compressed."""
     wide: int = 0
-    """Of changes: the bytes of the distance between two of them."""
+    """For changes: the bytes per distance between two changed elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """As many parts as are passed on together.
+    """Parts that are sent together.
 
     >>> Bucket((), 0).parts
     ()
@@ -49,31 +49,31 @@ class Bucket:
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Bucket:
-        """The parts with their checksum."""
+        """Make a bucket of these parts, with their checksum."""
         made = tuple(parts)
         return cls(made, checksum_of(made))
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One version of the weights. Its buckets may be views of the trainer's memory that are made when they are asked for.
+    """One version of the weights. Its buckets may be made lazily, as views of the memory of the trainer.
 
     >>> Parcel([]).delta
     False
     """
 
     buckets: Iterable[Any]
-    """Buckets; in a transport what it keeps them under."""
+    """Buckets, or the references under which a transport stores them."""
     delta: bool = False
-    """Whether it is the difference from the version before."""
+    """Whether it is a delta to the previous version."""
     result: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of a delta: the checksum of each tensor after it."""
+    """For a delta: the checksum of each tensor after the update."""
     size: int = 0
-    """How many bytes all buckets have together."""
+    """Total bytes of all buckets."""
 
 
 def checksum_of(parts: Iterable[Part]) -> int:
-    """Of all parts, in order: of their bytes, and of where these belong."""
+    """Compute the checksum of all parts, in order, over their bytes and their positions."""
     found = 0
     for part in parts:
         head = repr((part.name, part.form, part.begin, part.changed, part.wide))
@@ -82,7 +82,7 @@ def checksum_of(parts: Iterable[Part]) -> int:
 
 
 class Chain:
-    """The versions that a transport holds, and what a collector must load of them.
+    """The stored versions of a transport. It finds what a worker must load.
 
     >>> chain = Chain()
     >>> for version, delta in enumerate([False, True, True]):
@@ -95,23 +95,23 @@ class Chain:
         self._held, self._lock = dict[int, Parcel](), threading.Lock()
 
     def add(self, version: int, parcel: Parcel) -> None:
-        """Hold a newer version; from any thread."""
+        """Add a newer version; from any thread."""
         with self._lock:
             self._held[version] = parcel
 
     def keep(self, versions: Collection[int]) -> None:
-        """Free what none of these versions needs, nor any later one."""
+        """Free the versions that neither these nor later versions need."""
         with self._lock:
             first = min((self._whole(version) for version in versions if version in self._held), default=max(self._held, default=0))
             self._held = {version: parcel for version, parcel in self._held.items() if version >= first}
 
     def path(self, version: int, has: int | None) -> list[Parcel]:
-        """What brings a collector to a version, in order; `has` is the version that it has."""
+        """Return the parcels that update a worker to a version, in order; `has` is its present version."""
         with self._lock:
             first = self._whole(version)
             first = has + 1 if has is not None and first <= has <= version else first
             return [parcel for at, parcel in self._held.items() if first <= at <= version]
 
     def _whole(self, version: int) -> int:
-        """The last version up to this one that is held whole."""
+        """Return the last version up to this one with a full copy."""
         return max(at for at, parcel in self._held.items() if at <= version and not parcel.delta)

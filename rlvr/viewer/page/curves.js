@@ -10,7 +10,7 @@ const LINES = {
   "cluster/sampling": "collectors sample", "cluster/idle": "idle", "cluster/loading": "load weights", "cluster/trainer": "trainer trains",
   "cluster/collectors": "at work or ready", "cluster/lost": "lost", "cluster/again": "calls sampled again", "cluster/given_up": "calls given up",
 };
-const FIRST = ["groups by share of right answers", "reward by part", "turns and calls per answer", "who works, share of a step"]; // of the small ones; the others keep their order
+const FIRST = ["groups by share of right answers", "reward by part", "turns and calls per answer", "activity, fraction of a step"]; // of the small ones; the others keep their order
 const SHOWN = 8; // small charts; more are folded
 const lineName = (name) => LINES[name] ?? name;
 

@@ -1,4 +1,4 @@
-"""What one call in a box is given: its descriptors, its limits, and for bash the script around the policy's.
+"""Inputs of one call in a session: its descriptors, its limits, and for bash the script that wraps the policy's script.
 
 Runs inside the container: standard library only.
 """
@@ -33,23 +33,23 @@ STEPS = (
 
 
 def bash(processes: int | None) -> list[str]:
-    """The command of a shell that restores what the last call exported, waits for its own, runs it, and saves again.
+    """Build the command of a shell that restores the state of the last call, waits for its call, runs it, and saves the state.
 
-    The shell starts with a few processes more than the limit, and lowers it: so a box that is full of processes can still be asked to
-    end them.
+    The shell starts with a process limit slightly above the session's and then lowers it, so that a session that is full of processes
+    can still run a call that ends them.
     """
     limit = [f"ulimit -u {processes} 2>/dev/null"] if processes else []
     return ["/bin/bash", "-c", "; ".join([*limit, *STEPS]), "bash"]  # on one line: bash counts the lines of the source from 1
 
 
 def state(said: bytes) -> bytes | None:
-    """The last whole record that a bash call wrote about its folder and variables; None if there is none, or it is too large."""
+    """Return the last complete record of folder and variables that a bash call wrote; None if there is none or it is too large."""
     records = said.split(b"\0")
     return records[-2] if len(records) > 1 and len(records[-2]) <= MOST_STATE else None
 
 
 def rlimits(limits: dict[str, Any], uid: int | None, measured: bool) -> dict[str, int]:
-    """What the kernel enforces for each process; the memory too if nothing measures the box as a whole."""
+    """Build the rlimits of each process; they include memory if nothing measures the session as a whole."""
     chosen = {
         "FSIZE": int(limits["file_mb"]) * MEGABYTE,
         "CORE": 1,  # 0 would not keep a core from the machine's crash handler; 1 does
@@ -67,7 +67,7 @@ def rlimits(limits: dict[str, Any], uid: int | None, measured: bool) -> dict[str
 
 
 class Ports:
-    """The descriptors of one call: those that the call gets, by number, and the ends that we read.
+    """Descriptors of one call: those passed to the call, by their number there, and the ends that we read.
 
     >>> ports = Ports()
     >>> ports.out(1, "stdout"), sorted(ports.theirs)
@@ -80,30 +80,30 @@ class Ports:
         self._lent: set[int] = set()
 
     def give(self, place: int, data: bytes) -> None:
-        """Something to read."""
+        """Add an input that holds `data`."""
         self.theirs[place] = streams.memory_file(data)
 
     def later(self, place: int) -> int:
-        """Something to read that is written later: our descriptor to write it."""
+        """Add an input that is written later; return our descriptor for writing it."""
         number = os.memfd_create("source", os.MFD_CLOEXEC)
         os.fchmod(number, 0o444)
         self.theirs[place] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
         return number
 
     def lend(self, place: int, number: int) -> None:
-        """A descriptor that stays ours."""
+        """Add a descriptor of ours that is shared with the call and stays open here."""
         self.theirs[place] = number
         self._lent.add(place)
 
     def out(self, place: int, name: str) -> None:
-        """Something to write to, that we read."""
+        """Add an output that the call writes to and we read."""
         read, self.theirs[place] = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
         os.fchmod(self.theirs[place], 0o222)  # so that /dev/stdout opens for a user that is not ours
         self.ours[read] = name
 
     def handed_over(self) -> None:
-        """Close their ends here: the call has its own."""
+        """Close the call's ends in this process once the call has its own."""
         for place, number in self.theirs.items():
             if place not in self._lent:
                 os.close(number)

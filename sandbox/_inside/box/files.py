@@ -1,4 +1,4 @@
-"""Files of a box, written and read for our side: under the user id of the box, so that no link leads further than the box itself could go.
+"""Write and read a session's files under the session's user id, so that no link reaches further than the session itself could.
 
 Runs inside the container: standard library only.
 """
@@ -15,7 +15,7 @@ NOTHING = 199  # an exit status that is no errno
 
 
 def put(home: str, uid: int | None, path: str, data: bytes) -> int:
-    """Write a file below `home`, and create its parents; 0, or the errno of what went wrong."""
+    """Write a file below `home` and create its parent folders; return 0 or an errno."""
 
     def work() -> int:
         os.umask(0o022)
@@ -33,7 +33,7 @@ def put(home: str, uid: int | None, path: str, data: bytes) -> int:
 
 
 def get(home: str, uid: int | None, path: str, limit: int) -> tuple[int, bytes]:
-    """The first `limit` bytes of a file below `home`, with 0; or the errno of what went wrong."""
+    """Read the first `limit` bytes of a file below `home`; return (0, bytes) or (errno, b'')."""
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 
     def work() -> int:
@@ -66,7 +66,7 @@ def _as_user(uid: int | None, work: places.Work) -> int:
 
 
 def _below(home: str, path: str) -> str:
-    """The path with its links followed; PermissionError if that leads out of `home`."""
+    """Resolve the links of a path; raise PermissionError if it leads out of `home`."""
     root, target = os.path.realpath(home), os.path.realpath(os.path.join(home, path))
     if not target.startswith(root + "/"):
         raise PermissionError(errno.EACCES, "outside of the working folder")

@@ -1,9 +1,9 @@
-"""A control group for each call in a box, so that the kernel knows what belongs to the call, and ends it as a whole.
+"""A control group for each call in a session, so that the kernel knows which processes belong to the call, and ends them together.
 
-Nothing a process does takes it out of its group: not setsid, not a double fork. Version 2 kills a group with one write. In version 1 the
+A process cannot leave its group: not setsid, not a double fork. Version 2 kills a group with one write. In version 1 the
 group is frozen, listed, killed and thawed: a frozen process does not fork. A group is created below our own; in a container
 that needs CAP_SYS_ADMIN while the supervisor starts, which it then drops. Where no group can be created, a call that hangs
-takes everything in its box with it. Runs inside the container: standard library only.
+ends everything in its session. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Group:
-    """The processes of one call: those that it started, and all that these started.
-
-    >>> Group("/sys/fs/cgroup/freezer/call-1").ended        # doctest: +SKIP
-    True
-    """
+    """Control group of one call: the processes that it started, with all their descendants."""
 
     def __init__(self, path: str) -> None:
         self.path, self.removed = path, False
@@ -39,15 +35,14 @@ class Group:
 
     @property
     def ended(self) -> bool:
-        """Whether no process is left in it.
+        """Whether no process is left in the group.
 
-        The file is opened afresh: for a descriptor that stays open, version 1 repeats a list that is up to a second old, and each
-        reading makes it live on.
+        The file is opened for each reading: through an open descriptor, version 1 repeats a list that is up to a second old.
         """
         return not self._read("cgroup.procs")
 
     def kill(self, seconds: float) -> bool:
-        """Kill everything in it; whether nothing is left when the time is over."""
+        """Kill everything in the group; return whether it is empty before the timeout."""
         deadline = time.monotonic() + seconds
         while True:
             self._kill_once()
@@ -84,7 +79,7 @@ class Group:
             return file.read()
 
     def remove(self) -> None:
-        """Remove the group; it must have ended."""
+        """Remove the group, which must be empty."""
         self.removed = True
         os.close(self.door)
         with contextlib.suppress(OSError):
@@ -92,7 +87,7 @@ class Group:
 
 
 class Groups:
-    """Where groups can be created, and how many were.
+    """Creates numbered call groups below a parent group, if there is one.
 
     >>> Groups("").new() is None
     True
@@ -102,7 +97,7 @@ class Groups:
         self._base, self._count = base, 0
 
     def new(self) -> Group | None:
-        """A new group, or None where none can be had."""
+        """Create a group; None if groups are not available."""
         if not self._base:
             return None
         self._count += 1
@@ -110,12 +105,12 @@ class Groups:
 
     @property
     def possible(self) -> bool:
-        """Whether groups can be had here."""
+        """Whether groups are available."""
         return bool(self._base)
 
 
 def find(name: str) -> Groups:
-    """Create a group of this name for the groups of calls, wherever that is possible; remount a read-only hierarchy if need be."""
+    """Create a parent group of this name for the call groups where possible; remount a read-only hierarchy if needed."""
     for above in _places():
         base = f"{above}/{name}"
         for _ in range(2):
@@ -130,11 +125,11 @@ def find(name: str) -> Groups:
 
 
 def clear(name: str, seconds: float = 5.0) -> None:
-    """Remove what `find` created, as soon as nothing runs in it any more; for our own process, where no engine does it."""
+    """Remove the parent group created by `find` once nothing runs in it; for the process sandbox, where no engine does it."""
     deadline = time.monotonic() + seconds
     for base in [path for path in (f"{above}/{name}" for above in _places()) if os.path.isdir(path)]:
         while not _removed(base) and time.monotonic() < deadline:
-            time.sleep(0.01)  # what was killed is still ending
+            time.sleep(0.01)  # killed processes are still ending
 
 
 def _removed(base: str) -> bool:
@@ -152,7 +147,7 @@ def _removed(base: str) -> bool:
 
 
 def names(prefix: str) -> list[str]:
-    """The groups that `find` created here, by the prefix of their names."""
+    """Return the names of the parent groups created by `find`, by their prefix."""
     found = set[str]()
     for above in _places():
         with contextlib.suppress(OSError):
@@ -161,7 +156,7 @@ def names(prefix: str) -> list[str]:
 
 
 def _places() -> list[str]:
-    """Our own group, as it is named here or as the root of what a container sees."""
+    """Return the paths of our own cgroup: as named here, or the root that a container sees."""
     two = os.path.exists(f"{ROOT}/cgroup.controllers")
     root, wanted = (ROOT, "") if two else (f"{ROOT}/freezer", "freezer")
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""Serve one box at a time: open it, run calls in it, read and write its files, end it and wipe what it left.
+"""Serve one session at a time: open it, run calls in it, read and write its files, end it and wipe its files.
 
-A call that hangs is killed without touching the rest. What a call leaves running in the background stays until the box ends; its
-later output is read and dropped, so that it never blocks. The shell of the next call is started ahead, and waits: to join a control
-group takes the kernel some 20 ms. Runs inside the container: standard library only.
+A call that hangs is killed without affecting other processes. Background processes of a call stay until the session ends; their later
+output is read and dropped, so that they never block. The shell of the next call is started in advance, because joining a control group
+takes the kernel about 20 ms. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rlvr.sandbox._inside.nest import Gone
 from rlvr.sandbox._inside.zygotes import Born
 
 LOOK_S, IDLE_S = 0.005, 1.0
-SPARE = 8  # processes that a shell may have beyond the limit, until it lowers its own
-MOST_BACKGROUND = 64  # streams of background processes that are read; the oldest are closed beyond
+SPARE = 8  # processes that a shell may have beyond the limit, until it lowers its own limit
+MOST_BACKGROUND = 64  # streams of background processes that are read; beyond that, the oldest are closed
 GONE = "the Python session was stopped, and its variables are gone"
 ENDED = "the Python session ended, and its variables are gone"
-ALL_STOPPED = "everything that ran in the box was stopped, in the background too"
+ALL_STOPPED = "everything that ran in the session was stopped, including background processes"
 Reply = tuple[dict[str, Any], dict[str, bytes]]
 
 
 @dataclass
 class Session:
-    """The Python session of a box: its process, our end of its channel, its group.
+    """The Python interpreter of a session: its process, our end of its socket, its control group.
 
     >>> Session(Born(1), None, socket.socket()).born.over
     False
@@ -47,7 +47,7 @@ class Session:
 
 @dataclass
 class Shell:
-    """A shell that waits for its call: its process, its group, its descriptors, and where its source is written.
+    """A shell that waits for its call: its process, its control group, its descriptors, and where its source is written.
 
     >>> Shell(Born(1), None, calls.Ports(), -1, -1).born.over
     False
@@ -60,14 +60,14 @@ class Shell:
     go: int
 
     def close(self) -> None:
-        """Close what we hold of it."""
+        """Close our descriptors of the shell."""
         for number in (self.source, self.go, *self.ports.ours):
             os.close(number)
 
 
 @dataclass
 class Call:
-    """A call that runs: how it went so far, and what we read from it.
+    """A running call: its state so far, the descriptors that we read from it, and messages for the policy.
 
     >>> Call(streams.Run({"wall_s": 1})).notes
     []
@@ -79,7 +79,7 @@ class Call:
 
 
 class Keeper:
-    """Serves one box after another, and wipes everything in between."""
+    """Serves one session after another, and wipes everything in between."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools, self.processes = tools, Processes(tools)
@@ -90,7 +90,7 @@ class Keeper:
         self.background: list[int] = []
 
     def serve(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
-        """Do what was asked; `fatal` in the reply says why this supervisor cannot continue."""
+        """Handle one request; `fatal` in the reply says why this supervisor cannot continue."""
         self.fatal = ""
         act = {"open": self._open, "run": self._run, "put": self._put, "get": self._get, "end": self._end}[request["box"]]
         try:
@@ -121,7 +121,7 @@ class Keeper:
         return {}, {}
 
     def abandon(self) -> None:
-        """Our owner is gone: end everything, and wipe the files."""
+        """End everything and wipe the files, after our owner has exited."""
         with contextlib.suppress(OSError, Gone):
             self._end({}, {})
 
@@ -154,7 +154,7 @@ class Keeper:
         if self.fatal:
             run.stop, run.reason = "SV", self.fatal
         elif self.tools.meter.kills() > kills:
-            run.halt("MLE", "the kernel killed a process of the box because memory ran out")
+            run.halt("MLE", "the kernel killed a process of the session because memory ran out")
         elif run.exit:
             run.halt("RE", f"killed by signal {-run.exit}" if run.exit < 0 else f"exit status {run.exit}")
         reply = {"stop": run.stop or "OK", "exit": run.exit, "reason": run.reason, "cut": run.cut, "cpu": run.cpu, "wall": run.wall}
@@ -162,7 +162,7 @@ class Keeper:
         return reply | {"peak": run.peak, "note": "; ".join(call.notes)}, said
 
     def _bash(self, call: Call, source: bytes, kind: bytes, began: float) -> None:
-        if self.shell and self.shell.born.over:  # something in the box killed it; nothing was run in it
+        if self.shell and self.shell.born.over:  # a process of the session killed the shell; nothing had run in it
             self._forget_shell()
         shell, self.shell = self.shell or self._new_shell(), None
         call.ours = shell.ports.ours
@@ -194,7 +194,7 @@ class Keeper:
         return Shell(born, group, ports, source, go)
 
     def _python(self, call: Call, source: bytes, began: float) -> None:
-        if self.session and self.session.born.over:  # ended by something else in the box
+        if self.session and self.session.born.over:  # ended by another process of the session
             call.notes.append(ENDED)
             self._forget_session()
         session, ports = self.session or self._new_session(), calls.Ports()
@@ -227,7 +227,7 @@ class Keeper:
         return Session(*self.processes.start(ports, []), ours)
 
     def _watch(self, call: Call, began: float, born: Born, channel: socket.socket | None) -> int | None:
-        """Read its output and measure, until it ends or exceeds a limit. Its exit status if it is known before it has ended."""
+        """Read the call's output and measure it, until it ends or exceeds a limit; return its exit status if that is known early."""
         run, door, looked = call.run, self.tools.door, began
         with selectors.DefaultSelector() as selector:
             for number in (*call.ours, *self.background, 0):
@@ -241,7 +241,7 @@ class Keeper:
                     elif channel and key.fileobj is channel:
                         if (status := _told(channel)) is not None:
                             return status
-                        selector.unregister(channel)  # it closed the channel, or wrote nonsense: it is waited for
+                        selector.unregister(channel)  # it closed the channel or wrote nonsense: wait for its process to end
                     elif key.fd == 0:
                         raise Gone("the owner exited")
                     elif key.fd in self.background:
@@ -253,16 +253,16 @@ class Keeper:
                 now = time.monotonic()
                 if now - looked >= LOOK_S and not run.stop:
                     looked = now
-                    reap()  # the dead count as processes of the box until then
+                    reap()  # dead processes count as processes of the session until they are reaped
                     run.peak = max(run.peak, self.tools.meter.memory())
                     if self.processes.too_large():
-                        run.halt("MLE", f"the box used more than {self.limits['memory_mb']} MB")
+                        run.halt("MLE", f"the session used more than {self.limits['memory_mb']} MB")
                     elif now - began > run.limits["wall_s"]:
                         run.halt("TLE", f"the call did not end within {run.limits['wall_s']:g} s")
         return None
 
     def _kill(self, call: Call, born: Born, group: Group | None) -> None:
-        """End a call with everything that it started; the whole box if that cannot be told apart, or its memory is still used up."""
+        """End a call with all its processes; end everything in the session if they cannot be told apart, or if memory is still used up."""
         if self.processes.kill(born, group) and not (call.run.stop == "MLE" and self.processes.too_large()):
             return
         call.notes.append(ALL_STOPPED)
@@ -271,7 +271,7 @@ class Keeper:
         self._stop_all()
 
     def _stop_all(self) -> None:
-        """End every process of the box; `fatal` says so if one is left."""
+        """End every process of the session; set `fatal` if one is left."""
         self.fatal = self.processes.kill_all()
         self._forget_session()
         self._forget_shell()
@@ -289,7 +289,7 @@ class Keeper:
     # ---- output, and the time between calls
 
     def _drain(self, call: Call) -> None:
-        """Read once what is there: the call has ended, and what its background writes later is not part of it."""
+        """Read the available output once: the call has ended, and later output of background processes is not part of it."""
         for number, name in list(call.ours.items()):
             if streams.read(call.run, number, name) == 0 or name == "report":
                 os.close(number)
@@ -303,9 +303,9 @@ class Keeper:
                 os.close(number)
 
     def wait(self) -> None:
-        """Until the next request comes: start the next shell, reap, and read what the background writes."""
+        """Wait for the next request; meanwhile start the next shell, reap processes, and drop output of background processes."""
         if self.open and not self.fatal and not self.shell:
-            with contextlib.suppress(OSError):  # then the call tries again, and says what is wrong
+            with contextlib.suppress(OSError):  # then the call tries again, and reports the error
                 self.shell = self._new_shell()
         with selectors.DefaultSelector() as selector:
             for number in (*self.background, 0):
@@ -328,12 +328,12 @@ class Keeper:
             self._forget_session()
         waiting = self.shell.born if self.shell else None
         if self.open and not self.processes.measured and self.processes.busy(waiting) and self.processes.too_large():
-            self.pending = f"between the calls the box used more than {self.limits['memory_mb']} MB, and {ALL_STOPPED}"
+            self.pending = f"between the calls the session used more than {self.limits['memory_mb']} MB, and {ALL_STOPPED}"
             self._stop_all()
 
 
 def _told(channel: socket.socket) -> int | None:
-    """The exit status that a session reports; None if it says anything else."""
+    """Receive the exit status that the Python session reports; None if it sends anything else."""
     try:
         data = channel.recv(16)
     except OSError:

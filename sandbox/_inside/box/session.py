@@ -1,8 +1,8 @@
-"""The Python session of a box: it runs one source after another in the same namespace.
+"""The Python interpreter of a sandbox session: it runs one source after another in the same namespace.
 
-It is started like any program, as the user of the box, and is no more trusted than what it runs: whatever it says concerns
-its own box only. On descriptor 3 it is sent three descriptors for each call (source, output, errors), and answers with the
-exit status. Runs inside the container: standard library only, and nothing of rlvr.
+It is started like any program, as the session's user, and is no more trusted than the code it runs: its replies affect only its own
+session. On descriptor 3 it receives three descriptors for each call (source, output, errors), and replies with the exit status.
+Runs inside the container: standard library only, and nothing of rlvr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def serve() -> None:
         status = execute(source, main.__dict__, f"<call {number}>")
         _flush()
         if os.getpid() != home:
-            os._exit(status)  # a child that the source forked, and that ran to the end of it
+            os._exit(status)  # a child that the source forked, and that ran to the end of the source
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         door.send(b"%d" % status)
@@ -49,7 +49,7 @@ def serve() -> None:
 
 
 def execute(source: bytes, names: dict[str, Any], title: str) -> int:
-    """Run one source; its exit status. The traceback of an error is shown without our frames, and with the lines of the source."""
+    """Run one source and return its exit status. Tracebacks are shown without our frames, and with the lines of the source."""
     try:
         text = source.decode("utf-8", "replace")
         linecache.cache[title] = (len(text), None, text.splitlines(keepends=True), title)

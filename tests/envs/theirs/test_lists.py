@@ -99,7 +99,7 @@ def test_an_environment_that_is_broken_whatever_is_said_is_no_score(theirs: None
     ("settings", "told"),
     [
         ({"id": "lcb"}, "runs the answer's code on this machine"),
-        ({"id": "search"}, "a passage that holds the answer pays"),
+        ({"id": "search"}, "a passage that holds the answer is rewarded"),
         ({"id": "gsm9k"}, "did you mean 'gsm8k'"),
         ({"rows": "/nowhere.jsonl"}, "give a JSONL file"),
         ({"turns": 0}, "at least 1"),

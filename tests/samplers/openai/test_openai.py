@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
     assert OpenAISampler.policy_settings("http://h/v1#a/b#DIR") == {"url": "http://h/v1", "model": "a/b", "tokenizer": "DIR"}
     with pytest.raises(ConfigError, match="has no model"):
         OpenAISampler.policy_settings("http://localhost:8000/v1")
-    with pytest.raises(ConfigError, match="cannot take new weights"):
+    with pytest.raises(ConfigError, match="cannot load new weights"):
         OpenAISampler(url="http://localhost:1", model="m").load(None, 1)
     with pytest.raises(ConfigError, match="retries is 0; it must be above 0"):
         OpenAISampler(url="http://localhost:1", model="m", retries=-1)

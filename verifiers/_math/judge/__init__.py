@@ -1,1 +1,1 @@
-"""Decide whether an answer equals the gold, by the kind of the gold."""
+"""Compare an answer with the gold, by the kind of the gold."""

@@ -9,7 +9,7 @@ from rlvr.verifiers._math.value.exact import exact
 
 
 def wrong_form(tree: Tree, form: str, gold: Tree) -> str:
-    """What is wrong with the form; empty if it is as required.
+    """Describe how a tree violates the required form; "" if it does not.
 
     >>> wrong_form(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
     'a fraction in it is not in lowest terms'
@@ -20,7 +20,7 @@ def wrong_form(tree: Tree, form: str, gold: Tree) -> str:
 
 
 def _factors(tree: Tree) -> int:
-    """The number of factors with letters in a product, powers counted."""
+    """Count the factors with letters in a product, with powers as repeated factors."""
     if tree[0] in ("neg", "div"):
         return _factors(tree[1])
     if tree[0] == "mul":

@@ -1,4 +1,4 @@
-"""Judge a tree against the gold's tree: dispatch by the kind of the gold; collections are matched member by member."""
+"""Compare an answer's tree with the gold's tree: dispatch by the kind of the gold; collections are matched member by member."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlvr.verifiers._math.value.exact import exact
 
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Whether the answer equals the gold, under the bench's policy."""
+    """Normalize gold and answer, and compare them under the policy of the context."""
     if _bare(gold) and _bare(answer):
         return match(gold, answer, bench)
     if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or chosen(gold)):
@@ -36,12 +36,12 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _bare(tree: Tree) -> bool:
-    """Whether a tree is one numeral, with or without a unit: it needs no normalisation."""
+    """Whether a tree is one numeral, with or without a unit, which needs no normalization."""
     return tree[0] in ("num", "dec") or (tree[0] == "unit" and tree[1][0] in ("num", "dec"))
 
 
 def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge an answer that is already normalised: the remaining work for a member of a list."""
+    """Compare an answer that is already normalized, such as a member of a list."""
     bench.steps -= 1
     if bench.steps < 0:
         raise TooBig("it needs too many comparisons")
@@ -56,7 +56,7 @@ def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if value is None:
         return Judged(False, why)
     if value[0] == "set" and len(value) == 2 and answer[0] == "rel":
-        value = value[1]  # x is one of these, and there is one
+        value = value[1]  # x is in a set of one value
     if value[0] == "mod" and (given := exact_or_none(value[1])) is not None and 0 <= given < (exact_or_none(value[-1]) or 0):
         value = value[1]
     if value[0] == "set" and len(value) == 2:

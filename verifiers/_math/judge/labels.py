@@ -1,4 +1,4 @@
-"""Values and the labels of their units in a tree: find a label, and decide whether letters are a label or a product."""
+"""Split trees into values and unit labels, and decide whether letters are a unit or a product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANY = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def quantity(tree: Tree) -> tuple[Tree, str]:
-    """A value and its unit's label: the unit may be under a sign or inside a product or a quotient."""
+    """Split a tree into a value and a unit label ("" without one); the unit may be under a sign or inside a product or quotient."""
     op = tree[0]
     if op == "unit":
         return tree[1], tree[2]
@@ -30,7 +30,7 @@ def quantity(tree: Tree) -> tuple[Tree, str]:
 
 
 def spelled_out(tree: Tree, known: frozenset[str]) -> Tree:
-    """The tree with a product in place of each unit whose letters are all known letters: `ml^2` where m and l are."""
+    """Replace each unit whose letters are all known letters by a product: `ml^2` if m and l are known."""
     if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known.issuperset(spelled[1]):
         *first, last = (("sym", letter) for letter in spelled[1])
         return ("mul", spelled_out(tree[1], known), *first, ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last)
@@ -38,7 +38,7 @@ def spelled_out(tree: Tree, known: frozenset[str]) -> Tree:
 
 
 def lettered(tree: Tree) -> tuple[Tree, str]:
-    """A number times one letter that may be a unit: `5m`, `12m^2`."""
+    """Split a number times one letter that may be a unit: `5m`, `12m^2`; the label is "" for anything else."""
     if tree[0] == "mul" and len(tree) == 3 and not symbols(tree[1]):
         letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))
         if letter[0] == "sym" and is_letter_unit(letter[1]) and power in (("num", 1, 1), ("num", 2, 1), ("num", 3, 1)):

@@ -1,4 +1,4 @@
-"""Judge collections: lists, sets, tuples, matrices, and the sets of numbers that intervals and conditions describe."""
+"""Compare collections: lists, sets, tuples, matrices, and the sets of numbers that intervals and conditions describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_MEMBERS = 60
 
 
 def members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge a list or a set: every member must match exactly one member, in order or in any order."""
+    """Compare a list or a set: every member must match exactly one member, in order or in any order."""
     if gold[0] == "list" and any(arg[0] == "rel" for arg in gold[1:]):
         spans = region(gold)
         if spans is not None and any(arg[2] != "=" for arg in gold[1:] if arg[0] == "rel"):
@@ -63,7 +63,7 @@ def members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _values(tree: Tree, whole: bool) -> list[Tree]:
-    """The members; `x = 1, x = 2` lists two values of one letter unless the gold has whole equations; `x = 1, y = 2` is unchanged."""
+    """Return the members; `x = 1, x = 2` lists two values of one letter unless the gold has whole equations; `x = 1, y = 2` stays."""
     members = list(tree[1:])
     names = {named(arg)[0] for arg in members if named(arg)[0]}
     return [named(arg)[1] for arg in members] if len(names) == 1 and not whole else members
@@ -86,7 +86,7 @@ def _ordered(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Ju
 
 
 def matched(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Judged:
-    """Match every member of the gold once, in any order."""
+    """Compare members in any order: every member of the gold must match exactly one member of the answer."""
     left = list(answers)
     values = [exact_or_none(quantity(arg)[0]) for arg in left]
     for want in golds:
@@ -100,7 +100,7 @@ def matched(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Jud
 
 
 def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge a point or a pair: as a tuple, a column, a list in order, or named coordinates."""
+    """Compare a point or a pair: as a tuple, a column, a list in order, or named coordinates."""
     if (
         answer[0] == "rel"
         and answer[1][0] == "tuple"
@@ -138,7 +138,7 @@ _POLAR = ("rho", "r", "theta", "phi", "varphi", "z")
 
 
 def _in_order(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
-    """Named coordinates in their usual order: Latin letters by the alphabet, polar coordinates by their own, other names as written.
+    """Sort named coordinates into their usual order: Latin letters alphabetically, polar coordinates by convention, others as written.
 
     >>> [name for name, _ in _in_order([("y", ()), ("x", ())])], [name for name, _ in _in_order([("theta", ()), ("r", ())])]
     (['x', 'y'], ['r', 'theta'])
@@ -150,7 +150,7 @@ def _in_order(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
 
 
 def matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge a matrix or a vector, row by row."""
+    """Compare a matrix or a vector, row by row."""
     value, why = settled(gold, answer, bench)
     if value is None:
         return Judged(False, why)
@@ -173,7 +173,7 @@ def matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def regions_or_words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge a set of numbers: as intervals, as a solved condition, or in words."""
+    """Compare a set of numbers: as intervals, as a solved condition, or in words."""
     if unsolved(gold) is None and (left := unsolved(answer)) is not None:
         return Judged(False, f"{show(left)} is not solved yet; the gold is {say(gold)}")
     want, have = region(gold), region(answer)

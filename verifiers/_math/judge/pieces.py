@@ -1,4 +1,4 @@
-"""Case distinctions: compare two of them in one form, or one of them with a formula without cases, such as |x|."""
+"""Compare piecewise functions: two of them in one form, or one with a formula without cases, such as |x|."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlvr.verifiers._math.value.points import real
 
 ELSE = ("text", "otherwise")
 SHARES = tuple(Fraction(share) for share in ("1/97", "5/37", "13/29", "31/41", "61/67", "96/97"))
-"""The fractions between two ends at which a formula is tested: unusual values, so that no formula is special there."""
+"""Positions of test points between two ends, as fractions: unusual values, so that no formula is special there."""
 AWAY = tuple(Fraction(away) for away in ("1/13", "3/11", "17/19", "7/3", "53/4", "1009", "1000003"))
-"""Distances from the only end."""
+"""Distances of test points from the only end of a half-line."""
 
 
 def otherwise(cases: Tree, other: Tree) -> Tree:
-    """A case distinction whose `otherwise` is replaced by the condition that the other one has for the rest of the line."""
+    """Replace the `otherwise` of a piecewise function by the other function's condition for the rest of the line."""
     rest = _rest(cases)
     if rest is None or any(len(arg) != 3 for arg in (*cases[1:], *other[1:])):
         return cases
@@ -26,9 +26,9 @@ def otherwise(cases: Tree, other: Tree) -> Tree:
 
 
 def formula(cases: Tree, value: Tree, bench: Bench) -> bool:
-    """Whether one formula has the values of a case distinction on the whole line: |x| for x or -x.
+    """Whether a formula has the values of a piecewise function on the whole line: |x| for x or -x.
 
-    The ends that belong to a case are tested, and points between them; nothing is proved, so both sides must be simple.
+    Tested at closed ends of the cases and at points between them; this is not a proof, so both sides must be simple.
     """
     letters = symbols(value) | {name for arg in cases[1:] for name in symbols(arg)}
     spans = [(arg[1], _rest(cases) if arg[2] == ELSE else region(arg[2])) for arg in cases[1:] if len(arg) == 3]
@@ -43,7 +43,7 @@ def formula(cases: Tree, value: Tree, bench: Bench) -> bool:
 
 
 def _places(span: tuple[End, End]) -> list[Tree]:
-    """Test points in a span: its own ends, and some between them."""
+    """Make test points in a span: its closed ends, and some points between them."""
     start, stop = (None if infinite(end.tree) else Fraction(str(real(end.tree))) for end in span)
     if start is None or stop is None:
         middle = start if start is not None else stop or Fraction(0)
@@ -54,7 +54,7 @@ def _places(span: tuple[End, End]) -> list[Tree]:
 
 
 def _rest(cases: Tree) -> Spans | None:
-    """The part of the line outside the conditions; None if they are not inequalities."""
+    """Return the part of the line outside the conditions; None if they are not inequalities."""
     spelled = [region(arg[2]) for arg in cases[1:] if len(arg) == 3 and arg[2] != ELSE]
     if len(spelled) < len(cases) - 2 or None in spelled:
         return None

@@ -1,4 +1,4 @@
-"""Expand plus-minus: an expression with the sign becomes the list of its values."""
+"""Expand plus-minus signs: an expression with the sign becomes the list of its values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlvr.verifiers._math.read.tree import TooBig, Tree, has, walk
 
 
 def spread(tree: Tree) -> Tree:
-    r"""Expand plus-minus: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
+    r"""Expand plus-minus signs: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
     if not has(tree, "pm"):
         return tree
     if tree[0] in ("list", "set"):

@@ -1,4 +1,4 @@
-"""Sets of real numbers as rows of spans: intervals, unions, inequalities and mixtures of them, in one comparable form."""
+"""Sets of real numbers as lists of spans: intervals, unions, inequalities and mixtures of them, in one comparable form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class End:
 
     @staticmethod
     def of(tree: Tree, closed: bool) -> End:
-        """The end at a value; an end that is not a real number is refused."""
+        """Make an end point from a tree; raises if its value is not a real number."""
         sign = infinite(tree)
         key = float("inf") * sign if sign else real(tree)
         if key is None:
@@ -54,7 +54,7 @@ ALL: Spans = [(End.of(MINUS, False), End.of(PLUS, False))]
 
 
 def merged(spans: Spans) -> Spans:
-    """Sorted, without empty spans, touching spans merged."""
+    """Sort spans, drop empty ones and merge touching ones."""
     kept = [(lo, hi) for lo, hi in spans if lo < hi or (lo == hi and lo.closed and hi.closed)]
     kept.sort(key=lambda span: (span[0].key, not span[0].closed))
     out: Spans = []
@@ -69,7 +69,7 @@ def merged(spans: Spans) -> Spans:
 
 
 def complement(spans: Spans) -> Spans:
-    """The complement on the real line."""
+    """Return the complement on the real line."""
     at = End.of(MINUS, False)
     out: Spans = []
     for lo, hi in merged(spans):
@@ -80,12 +80,12 @@ def complement(spans: Spans) -> Spans:
 
 
 def both(a: Spans, b: Spans) -> Spans:
-    """The intersection of both."""
+    """Return the intersection of two sets of spans."""
     return complement(merged(complement(a) + complement(b)))
 
 
 def region(tree: Tree) -> Spans | None:
-    """The set of reals that a tree describes; None if it describes none (an unsolved inequality, several letters)."""
+    """Parse the set of reals that a tree describes; None if it describes none (an unsolved inequality, several letters)."""
     try:
         return _region(tree)
     except Unreadable:
@@ -122,7 +122,7 @@ def _region(tree: Tree) -> Spans:
 
 
 def _between(low: End, high: End) -> Spans:
-    """An interval; two ends in the wrong order describe none: (31, 6) is a point, not the empty set."""
+    """Make an interval; raises if the ends are in the wrong order: (31, 6) is a point, not the empty set."""
     if high < low:
         raise Unreadable("the first end is above the second")
     return merged([(low, high)])
@@ -187,7 +187,7 @@ def _relation(args: tuple[Any, ...]) -> Spans:
 
 
 def _absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
-    """|x| < 3, |x - 1| >= 2."""
+    """Parse an inequality with an absolute value: |x| < 3, |x - 1| >= 2."""
     shift: Tree = ("num", 0, 1)
     if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not symbols(inner[2]):
         inner, shift = inner[1], ("neg", inner[2])

@@ -1,4 +1,4 @@
-"""Judge relations: take values out of assignments, check chains, compare equations and inequalities."""
+"""Compare relations: extract values from assignments, check chains, compare equations and inequalities."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
 _MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
 ZERO: Tree = ("num", 0, 1)
 _UNKNOWNS = frozenset("kmntxy")
-"""Letters whose absolute value is not what a question asks for: `|x| = 5` is an equation with two solutions, `|z| = 5` a modulus."""
+"""Letters whose absolute value is not a requested quantity: `|x| = 5` is an equation with two solutions, `|z| = 5` a modulus."""
 
 
 def name_of(tree: Tree) -> str:
-    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty if it is not a name."""
+    """Find the name on one side of an assignment: `x`, `f(x)`, `(x, y)`; "" if it is not a name."""
     if tree[0] == "sym":
         return str(tree[1])
     if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
@@ -44,7 +44,7 @@ def name_of(tree: Tree) -> str:
 
 
 def named(tree: Tree) -> tuple[str, Tree]:
-    """The name and the value of `x = 5`; no name and the tree itself for anything else."""
+    """Split `x = 5` into name and value; any other tree has the name "" and is its own value."""
     if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
         left, right = name_of(tree[1]), name_of(tree[3])
         if left and tree[1] != tree[3]:
@@ -57,7 +57,7 @@ def named(tree: Tree) -> tuple[str, Tree]:
 
 
 def quantity_of(tree: Tree) -> str:
-    r"""A requested quantity that is named by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
+    r"""Find the name of a requested quantity of more than one letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; "" for anything else."""
     op = tree[0]
     if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _APPLIED and not symbols(tree[2]):
         return show(tree)
@@ -83,7 +83,7 @@ _ASKED: tuple[Callable[[Tree], bool], ...] = (
     lambda tree: tree[0] == "div" and _of_letters(tree[1], "ln") and tree[2][:2] == ("fun", "ln"),  # log_2 x
     lambda tree: _of_letters(tree, "abs") and (len(symbols(tree)) > 1 or tree[2][0] == "sym"),  # |z - w|, but |x - 1| is not solved
 )
-"""Quantities that a question may ask for by an expression."""
+"""Forms of expressions that name a requested quantity."""
 
 
 def _line(tree: Tree) -> bool:
@@ -94,9 +94,9 @@ def _line(tree: Tree) -> bool:
 
 
 def asked(tree: Tree) -> bool:
-    """Whether the left side of an equation only names what is requested: `m + n = 204`, `f(1) + f(2) = 6`.
+    """Whether the left side of an equation only names the requested quantity: `m + n = 204`, `f(1) + f(2) = 6`.
 
-    An equation in one letter might be unsolved; one in several letters determines none of them.
+    An equation in one letter might be unsolved; an equation in several letters determines none of them.
     """
     if tree[:2] == ("fun", "abs") and tree[2][0] == "sym" and tree[2][1] in _UNKNOWNS:
         return False
@@ -125,7 +125,7 @@ def solved(tree: Tree) -> bool:
 
 
 def unsolved(tree: Tree) -> Tree | None:
-    """The first relation in an answer that is not solved; None if there is none."""
+    """Find the first relation in an answer that is not solved; None if there is none."""
     if tree[0] == "rel":
         name, value = named(tree)
         return None if tree[2] == "in" or solved(tree) or (name and name not in symbols(value)) else tree
@@ -135,7 +135,7 @@ def unsolved(tree: Tree) -> Tree | None:
 
 
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
-    """The value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
+    """Extract the value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
     if answer[0] != "rel":
         return answer, ""
     signs, parts = answer[2::2], list(answer[1::2])
@@ -175,7 +175,7 @@ def _near(a: Tree, b: Tree) -> bool:
 
 
 def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge a gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    """Compare an answer with a gold that is a relation: a membership, an assignment, an equation, an inequality."""
     judge = bench.judge
     if answer[0] == "mod" and gold[2] == "=":
         return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
@@ -226,7 +226,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _same_function(name: str, mine: str) -> bool:
-    """Whether two names may be the same function: f, its inverse f^-1 and its derivative f' are three; y may be any but a derivative."""
+    """Whether two names may be the same function: f, its inverse f^-1 and its derivative f' differ; y may be any but a derivative."""
     if not name or not mine:
         return True
     base, other = (text.partition("^")[0].rstrip("'") for text in (name, mine))
@@ -235,7 +235,7 @@ def _same_function(name: str, mine: str) -> bool:
 
 
 def _points(name: str) -> str:
-    """The points of a name, without signs over or around them: |AB| is AB, but |x| is not x."""
+    """Return the point letters of a name, without signs over or around them: |AB| is AB, but |x| is not x."""
     letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
     return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
 
@@ -251,7 +251,7 @@ def _total(tree: Tree) -> bool:
 
 
 def _cleared(tree: Tree) -> Tree:
-    """A sum multiplied by its denominators that contain letters: y - 1/x as xy - 1."""
+    """Multiply a sum by its denominators that contain letters: y - 1/x becomes xy - 1."""
     lows = {arg[2] for term in tree[1:] for arg in walk(term) if arg[0] == "div" and symbols(arg[2])}
     terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
     if len(lows) != 1 or any(any(low in walk(part) for low in lows) and part[0] != "div" for _, part in terms):
@@ -273,7 +273,7 @@ def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
-    """The constant factor between two expressions that vanish together; None if there is none."""
+    """Find the constant factor between two expressions; None if one is not a multiple of the other."""
     first, second = Normaliser().form(a), Normaliser().form(b)
     if not first or not second or set(first) != set(second):
         return None

@@ -22,7 +22,7 @@ _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
 
 
 def restated(gold: str, answer: str, prompt: str) -> str:
-    r"""Why an answer is only a part of the question; empty if it is not.
+    r"""Explain why an answer is only a copy from the question; "" if it is not.
 
     >>> restated("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), restated("391", "391", "Is it 391?")
     ('it is copied from the question: 17*23', '')
@@ -41,7 +41,7 @@ def restated(gold: str, answer: str, prompt: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _read(text: str) -> Tree | None:
-    """The tree with its terms in one order; None if it cannot be parsed."""
+    """Parse a text and sort the terms of its tree; None if it cannot be parsed."""
     try:
         return ordered(parse(text))
     except (Unreadable, TooBig, NotFinite):
@@ -50,7 +50,7 @@ def _read(text: str) -> Tree | None:
 
 @lru_cache(maxsize=1024)
 def _formulas(prompt: str) -> frozenset[Tree]:
-    """The formulas between math signs, with the sides of equations and the members of lists."""
+    """Collect the formulas between math delimiters, with the sides of equations and the members of lists."""
     spans = [next(part for part in match.groups() if part) for match in _SPAN.finditer(prompt)][:MAX_FORMULAS]
     todo = [tree for span in spans if (tree := _read(span.strip().rstrip("?.,;:!= \n"))) is not None]
     for tree in todo:  # which grows in the loop
@@ -74,7 +74,7 @@ def _stands(answer: str, prompt: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _bare(text: str) -> str:
-    """The text without layout commands."""
+    """Strip layout commands from a text."""
     text = _TIMES.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
     text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
     return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")

@@ -1,4 +1,4 @@
-"""Judge one value against one value: numbers, expressions, quantities with units, percentages."""
+"""Compare one value with one value: numbers, expressions, quantities with units, percentages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rlvr.verifiers._math.value.normal import compare
 from rlvr.verifiers._math.value.points import context, differ, real
 
 SHORT = 2_000
-"""Steps of expansion that are tried before anything else."""
+"""Budget of the first, short attempt at expansion."""
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
-"""Functions for which agreement at sample points means little: only a proof counts for them."""
+"""Functions for which agreement at sample points is no evidence: they need a proof."""
 VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
-"""Letters that are integrated over: next to one of them an added C is a constant, elsewhere it is a letter."""
+"""Letters of integration: together with one of them an added C is a constant, elsewhere it is a letter."""
 RAISED = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 PERCENTS = frozenset(("percent", "percentage", "pct"))
 DOUBLE = 18
-"""The most significant digits that a computer prints for a number that it calculated."""
+"""Maximum significant digits that a computer prints for a double."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Right or wrong, and the reason in words.
+    """The result of a comparison, and the reason in words.
 
     >>> Judged(False, "1 is not 2").right
     False
@@ -46,7 +46,7 @@ Judge = Callable[[Tree, Tree, "Bench"], Judged]
 
 @dataclass(slots=True)
 class Bench:
-    """The tools of a judgement: the policy, and the algebra system for what nothing cheaper decides.
+    """The context of a comparison: the policy, the algebra system for hard cases, and the remaining steps.
 
     >>> Bench(Policy()).policy.percent
     'lenient'
@@ -55,9 +55,9 @@ class Bench:
     policy: Policy
     algebra: Algebra = field(default=lambda a, b: None)
     judge: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
-    """How the sides of a chain or of a relation are judged: like whole answers, which `kinds` implements."""
+    """Compares the sides of a chain or of a relation like whole answers; injected to avoid an import cycle."""
     match: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
-    """How the members of a list are judged, which are already normalised."""
+    """Compares the members of a list, which are already normalized."""
     steps: int = 400
 
     def same(self, a: Tree, b: Tree) -> bool:
@@ -85,13 +85,13 @@ class Bench:
         if apart is True:
             return False
         if apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree)):
-            return True  # to sixty digits and more, at points that no one can predict
+            return True  # equal to sixty digits and more, at unpredictable points
         decided = self.algebra(a, b)
         return decided is True
 
 
 def _apart(a: Tree, b: Tree) -> bool:
-    """Whether sample points distinguish two expressions: faster than a long expansion."""
+    """Whether sample points distinguish two expressions, which is faster than a long expansion."""
     try:
         return differ(a, b) is True
     except (TooBig, NotFinite):
@@ -99,7 +99,7 @@ def _apart(a: Tree, b: Tree) -> bool:
 
 
 def finite(tree: Tree) -> str:
-    """Why a tree is not a valid answer for any gold: it divides by zero, or calculates with infinity. Empty if it is valid."""
+    """Explain why a tree is no valid answer for any gold (division by zero, arithmetic with infinity); "" if it is valid."""
     for node in walk(tree):
         if node[0] == "div" and exact_or_none(node[2]) == 0:
             return "it divides by zero"
@@ -111,7 +111,7 @@ def finite(tree: Tree) -> str:
 
 
 def exact_or_none(tree: Tree) -> Fraction | None:
-    """The exact value, or None if there is none or it is not finite."""
+    """Return the exact value, or None if there is none or it is not finite."""
     try:
         return exact(tree)
     except NotFinite:
@@ -204,7 +204,7 @@ def _same_thing(one: str, other: str) -> bool:
 
 
 def _percentage(tree: Tree, other: Tree) -> Tree:
-    """`30% increase` is 30%, if the other side does not say what the percentage is of."""
+    """Drop the label of a percentage (`30% increase` is 30%), if the other side has no label."""
     labelled = tree[0] == "unit" and tree[1][0] == "percent" and not any(map(is_unit, tree[2].split()))
     return tree[1] if labelled and other[0] != "unit" else tree
 
@@ -236,7 +236,7 @@ def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _unmarked(tree: Tree) -> Tree | None:
-    """The value before a percent sign or the word; None without one."""
+    """Return the value before a percent sign or the word percent; None without one."""
     if tree[0] == "percent":
         return quantity(tree[1])[0]
     if tree[0] == "neg":
@@ -268,7 +268,7 @@ def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def written(tree: Tree) -> tuple[int, int] | None:
-    """The significant digits of a decimal as written, and its places after the point; None for anything else.
+    """Count the significant digits of a decimal as written, and its places after the point; None for anything else.
 
     >>> written(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
     (3, -21)
@@ -285,7 +285,7 @@ def written(tree: Tree) -> tuple[int, int] | None:
 
 
 def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
-    """Why a value that is not equal is accepted for the gold, by rounding; empty if it is not accepted."""
+    """Explain why an unequal value is accepted as a rounding of the gold; "" if it is not accepted."""
     of_gold, of_answer = written(gold), written(answer)
     if of_gold is None and of_answer is None:
         return ""
@@ -311,7 +311,7 @@ def _place(places: int) -> Any:
 
 
 def _value(tree: Tree) -> Any:
-    """The value as a rational, exact or to sixty digits; None if it is not real."""
+    """Convert the value to a rational, exact or to sixty digits; None if it is not real."""
     value = exact_or_none(tree)
     if value is not None:
         return value
@@ -324,7 +324,7 @@ def _value(tree: Tree) -> Any:
 
 
 def _constants(gold: Tree, answer: Tree) -> str:
-    """The letter of an added constant in the gold, if the answer has one too: families `... + C`."""
+    """Find the letter of an added constant in the gold, if the answer has one too: families `... + C`."""
     if gold[0] == "add" and ("sym", "C") in gold[1:] and symbols(gold) & VARIABLES and answer[0] == "add":
         extra = [arg for arg in answer[1:] if arg[0] == "sym" and arg[1][0] in "CcKk"]
         return "C" if len(extra) == 1 and len(symbols(answer)) > 1 else ""

@@ -1,4 +1,4 @@
-"""Convert answers to the shape of the gold where two notations have different shapes but the same meaning."""
+"""Align the notation of answer and gold where two notations have different trees but the same meaning."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OPTIONS = frozenset("ABCDEFGHIJ")
 PARAMETERS = ("k", "l", "m", "n")
 DOTS = ("const", "dots")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
-"""The unit vectors, as `_notation` names them."""
+"""Names of the unit vectors after the spelling rules."""
 
 
 def shaped(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """Gold and answer, with alternative names, places and numberings converted to one."""
+    """Align alternative names, positions and numberings of gold and answer."""
     gold, answer = vectors(*families(matrices(pointed(gold)), matrices(pointed(answer))))
     if gold[0] == "mod":
         answer = residue(answer)
@@ -28,7 +28,7 @@ def shaped(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
 
 
 def pointed(tree: Tree) -> Tree:
-    """A point with its letter before it, `A(1, 2)`, as `A = (1, 2)`; C(5, 2) stays a binomial coefficient."""
+    """Convert a point with its letter, `A(1, 2)`, to `A = (1, 2)`; C(5, 2) stays a binomial coefficient."""
     if tree[0] == "list":
         return ("list", *(pointed(arg) for arg in tree[1:]))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1][0] in "ABDEFGHIJKLMNOPQRSTUVW" and tree[2][0] == "tuple":
@@ -37,12 +37,12 @@ def pointed(tree: Tree) -> Tree:
 
 
 def remainder(tree: Tree) -> Tree:
-    """`3 mod 7` without a bracket, as a residue: next to a residue it has no other meaning."""
+    """Convert `3 mod 7` without a bracket to a residue, for comparison with a residue."""
     return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
 
 
 def residue(tree: Tree) -> Tree:
-    """The residue that a family over the integers describes: `x = 12k + 5, k in Z` is 5 (mod 12)."""
+    """Extract the residue that a family over the integers describes: `x = 12k + 5, k in Z` is 5 (mod 12)."""
     values, letter, _ = _family(tree)
     name, value = named(values)
     if not letter and name and len(symbols(value)) == 1 and symbols(value) <= {*PARAMETERS, "t"} - {name}:
@@ -60,7 +60,7 @@ def residue(tree: Tree) -> Tree:
 
 
 def argued(gold: Tree, answer: Tree) -> Tree:
-    """A function with the gold's letter as its argument: `f(t) = 2t` if the gold is `f(x) = 2x`."""
+    """Rename a function's argument to the gold's letter: `f(t) = 2t` if the gold is `f(x) = 2x`."""
     if gold[0] != "rel" or answer[0] != "rel" or any(side[0] != "mul" or len(side) != 3 for side in (gold[1], answer[1])):
         return answer
     (_, name, wanted), (_, other, given) = gold[1], answer[1]
@@ -70,7 +70,7 @@ def argued(gold: Tree, answer: Tree) -> Tree:
 
 
 def clocked(time: Tree, gold: Tree) -> Tree:
-    """A time of day in the gold's 12- or 24-hour format: 15:30 if the gold is 3:30 pm, or the reverse; anything else unchanged.
+    """Convert a time of day to the gold's 12- or 24-hour format: 15:30 if the gold is 3:30 pm; anything else is unchanged.
 
     >>> clocked(("time", 15, 30, ""), ("time", 3, 30, "pm"))
     ('time', 3, 30, 'pm')
@@ -84,7 +84,7 @@ def clocked(time: Tree, gold: Tree) -> Tree:
 
 
 def grouped(tree: Tree) -> Tree:
-    """Several solutions of several unknowns in sequence: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
+    """Group several solutions of several unknowns: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
 
     >>> one, two = ("num", 1, 1), ("num", 2, 1)
     >>> row = [("rel", ("sym", name), "=", value) for name, value in zip("xyxy", (one, two, two, one))]
@@ -109,7 +109,7 @@ def chosen(gold: Tree) -> bool:
 
 
 def options(gold: Tree, answer: Tree) -> Tree:
-    """Several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
+    """Split several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
     if not chosen(gold) or answer[0] != "text" or not answer[1].isalpha():
         return answer
     letters = answer[1].upper()
@@ -117,7 +117,7 @@ def options(gold: Tree, answer: Tree) -> Tree:
 
 
 def as_letters(gold: Tree, answer: Tree) -> Tree:
-    """A word of two or three letters read as in the gold: as their product, or as the name of an angle."""
+    """Convert a short word to what its letters mean in the gold: a product, or the name of an angle."""
     if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
         return named_points(gold[1].partition(" ")[0], answer[1].upper())
     letters = {letter.lower(): letter for letter in symbols(gold)}
@@ -128,14 +128,14 @@ def as_letters(gold: Tree, answer: Tree) -> Tree:
 
 
 def renamed(tree: Tree, old: str, new: str) -> Tree:
-    """The tree with one of its letters replaced."""
+    """Replace one letter in a tree."""
     if tree == ("sym", old):
         return ("sym", new)
     return tuple(renamed(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
 
 
 def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
-    """The values of a family, its parameter, and the range of that: `pi k, k in Z`; no parameter for anything else."""
+    """Split a family such as `pi k, k in Z` into its values, its parameter and the parameter's range; no parameter for anything else."""
     last = tree[-1] if tree[0] in ("list", "builder") and len(tree) > 2 else None
     if last is None or last[0] != "rel" or last[2] != "in" or last[1][0] != "sym" or last[3] not in FIELDS:
         return tree, "", None
@@ -144,7 +144,7 @@ def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
 
 
 def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """Two families of values over the integers, as their values in one letter; the name of the letter does not matter."""
+    """Align two families of values over the integers, so that the name of the parameter does not matter."""
     golds, letter, field = _family(gold)
     answers, mine, my_field = _family(answer)
     if not letter and not mine and has(gold, "const"):  # pi/4 + pi n, without a definition of n: still a trigonometric family
@@ -162,7 +162,7 @@ def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
 
 
 def combinations(tree: Tree) -> Tree:
-    """`C(10, 3)` as a binomial coefficient, where a value is expected."""
+    """Convert `C(10, 3)` to a binomial coefficient, where a value is expected."""
     parts = [combinations(arg) if isinstance(arg, tuple) else arg for arg in tree]
     if tree[0] == "mul":
         for at in range(len(parts) - 1):
@@ -173,7 +173,7 @@ def combinations(tree: Tree) -> Tree:
 
 
 def dotted(members: list[Tree]) -> list[Tree]:
-    """A row of numbers with dots, reduced to the fewest numbers before the dots: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
+    """Shorten a list of numbers with dots to the fewest numbers before the dots: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
     at = members.index(DOTS) if members.count(DOTS) == 1 else 0
     values = [exact_or_none(arg) for arg in members[:at]]
     if at < 2 or None in values:
@@ -183,7 +183,7 @@ def dotted(members: list[Tree]) -> list[Tree]:
 
 
 def vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    r"""Sums of unit vectors as tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
+    r"""Convert sums of unit vectors to tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
     used = (symbols(gold) | symbols(answer)).intersection(AXES)
     if not used:
         return gold, answer
@@ -202,7 +202,7 @@ def _components(tree: Tree, size: int) -> Tree:
 
 
 def _at(tree: Tree, axis: str) -> Tree:
-    """The factor of one unit vector in a sum of products."""
+    """Return the factor of one unit vector in a sum of products."""
     if tree[0] == "add":
         return ("add", *(_at(arg, axis) for arg in tree[1:]))
     if tree[0] == "neg":
@@ -219,12 +219,12 @@ def _at(tree: Tree, axis: str) -> Tree:
 
 
 def column(members: Sequence[Tree]) -> Tree:
-    """A matrix of one column."""
+    """Make a matrix of one column."""
     return ("matrix", tuple((member,) for member in members))
 
 
 def matrices(tree: Tree) -> Tree:
-    r"""Sums and multiples of matrices as one matrix: `\\frac{1}{2} \\begin{pmatrix} 1 & 3 \\end{pmatrix}` is (1/2, 3/2)."""
+    r"""Evaluate sums and multiples of matrices: `\\frac{1}{2} \\begin{pmatrix} 1 & 3 \\end{pmatrix}` is (1/2, 3/2)."""
     if tree[0] == "pow" and tree[2] == ("sym", "T"):
         return _turned(tree[1]) or tree
     if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and tree[3][0] == "pow":
@@ -245,7 +245,7 @@ def matrices(tree: Tree) -> Tree:
 
 
 def _turned(tree: Tree) -> Tree | None:
-    """A row as a column, or a matrix transposed; None for what cannot be transposed."""
+    """Transpose a row or a matrix; None for anything else."""
     if tree[0] == "tuple" or (tree[0] == "interval" and tree[3:] == ("[", "]")):
         return column(tree[1:3] if tree[0] == "interval" else tree[1:])
     return ("matrix", tuple(zip(*tree[1], strict=True))) if tree[0] == "matrix" else None

@@ -10,7 +10,7 @@ PICKED |= {"det": "a determinant", "mod": "a remainder"}
 
 
 def unworked(tree: Tree) -> str:
-    """The unevaluated operation in a tree; empty if there is none.
+    """Find the unevaluated operation in a tree; "" if there is none.
 
     >>> unworked(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
     'a greatest common divisor'
@@ -24,7 +24,7 @@ def unworked(tree: Tree) -> str:
 
 
 def worked(tree: Tree) -> Tree:
-    """The value from an answer that repeats the requested sum or limit before stating its value."""
+    """Drop a requested sum or limit that an answer repeats before its value."""
     if tree[0] == "rel" and tree[2] == "=" and unworked(tree[1]) and not any(unworked(part) for part in tree[3::2]):
         return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
     return tree

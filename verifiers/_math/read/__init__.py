@@ -1,1 +1,1 @@
-"""Parse the text of an answer to a tree."""
+"""Parse the text of an answer into a syntax tree."""

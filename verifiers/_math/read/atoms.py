@@ -1,4 +1,4 @@
-"""The grammar's atoms: numerals, letters, functions, commands, and brackets."""
+"""Parser of atoms: numerals, letters, functions, commands, and brackets."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MAX_EXPONENT = 5_000
 
 
 class Atoms(Calculus):
-    """Reads one atom; lists and relations inside brackets are read by the subclass in `parse.py`."""
+    """Parses one atom; lists and relations inside brackets are parsed by the subclass in `parse.py`."""
 
     def atom(self) -> Tree:
-        """One numeral, letter, function, command or bracket."""
+        """Parse one numeral, letter, function, command or bracket."""
         self.atoms += 1
         if self.atoms > MAX_NODES:  # the tree would have as many parts: the rest is not read
             raise TooBig(f"it has more than {MAX_NODES} parts")
@@ -53,7 +53,7 @@ class Atoms(Calculus):
         raise Unreadable(f"{token.text[:30]!r} is found where a value is expected" if token.text else "it ends where a value is expected")
 
     def word(self, token: Token) -> Tree:
-        """A run of letters: a function, a constant, or a product of letters."""
+        """Parse a run of letters: a function, a constant, or a product of letters."""
         name = token.text
         if name in FUNCTIONS:
             return self.function(name)
@@ -76,11 +76,11 @@ class Atoms(Calculus):
         return self.subscript(name)
 
     def letter(self) -> Tree:
-        """The rest of a run of letters, its last one carrying the powers."""
+        """Parse the rest of a run of letters; powers belong to its last letter."""
         return self.factor()
 
     def subscript(self, name: str) -> Tree:
-        """A letter, perhaps with an index: x_1, x_{max}."""
+        """Parse a letter, perhaps with an index: x_1, x_{max}."""
         if not self.accept("_"):
             return ("sym", name)
         token = self.take()
@@ -97,7 +97,7 @@ class Atoms(Calculus):
         raise Unreadable("a subscript is missing")
 
     def operand(self) -> Tree:
-        """The operand of a function: a bracket, or the factors that follow without a sign."""
+        """Parse the operand of a function: a bracket, or the factors that follow without a sign."""
         token = self.peek()
         if token.text in ("(", "{", "[") and token.kind == "op":
             return single(self.atom())
@@ -115,7 +115,7 @@ class Atoms(Calculus):
         return token.text.lstrip("\\") in FUNCTIONS
 
     def function(self, name: str) -> Tree:
-        """A named function with its index, its power and its operand."""
+        """Parse a named function with its index, its power and its operand."""
         name = ALIASES.get(name, name)
         index: Tree | None = self.argument() if self.accept("_") else None
         power: Tree | None = None
@@ -145,7 +145,7 @@ class Atoms(Calculus):
         return tree if power is None else ("pow", tree, power)
 
     def command(self, text: str) -> Tree:
-        """The meaning of a LaTeX command."""
+        """Parse a LaTeX command with its arguments."""
         name = text[1:]
         if text in FRACS:
             top, low = self.argument(), self.argument()
@@ -187,7 +187,7 @@ class Atoms(Calculus):
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
 
     def name(self, kind: str) -> Tree | None:
-        r"""Letters under a sign that makes them a name, as in `\\overline{AB}`; None if there are none."""
+        r"""Parse letters under a sign that makes them a name, as in `\\overline{AB}`; None if there are none."""
         braced = self.peek().text == "{"
         token = self.peek(int(braced))
         lettered = token.kind in ("word", "text") and 1 < len(token.text) < 7 and token.text.isalpha()
@@ -197,7 +197,7 @@ class Atoms(Calculus):
         return name(kind, token.text)
 
     def absolute(self, sign: str) -> Tree:
-        """The content between two bars."""
+        """Parse the content between two bars."""
         self.bars += 1
         inside = self.sum()
         self.bars -= 1
@@ -206,16 +206,16 @@ class Atoms(Calculus):
         return ("fun", "abs", inside)
 
     def brackets(self, opener: str) -> Tree:
-        """The content of a pair of brackets; implemented in the subclass that knows lists."""
+        """Parse the content of a pair of brackets; implemented in the subclass that parses lists."""
         raise NotImplementedError
 
     def environment(self, name: str) -> Tree:
-        """A matrix or a case distinction; implemented in the subclass that knows lists."""
+        """Parse a matrix or a piecewise function; implemented in the subclass that parses lists."""
         raise NotImplementedError
 
 
 def numeral(text: str) -> Tree:
-    """A numeral by the grammar's own rules: integer, decimal, repeating decimal, scientific notation.
+    """Parse a numeral: integer, decimal, repeating decimal, scientific notation.
 
     >>> numeral("1.50")
     ('dec', 150, 2)
@@ -242,7 +242,7 @@ def numeral(text: str) -> Tree:
 
 
 def name(kind: str, letters: str) -> Tree:
-    """A name of points in a canonical order: the angle CBA is the angle ABC, the segment BA is AB, a vector is itself.
+    """Make a name of points in canonical order: the angle CBA is the angle ABC, the segment BA is AB, a vector keeps its order.
 
     >>> name("angle", "CBA"), name("segment", "BA"), name("vector", "BA")
     (('sym', 'angle ABC'), ('sym', 'segment AB'), ('sym', 'vector BA'))
@@ -252,14 +252,14 @@ def name(kind: str, letters: str) -> Tree:
 
 
 def single(tree: Tree) -> Tree:
-    """The content of a bracket, if it is one value."""
+    """Return the content of a bracket if it is one value; raises otherwise."""
     if tree[0] in ("tuple", "list", "set", "interval"):
         raise Unreadable("several values where one is expected")
     return tree
 
 
 def _conjugate(tree: Tree) -> Tree:
-    """The meaning of a bar over a value: the conjugate of a number, a letter of its own, nothing over a name like AB."""
+    """Apply a bar over a value: the conjugate of a number, a separate letter, no effect over a name like AB."""
     if tree[0] == "sym":
         return ("sym", f"{tree[1]}_bar")
     if tree == ("const", "i"):

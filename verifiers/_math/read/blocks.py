@@ -1,4 +1,4 @@
-r"""Blocks between \begin and \end: matrices, determinants, case distinctions, and lines of formulas."""
+r"""Parser of blocks between \begin and \end: matrices, determinants, piecewise functions, and lines of formulas."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", 
 
 
 class Blocks(Quantities):
-    """Reads one block; clauses and whole rows of tokens are read by the subclass in `parse.py`."""
+    """Parses one block; clauses and whole rows of tokens are parsed by the subclass in `parse.py`."""
 
     def top(self) -> Tree:
-        """The whole input; implemented in the subclass that knows lists."""
+        """Parse the whole input; implemented in the subclass that parses lists."""
         raise NotImplementedError
 
     def clause(self) -> Tree:
-        """One cell; implemented in the subclass that knows relations."""
+        """Parse one clause; implemented in the subclass that parses relations."""
         raise NotImplementedError
 
     def environment(self, name: str) -> Tree:
-        """A matrix, a determinant, or a case distinction."""
+        """Parse a matrix, a determinant, or a piecewise function."""
         if name in ALIGNED:
             return self.aligned(name)
         rows: list[list[Tree]] = [[]]
@@ -59,7 +59,7 @@ class Blocks(Quantities):
         return matrix
 
     def aligned(self, name: str) -> Tree:
-        """Lines of formulas: each is a clause, or continues the chain of the line before."""
+        """Parse lines of formulas: each is a clause, or continues the chain of the line before."""
         end = next((at for at in range(self.at, len(self.row)) if self.row[at].kind == "end"), None)
         if end is None or self.row[end].text != name:
             raise Unreadable(f"the {name[:20]} does not end")
@@ -75,7 +75,7 @@ class Blocks(Quantities):
         return type(self)(lines).top()
 
     def condition(self) -> Tree:
-        """A cell of a case distinction; `if` and `otherwise` are keywords in it."""
+        """Parse a cell of a piecewise function; `if` and `otherwise` are keywords in it."""
         while self.peek().kind in ("text", "word") and self.peek().text.strip(" ,").lower() in ("if", "for", "when", "where"):
             self.at += 1
         token = self.peek()

@@ -1,4 +1,4 @@
-"""The grammar of operators: sums, products, integrals, limits and derivatives.
+"""Parser of big operators: sums, products, integrals, limits and derivatives.
 
 They are parsed so that a gold can contain one, and so that an answer which merely restates the question can be refused.
 """
@@ -18,10 +18,10 @@ MAX_INTEGRALS = 8
 
 
 class Calculus(Reader):
-    """Reads the operand of a big operator, and the letter it runs over."""
+    """Parses the operand of a big operator, and its bound variable."""
 
     def big(self, sign: str) -> Tree:
-        """A sum, a product, an integral or a limit."""
+        """Parse a sum, a product, an integral or a limit."""
         if sign == r"\lim":
             return self.limit()
         low = self.argument(whole=True) if self.accept("_") else None
@@ -41,7 +41,7 @@ class Calculus(Reader):
         return (BIG[sign], body, "", *(part for part in (low, high) if part is not None))
 
     def limit(self) -> Tree:
-        r"""The operand of \lim_{x \to 0^+}."""
+        r"""Parse the target and the operand of \lim_{x \to 0^+}."""
         self.expect("_")
         self.expect("{")
         letter = self.factor()
@@ -63,7 +63,7 @@ class Calculus(Reader):
         return ("limit", self.product(), letter[1], ("neg", point) if negative else point, side)
 
     def integrand(self) -> tuple[Tree, str]:
-        r"""The integrand before `dx`, and the letter after the d; the dx may be above a fraction bar."""
+        r"""Parse the integrand before `dx`, and return it with the letter after the d; the dx may be above a fraction bar."""
         end = self.differential()
         if end is None:
             body = self.factor()
@@ -84,7 +84,7 @@ class Calculus(Reader):
         return body, word[-1] if len(word) > 1 else self.take().text.lstrip("\\")
 
     def differential(self) -> int | None:
-        """The position of this integral's `dx`; integrals inside it are skipped."""
+        """Find the position of this integral's `dx`; integrals inside it are skipped."""
         depth, open_integrals = 0, 1
         for at in range(self.at, len(self.row)):
             token = self.row[at]
@@ -104,12 +104,12 @@ class Calculus(Reader):
         return None
 
     def derivative(self, letter: Tree) -> Tree:
-        r"""The operand of \frac{d}{dx}."""
+        r"""Parse the operand of \frac{d}{dx}."""
         return ("deriv", self.product(), letter[1])
 
 
 def _without_differential(tree: Tree) -> tuple[Tree, str] | None:
-    """A product without its last factor `dx`, and the letter; None if there is no such factor."""
+    """Split a product into the part before its last factor `dx`, and the letter; None if there is no such factor."""
     if tree[0] == "mul" and len(tree) == 3 and tree[1] == ("sym", "d") and tree[2][0] == "sym":
         return ONE, tree[2][1]
     last = _without_differential(tree[-1]) if tree[0] == "mul" else None

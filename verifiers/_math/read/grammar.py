@@ -1,4 +1,4 @@
-"""The lower half of the grammar: expressions, from sums down to single letters. `parse.py` has lists, relations and words.
+"""Parser of expressions, from sums down to single letters. `parse.py` has lists, relations and words.
 
 Recursive descent with a counted depth. Anything unknown raises `Unreadable`; nothing is skipped.
 """
@@ -64,13 +64,13 @@ SETS_APART = {
     r"\overparen": "arc",
     r"\angle": "angle",
 }
-"""Commands that make the letters behind them a name, and what the name is of."""
+"""Commands that turn the letters after them into a name, with the kind of the named object."""
 NORMS = frozenset((r"\|", r"\Vert", r"\lVert", r"\rVert"))
 BARS = NORMS | {"|", r"\vert", r"\lvert", r"\rvert"}
 
 
 class Reader:
-    """A position in a row of tokens, and the rules that move it."""
+    """Recursive-descent parser over a list of tokens: the current position and the rules that advance it."""
 
     def __init__(self, row: list[Token]) -> None:
         self.row = row
@@ -81,18 +81,18 @@ class Reader:
         self.arguments = 0
 
     def peek(self, ahead: int = 0) -> Token:
-        """The current token, or an end mark."""
+        """Return the current token, or an end token."""
         at = self.at + ahead
         return self.row[at] if at < len(self.row) else END
 
     def take(self) -> Token:
-        """The current token; moves one step on."""
+        """Return the current token and advance."""
         token = self.peek()
         self.at += 1
         return token
 
     def accept(self, *texts: str) -> bool:
-        """Step over one of these signs, if it is next."""
+        """Consume one of these signs, if it is next; return whether it was."""
         token = self.peek()
         if token.kind in ("op", "cmd") and token.text in texts:
             self.at += 1
@@ -100,12 +100,12 @@ class Reader:
         return False
 
     def expect(self, text: str) -> None:
-        """Step over this sign, which must be next."""
+        """Consume this sign; raises if it is not next."""
         if not self.accept(text):
             raise Unreadable(f"{text!r} is missing before {self.peek().text or 'the end'!r}")
 
     def sum(self) -> Tree:
-        r"""A + b - c \\pm d."""
+        r"""Parse a sum: a + b - c \\pm d."""
         self.depth += 1
         if self.depth > 2 * MAX_DEPTH:
             raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
@@ -128,7 +128,7 @@ class Reader:
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:
-        """Signs, then factors with times, a division or nothing between them."""
+        """Parse a product: signs, then factors with a times sign, a division or nothing between them."""
         negative, pm = False, ""
         while self.peek().text in ("-", "+", r"\pm", r"\mp") and self.peek().kind in ("op", "cmd"):
             sign = self.take().text
@@ -154,7 +154,7 @@ class Reader:
         return ("pm", ("num", 0, 1), tree, pm) if pm else tree
 
     def signed(self) -> Tree:
-        """A factor that may have a sign, as in 2 * -3."""
+        """Parse a factor that may have a sign, as in 2 * -3."""
         negative = False
         while self.accept("-"):
             negative = not negative
@@ -165,7 +165,7 @@ class Reader:
         if token.kind in ("word", "begin"):
             return True
         if token.kind == "num":
-            return True  # refused below, with a reason, unless it makes a mixed number
+            return True  # rejected below, with a reason, unless it makes a mixed number
         if token.kind == "cmd":
             name = token.text[1:]
             known = name in FUNCTIONS or name in GREEK or token.text in CONSTANTS or token.text in FRACS or token.text in OPENERS
@@ -185,7 +185,7 @@ class Reader:
         return token.kind == "op" and (token.text in ("(", "[", "{") or (token.text == "|" and not self.bars))
 
     def beside(self, left: Tree) -> Tree:
-        """Two adjacent factors: a product, or a mixed number; two numerals are neither."""
+        """Parse the factor next to another one: a product, or a mixed number; two adjacent numerals are an error."""
         token, before = self.peek(), self.row[self.at - 1]
         whole = left[0] == "num" and left[2] == 1 and before.kind == "num"
         if token.text == "{" and self.peek(1).kind == "num" and self.peek(2).text == "}" and before.kind == "num":
@@ -216,7 +216,7 @@ class Reader:
         return _times(left, self.factor())
 
     def factor(self) -> Tree:
-        """An atom with its powers, factorials and marks."""
+        """Parse an atom with its powers, factorials and suffixes."""
         self.depth += 1
         if self.depth > 2 * MAX_DEPTH:
             raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
@@ -245,7 +245,7 @@ class Reader:
         return tree
 
     def power(self, base: Tree) -> Tree:
-        """What follows ^: a degree sign, or an exponent."""
+        """Parse what follows ^: a degree sign, or an exponent."""
         braced = self.peek().text == "{" and self.peek(1).text == r"\circ" and self.peek(2).text == "}"
         if braced or self.peek().text == r"\circ":
             self.at += 3 if braced else 1
@@ -265,12 +265,12 @@ class Reader:
         return ("pow", base, exponent)
 
     def factor_after_plus(self) -> Tree:
-        """An exponent with a plus before it."""
+        """Parse an exponent with a plus before it."""
         self.expect("+")
         return self.factor()
 
     def numeral_in_base(self, tree: Tree) -> tuple[str, int]:
-        """The digits before an underscore, and the base after it."""
+        """Parse the digits before an underscore, and the base after it."""
         before = self.row[self.at - 2]
         digits = before.text
         if digits == ")" and tree[0] == "num":
@@ -294,7 +294,7 @@ class Reader:
         return digits.lstrip("0") or "0", base
 
     def argument(self, *, whole: bool = False) -> Tree:
-        """The argument of a command: a group in braces, or one sign (one digit, unless `whole`)."""
+        """Parse the argument of a command: a group in braces, or one token (one digit, unless `whole`)."""
         self.arguments += 1
         if self.arguments > MAX_DEPTH:
             raise TooBig(f"it has commands nested more than {MAX_DEPTH} deep")
@@ -303,7 +303,7 @@ class Reader:
         return tree
 
     def one_argument(self, whole: bool) -> Tree:
-        """The argument, without a limit on its depth."""
+        """Parse an argument, without a limit on the nesting depth."""
         token = self.peek()
         if token.text == "{" and token.kind == "op":
             return self.atom()
@@ -318,16 +318,16 @@ class Reader:
         return self.atom()
 
     def group(self, tree: Tree) -> Tree:
-        """The content of a pair of brackets without meaning of their own."""
+        """Return the content of a pair of grouping brackets."""
         return tree
 
     def atom(self) -> Tree:
-        """Implemented in `atoms.py`."""
+        """Parse one atom; implemented in `atoms.py`."""
         raise NotImplementedError
 
 
 def _chosen(letter: str, size: int, taken: Tree) -> Tree | None:
-    """The other notation of binomials, `C_{10}^3`, and of arrangements, `A_5^2`; None for the square of a letter with an index."""
+    """Convert the notation `C_{10}^3` of binomials and `A_5^2` of arrangements; None for the square of a letter with an index."""
     whole: Tree = ("num", size, 1)
     if letter == "C":
         return ("binom", whole, taken)
@@ -335,7 +335,7 @@ def _chosen(letter: str, size: int, taken: Tree) -> Tree | None:
 
 
 def _mixed(whole: Tree, part: Tree) -> Tree | None:
-    """An integer and a proper fraction next to it, as their sum; None if they are not a mixed number."""
+    """Make the sum of an integer and a proper fraction next to it; None if they are not a mixed number."""
     proper = part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]
     return ("add", whole, part) if proper else None
 

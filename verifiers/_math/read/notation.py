@@ -1,4 +1,4 @@
-"""Remove words around an answer in its channel that only lead to it, and list alternative readings of one notation."""
+"""Strip words around an extracted answer that only announce it, and list alternative readings of a notation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entitles(text: str) -> bool:
 
 
 def without_lead(text: str) -> str:
-    r"""The text without words that only announce the answer.
+    r"""Strip words that only announce the answer.
 
     >>> without_lead(r"\text{The answer is } 204")
     '204'
@@ -76,7 +76,7 @@ _GUESSED = re.compile(
 
 
 def stated(text: str) -> str | None:
-    r"""The one formula of one sentence that states it: `The solution is $x > 2$.`; None for anything else.
+    r"""Extract the one formula of a sentence that states it: `The solution is $x > 2$.`; None for anything else.
 
     >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
     ('17', None)
@@ -107,9 +107,8 @@ _BARE = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
-    r"""Alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other's base ten,
-    the letter e of the gold where `2e-3` may be 0.002, and
-    the text after the letter of a choice.
+    r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
+    `2e-3` as 2 e - 3 if the gold contains the letter e, and the text after the letter of a choice.
 
     >>> list(readings("2.75", "2,75")), list(readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
@@ -130,7 +129,7 @@ def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def pointed(text: str, places: int = 1) -> str | None:
-    """A decimal written with a comma, rewritten with a point; None for anything else, and for a list of round numbers.
+    """Convert a decimal comma to a decimal point; None for anything else, and for a list of round numbers.
 
     >>> pointed("2,74"), pointed("2, 74"), pointed("5,0")
     ('2.74', None, None)

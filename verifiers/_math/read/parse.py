@@ -1,6 +1,6 @@
-"""Parse text to a syntax tree: lists, relations, sets, units and words around the expressions of `grammar.py`.
+"""Parse text into a syntax tree: lists, relations, sets, units and words around the expressions of `grammar.py`.
 
-`parse` uses the whole text or raises; there is no partial reading.
+The whole text must be parsed; otherwise parsing raises.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ INFINITE: Tree = ("const", "oo")
 _NUMBER = re.compile(r"(-?)((?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?)")
 _JOINED = {"and": "inter", "und": "inter", "or": "union", "oder": "union"}
 _JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "union"}
-"""How a word between two inequalities in one letter joins them."""
+"""Set operation for a word between two inequalities in one letter."""
 
 
 class Parser(Blocks):
-    """The whole grammar over one row of tokens."""
+    """Parser of the whole grammar over one list of tokens."""
 
     alternatives = False
-    """Whether values are alternatives and no ordered pair: `1 or 2`, `1; 2`; but x = 1; y = 2 are coordinates."""
+    """Whether values are alternatives and not an ordered pair: `1 or 2`, `1; 2`; but x = 1; y = 2 are coordinates."""
 
     def top(self) -> Tree:
-        """The whole input, to the last token."""
+        """Parse the whole input, to the last token."""
         items = self.over(self.items())
         self.accept(".")
         if self.peek().kind != "eof":
@@ -42,7 +42,7 @@ class Parser(Blocks):
         return items[0] if len(items) == 1 else ("either" if self.alternatives else "list", *items)
 
     def items(self) -> list[Tree]:
-        """Clauses with commas, semicolons, `and` or `or` between them."""
+        """Parse clauses with commas, semicolons, `and` or `or` between them."""
         found = [self.clause()]
         while self.peek().kind != "eof":
             joint = self.peek().text.strip(" ,").lower()
@@ -64,14 +64,14 @@ class Parser(Blocks):
         return found
 
     def over(self, found: list[Tree]) -> list[Tree]:
-        r"""The older fractions, whose bar separates everything in a group: `{1 \\over 2}`, `{n \\choose k}`."""
+        r"""Parse infix fractions, whose bar separates everything in a group: `{1 \\over 2}`, `{n \\choose k}`."""
         sign = self.peek().text
         if len(found) != 1 or not self.accept(r"\over", r"\choose"):
             return found
         return [("div" if sign == r"\over" else "binom", single(found[0]), single(self.sum()))]
 
     def starts_factor(self, token: Token) -> bool:
-        """As in the superclass, except for words that end an expression: units, `and`, `mod`."""
+        """Whether a factor may start here without a times sign; not at words that end an expression: units, `and`, `mod`."""
         if token.kind == "word":
             name = token.text
             if name.lower() in MULTIPLES:
@@ -92,11 +92,11 @@ class Parser(Blocks):
         return super().starts_factor(token)
 
     def ends_clause(self, token: Token) -> bool:
-        """Whether this clause ends here."""
+        """Whether the clause ends at this token."""
         return token.kind == "eof" and self.row[self.at - 1].kind == "num" and self.peek().spaced
 
     def is_letter_unit_here(self, token: Token) -> bool:
-        """A lone letter after a numeral and a space, at the end: `5 m`."""
+        """Whether a token is a unit of one letter, after a numeral and a space at the end: `5 m`."""
         after = self.peek(1)
         last = after.kind == "eof" or after.text in (",", "/", "^")
         lettered = any(t.kind == "word" and len(t.text) == 1 for t in self.row[: self.at])  # in pi r^2 h it is one more letter
@@ -104,7 +104,7 @@ class Parser(Blocks):
         return last and token.spaced and number and not lettered and is_letter_unit(token.text)
 
     def clause(self) -> Tree:
-        """A value, or values in a chain of relations."""
+        """Parse a value, or values in a chain of relations."""
         first = self.value()
         chain: list[Tree | str] = [first]
         while self.peek().kind in ("op", "cmd") and self.peek().text in RELATIONS and RELATIONS[self.peek().text] not in (":", "->"):
@@ -118,7 +118,7 @@ class Parser(Blocks):
         return self.modulo(tree)
 
     def modulo(self, tree: Tree) -> Tree:
-        r"""A residue: `3 (mod 7)`, `x \\equiv 3 \\pmod 7`."""
+        r"""Parse the modulus of a residue: `3 (mod 7)`, `x \\equiv 3 \\pmod 7`."""
         bracket = self.peek().text == "(" and self.peek(1).text in ("mod", r"\mod", r"\bmod")
         if bracket:
             self.at += 1
@@ -133,7 +133,7 @@ class Parser(Blocks):
         return tree
 
     def value(self) -> Tree:
-        """Sets joined by union, intersection and difference; or a ratio; with a unit after it."""
+        """Parse sets joined by union, intersection and difference, or a ratio, or a value with a unit."""
         clock = self.clock()
         if clock is not None:
             return clock
@@ -152,7 +152,7 @@ class Parser(Blocks):
         return tree
 
     def brackets(self, opener: str) -> Tree:
-        """A group, a tuple, an interval, a set, a floor."""
+        """Parse a bracket: a group, a tuple, an interval, a set, a floor."""
         bars, self.bars = self.bars, 1 if opener in (r"\{", r"\lbrace") else 0
         close = OPENERS[opener]
         if self.accept(close):
@@ -208,7 +208,7 @@ def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
 
 @lru_cache(maxsize=8192)
 def parse(text: str) -> Tree:
-    r"""The tree of a whole answer.
+    r"""Parse a whole answer into a tree.
 
     >>> parse(r"\dfrac12")
     ('div', ('num', 1, 1), ('num', 2, 1))
@@ -247,7 +247,7 @@ def parse(text: str) -> Tree:
 
 
 def _titled(text: str) -> Tree | None:
-    r"""A value with a label that is not an expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None if the label is more than a name."""
+    r"""Parse a value with a label that is not an expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None if the label is not a name."""
     depth, at = 0, -1
     for place, sign in enumerate(text[:120]):
         depth += (sign in "([{") - (sign in ")]}")
@@ -265,7 +265,7 @@ def _titled(text: str) -> Tree | None:
 
 
 def _named(row: list[Token]) -> list[Token]:
-    r"""Text commands in math that are not words: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
+    r"""Convert text commands in math that are not words: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
     for at, token in enumerate(row):
         if token.kind == "text":
             name = ALIASES.get(token.text, token.text)

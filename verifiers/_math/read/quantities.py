@@ -1,4 +1,4 @@
-"""The grammar of quantities: a value with a unit, a base or a name before or after it, and clock times."""
+"""Parser of quantities: a value with a unit, a base or a name before or after it, and clock times."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMING = frozenset(_NAMING.split())
 
 
 class Quantities(Atoms):
-    """Reads units, clock times and named values; lists and relations are read by `parse.py`."""
+    """Parses units, clock times and named values; lists and relations are parsed by `parse.py`."""
 
     def joins(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
         return token.kind in ("word", "text") and token.text.strip(" ,").lower() in JOINS
 
     def label(self) -> Tree | None:
-        """Words before an equals sign that name the value: `Area = 5`."""
+        """Parse words before an equals sign that name the value: `Area = 5`; None if there are none."""
         if self.peek().kind not in ("word", "text"):
             return None
         at = self.at
@@ -40,7 +40,7 @@ class Quantities(Atoms):
         return None
 
     def clock(self) -> Tree | None:
-        """`12:05`, `3:30 PM`: two numerals, the second of two digits, perhaps am or pm."""
+        """Parse a clock time: `12:05`, `3:30 PM`; None for anything else."""
         if self.peek().kind != "num" or self.peek(1).kind == "eof":
             return None
         a, colon, b, after = (self.peek(k) for k in range(4))
@@ -69,7 +69,7 @@ class Quantities(Atoms):
         return ("time", int(a.text), int(b.text), half)
 
     def measured(self, tree: Tree) -> Tree:
-        """A unit after a value: the words up to the next sign that cannot belong to one."""
+        """Parse a unit after a value: the words up to the next sign that cannot belong to a unit."""
         label = ""
         while True:
             token = self.peek()
@@ -111,7 +111,7 @@ class Quantities(Atoms):
         return ("unit", tree, label)
 
     def with_smaller(self, tree: Tree) -> Tree:
-        """A smaller unit of the same kind after a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
+        """Parse a smaller unit of the same kind after a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
         at, large = self.at, measure(tree[2]) if tree[0] == "unit" and tree[1][0] in ("num", "add") else None
         if large is None:
             return tree
@@ -130,7 +130,7 @@ class Quantities(Atoms):
         return token.kind == "text" or is_unit(token.text) or is_letter_unit(token.text)
 
     def in_base(self, tree: Tree, label: str) -> Tree:
-        """`52 base 8`, `52 in base 8`."""
+        """Parse a base after a numeral: `52 base 8`, `52 in base 8`."""
         words = label.lower().split()
         if not words or words[-1] != "base":
             self.take()

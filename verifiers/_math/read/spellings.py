@@ -1,7 +1,7 @@
-r"""A table of alternative spellings: what is written, what it becomes, why, and one example, which a test runs.
+r"""A table of rewrite rules for alternative spellings: pattern, replacement, reason, and one example, which a test runs.
 
-Works on the text before tokenizing. Each row is one regular expression with bounded repeats; it is only
-tried if one of its `signs` is in the text.
+The rules work on the text before tokenizing. Each rule is one regular expression with bounded repeats; it is only
+tried if one of its trigger substrings is in the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Change = str | Callable[[re.Match[str]], str]
 
 
 class Spelling(NamedTuple):
-    r"""One row.
+    r"""One rewrite rule for a spelling.
 
     >>> Spelling("colon", ("{:}",), re.compile(r"(?<=\d)\{:\}(?=\d)"), ":", "a colon set without space", ("3{:}45", "3:45")).tried("3{:}45")
     '3:45'
@@ -24,14 +24,14 @@ class Spelling(NamedTuple):
 
     name: str
     signs: tuple[str, ...]
-    """One of these is in every text that the row changes."""
+    """Prefilter: one of these substrings is in every text that the rule changes."""
     pattern: re.Pattern[str]
     becomes: Change
     why: str
     example: tuple[str, str]
 
     def tried(self, text: str) -> str:
-        """The text after this row."""
+        """Apply the rule to a text."""
         return self.pattern.sub(self.becomes, text) if any(sign in text for sign in self.signs) else text
 
 
@@ -242,7 +242,7 @@ for _place, _spelling in enumerate(SPELLINGS):
 
 
 def outward(text: str) -> str:
-    """`]a, b[` is the open interval (a, b): square brackets in pairs, each around two ends, some of them turned outward.
+    """Convert square brackets that are turned outward: `]a, b[` is the open interval (a, b).
 
     >>> outward("]0, 1]")
     '(0, 1]'
@@ -261,7 +261,7 @@ def outward(text: str) -> str:
 
 
 def standard(text: str) -> str:
-    r"""The text in the notation that the grammar reads.
+    r"""Rewrite a text in the notation that the grammar parses.
 
     >>> standard(r"\color{blue}{0.\dot{3}}"), standard("]0, 1]")
     ('{0.\\overline{3}}', '(0, 1]')

@@ -1,6 +1,6 @@
-"""Split text into tokens: Unicode is converted or refused, LaTeX spacing is dropped, numerals follow a grammar of their own.
+"""Split text into tokens: Unicode is converted or rejected, LaTeX spacing is dropped, numerals have their own grammar.
 
-Everything is one pass with limits, so that no text can make the tokenizer slow.
+The tokenizer is one pass with limits, so that no text can make it slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool
-    """Whether white space came before it."""
+    """Whether white space precedes the token."""
 
 
 _SIGNS = {
@@ -49,7 +49,7 @@ _FOREIGN = {
     "美元": "dollars", "欧元": "euros", "元": "yuan", "度": "degrees", "人": "people",
     **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
 }  # fmt: skip
-"""Units in Chinese; the words for counted things are not units."""
+"""Units in Chinese; measure words for counted things become `units`."""
 _FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
@@ -64,7 +64,7 @@ _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 
 
 def plain(text: str) -> str:
-    r"""The text in ASCII and Latin letters; a misleading character (a foreign digit, a hidden mark) is refused.
+    r"""Convert a text to ASCII and Latin letters; raises for a misleading character (a foreign digit, a hidden mark).
 
     >>> plain("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
@@ -91,7 +91,7 @@ def plain(text: str) -> str:
 
 
 def within(text: str) -> str:
-    """The text, unless it is too long."""
+    """Return the text; raises if it is too long."""
     if len(text) > MAX_LENGTH:
         raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")
     return text
@@ -119,7 +119,7 @@ _SILENT = frozenset((r"\(", r"\)", r"\[", r"\]"))
 
 
 def tokens(text: str) -> list[Token]:
-    r"""The tokens of a text that `plain` returned.
+    r"""Split a text with normalized characters into tokens.
 
     >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
     ['(', '1000', ')']
@@ -169,7 +169,7 @@ def _numeral(word: str) -> str:
 
 
 def _braced(text: str, at: int) -> tuple[str, int]:
-    """The content up to the closing brace, and the position after it."""
+    """Read the content up to the closing brace, and return it with the position after it."""
     depth, start = 1, at
     while at < len(text):
         if text[at] == "\\":

@@ -27,15 +27,15 @@ LEAVES = frozenset(("num", "dec", "sym", "const", "text", "choice"))
 
 
 class Unreadable(Exception):
-    """The text is not an answer that the grammar knows; the message says where parsing stopped."""
+    """Raised if a text cannot be parsed; the message says where parsing stopped."""
 
 
 class TooBig(Exception):
-    """The text exceeds a static limit: nothing of it was computed."""
+    """Raised if a text or a computation exceeds a static limit."""
 
 
 def children(tree: Tree) -> Iterator[Tree]:
-    """The direct sub-trees."""
+    """Yield the direct sub-trees."""
     if tree[0] in LEAVES:
         return
     for arg in tree[1:]:
@@ -47,7 +47,7 @@ def children(tree: Tree) -> Iterator[Tree]:
 
 
 def walk(tree: Tree) -> list[Tree]:
-    """Every node, without recursion."""
+    """List every node, without recursion."""
     nodes = [tree]
     for node in nodes:  # which grow in the loop
         if node[0] not in LEAVES:
@@ -58,7 +58,7 @@ def walk(tree: Tree) -> list[Tree]:
 
 
 def symbols(tree: Tree) -> frozenset[str]:
-    """The free symbols' names (the index of a sum or an integral is not free).
+    """Return the names of the free symbols (the index of a sum or an integral is not free).
 
     >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
@@ -73,14 +73,14 @@ def symbols(tree: Tree) -> frozenset[str]:
 
 
 def infinite(tree: Tree) -> int:
-    """1 or -1 if the tree is exactly plus or minus infinity; else 0."""
+    """Return 1 or -1 if the tree is exactly plus or minus infinity; else 0."""
     if tree == ("const", "oo"):
         return 1
     return -infinite(tree[1]) if tree[0] == "neg" else 0
 
 
 def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
-    """The tree with letters replaced.
+    """Replace letters in a tree.
 
     >>> substitute(("neg", ("sym", "x")), {"x": ("num", 2, 1)})
     ('neg', ('num', 2, 1))
@@ -91,7 +91,7 @@ def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
 
 
 def ordered(tree: Tree) -> Tree:
-    """The tree with the terms of its sums and the factors of its products in a fixed order, and signs in front.
+    """Sort the terms of sums and the factors of products into a fixed order, and move signs to the front.
 
     >>> one, x = ("num", 1, 1), ("sym", "x")
     >>> ordered(("add", x, one)) == ordered(("add", one, x))
@@ -140,7 +140,7 @@ NAMES = {
 
 
 def say(tree: Tree) -> str:
-    """The tree in words, for reasons: `the interval (1, 2]`.
+    """Describe a tree in words, for reasons: `the interval (1, 2]`.
 
     >>> say(("interval", ("num", 1, 1), ("num", 2, 1), "(", "]"))
     'the interval (1, 2]'
@@ -155,7 +155,7 @@ _CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 
 def show(tree: Tree, depth: int = 0) -> str:
-    """The tree in plain one-line notation; deep parts are left out."""
+    """Format a tree in plain one-line notation; deep parts are left out."""
     op, args = tree[0], tree[1:]
     if depth > 12:
         return "..."
@@ -205,7 +205,7 @@ def _show_rest(tree: Tree, depth: int) -> str:
 
 
 def short(value: int) -> str:
-    """An integer in digits, or its size when it is too long to print."""
+    """Format an integer in digits, or its size if it is too long to print."""
     return str(value) if value.bit_length() <= 2000 else f"({value.bit_length()}-bit integer)"
 
 

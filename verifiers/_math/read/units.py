@@ -1,4 +1,4 @@
-"""Units of measure: the meaning of a label, and when two labels may mean the same quantity.
+"""Units of measure: parse a unit label, and decide whether two labels may mean the same quantity.
 
 A label is parsed into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that is not in the table
 is a counted thing ("18 eggs"): its own base unit, without a conversion.
@@ -118,7 +118,7 @@ def is_letter_unit(letter: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def measure(label: str) -> Measure | None:
-    """The meaning of a label; None for words that count nothing ("or 43", "not").
+    """Parse a unit label into powers of base units and a factor; None for words that count nothing ("or 43", "not").
 
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
@@ -209,7 +209,7 @@ def is_base(name: str) -> bool:
 
 
 def is_money(meaning: Measure | None) -> bool:
-    """Whether the label is a currency: amounts of money are exact."""
+    """Whether the label is a currency; amounts of money are not rounded."""
     return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
 
 

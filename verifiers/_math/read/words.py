@@ -1,4 +1,4 @@
-"""Answers in words, and the wrapping around answers: dollar signs, text commands, a final period."""
+"""Parse answers in words, and strip the wrapping around answers: dollar signs, text commands, a final period."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
 class Saying(NamedTuple):
-    """Several wordings of one answer: the pattern, what it becomes, and one example, which a test runs.
+    """Several wordings of one answer: the pattern, the canonical wording, and one example, which a test runs.
 
     >>> Saying(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
     True
@@ -71,20 +71,20 @@ _DENIED = re.compile(
     r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
     re.IGNORECASE,
 )
-"""Words behind the letter of a choice that deny it or make it depend on something."""
+"""Words after the letter of a choice that deny it or make it conditional."""
 _RELATED = re.compile(
     r"[-+*/=^(]|\\(?:n?eq?|not(?:in)?|cup|cap|in|[lg]e?q?|[lg]t|to|pm|mp|sim|approx|equiv|l?or|vee|wedge|land|lnot|neg)(?![a-zA-Z])"
 )
-"""Signs behind the letter of a choice that make it part of a formula."""
+"""Signs after the letter of a choice that make it part of a formula."""
 
 
 def _denied(rest: str) -> bool:
-    """Whether the words behind the letter of a choice take it back; a capital may start the option's own words: `(B) False`."""
+    """Whether the words after the letter of a choice deny it; the option's own text may be a denial: `(B) False`."""
     return rest not in ("False", "No", "Never") and _DENIED.search(rest) is not None
 
 
 def unwrap(text: str) -> str:
-    r"""The text without math delimiters, a text command around all of it, or a final period.
+    r"""Strip math delimiters, a text command around the whole text, and a final period.
 
     >>> unwrap(r"$\text{(C)}.$")
     '(C)'
@@ -128,7 +128,7 @@ def _closes(text: str, at: int) -> bool:
 
 
 def choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer as a capital, if the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
+    """Parse a multiple-choice answer and return its letter as a capital: `(C)`, `C.`, `(C) 12`, `option c`; None for other texts."""
     if len(text) > 300:
         return None
     shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
@@ -152,7 +152,7 @@ def choice(text: str) -> str | None:
 
 
 def lettered(text: str) -> Tree | None:
-    r"""A numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
+    r"""Parse a numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
 
     >>> lettered("1A_{16}")
     ('base', '1A', 16)
@@ -167,7 +167,7 @@ def lettered(text: str) -> Tree | None:
 
 
 def words(text: str, *, strict: bool) -> Tree | None:
-    """The text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
+    """Parse a text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
     if len(text) > 200:
         return None
     shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
@@ -199,7 +199,7 @@ def words(text: str, *, strict: bool) -> Tree | None:
 
 
 def number_in_words(text: str) -> int | None:
-    """An integer in words; None for anything else.
+    """Parse an integer in words; None for anything else.
 
     >>> number_in_words("twenty-one"), number_in_words("three hundred and five"), number_in_words("five two")
     (21, 305, None)
@@ -226,7 +226,7 @@ def number_in_words(text: str) -> int | None:
 
 
 def dated(text: str) -> str:
-    """A date in one standard wording; empty for anything else.
+    """Parse a date and return it in one standard wording; "" for anything else.
 
     >>> dated("14 march"), dated("march 14th, 2020"), dated("march past")
     ('march 14', 'march 14 2020', '')
@@ -241,7 +241,7 @@ def dated(text: str) -> str:
 
 
 def spelled(text: str) -> Tree | None:
-    r"""Two or three letters in a text command, which make a word: `\text{ba}`, where the bare `ba` is a product.
+    r"""Parse two or three letters in a text command as a word: `\text{ba}`; a bare `ba` is a product.
 
     >>> spelled(r"$\text{ba}$")
     ('text', 'ba')
@@ -289,7 +289,7 @@ def _parts(text: str) -> list[str]:
 
 
 def enclosed(text: str) -> Tree | None:
-    """Statements by their circled numbers, in any order: names, not numbers; None for anything else.
+    """Parse circled numbers as names of statements, in any order; None for anything else.
 
     >>> enclosed("②①") == enclosed("①, ②")
     True

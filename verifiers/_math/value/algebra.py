@@ -1,7 +1,7 @@
 """Convert trees to sympy with explicit constructors, and let sympy decide whether two expressions are equal.
 
-Runs in the workers only. When an expression gets here, sample points have agreed to dozens of digits, so this looks for
-a proof, or for the assumption under which the two differ.
+Runs in the workers only. Expressions that get here have agreed at sample points to dozens of digits, so this module looks for a proof, or
+for the assumption under which the two differ.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FUNCTIONS |= {"asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "sgn": sp
 
 
 class Foreign(Exception):
-    """A tree that is not passed to sympy."""
+    """Raised for a tree that is not passed to sympy."""
 
 
 def build(tree: Tree) -> Any:
-    """The sympy object of an expression.
+    """Convert a tree to a sympy expression.
 
     >>> build(("div", ("num", 1, 1), ("num", 2, 1)))
     1/2
@@ -96,7 +96,7 @@ _RULES = {
 
 
 def equal(a: Tree, b: Tree) -> bool | None:
-    """True or False if sympy is certain; None if it is not, or was not used.
+    """Return True or False if sympy is certain; None if it is not, or was not used.
 
     >>> equal(("fun", "sin", ("const", "pi")), ("num", 0, 1))
     True
@@ -128,7 +128,7 @@ def _zero_on_both_sides(gap: Any) -> bool:
 
 
 def reply(question: dict[str, Any]) -> dict[str, Any]:
-    """What one request to a worker asks for."""
+    """Handle one request of the worker protocol."""
     return {"same": equal(_tree(question["a"]), _tree(question["b"]))}
 
 
@@ -137,7 +137,7 @@ def _tree(value: Any) -> Any:
 
 
 def warm() -> None:
-    """Load what the first request would load, and allow the nesting that sympy needs."""
+    """Preload what the first request needs, and raise the recursion limit for sympy."""
     sys.setrecursionlimit(5000)
     x = ("sym", "x")
     equal(("add", ("pow", ("fun", "sin", x), ("num", 2, 1)), ("pow", ("fun", "cos", x), ("num", 2, 1))), ("num", 1, 1))

@@ -1,6 +1,6 @@
-"""The work that evaluation may do for one answer: every call is charged in advance, by its function and its number of digits.
+"""The evaluation budget of one answer: every call is charged in advance, by its function and its number of digits.
 
-The charges are microseconds of a slow processor, rounded up. Nothing is timed: the same answer costs the same on every machine.
+The charges are microseconds of a slow processor, rounded up. Nothing is measured: the same answer costs the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOCAL = threading.local()
 
 
 def price(name: str, digits: int) -> int:
-    """What one call costs: `erf` grows with the square of the digits, and functions like Gamma with the cube.
+    """Compute the cost of one call: `erf` grows with the square of the digits, Gamma with the cube.
 
     >>> price("add", 60), price("sin", 60), price("erf", 60), price("Gamma", 60)
     (16, 24, 450, 647)
@@ -30,18 +30,18 @@ def price(name: str, digits: int) -> int:
 
 
 def begin(limit: int = LIMIT) -> None:
-    """Start the account of a new answer, for this thread."""
+    """Reset the budget for a new answer, for this thread."""
     _LOCAL.left = limit
 
 
 def left() -> int:
-    """What this thread may still spend on its answer."""
+    """Return the remaining budget of this thread's answer."""
     found: int = getattr(_LOCAL, "left", LIMIT)
     return found
 
 
 def charge(name: str, digits: int) -> None:
-    """Pay for one call; over the limit the answer is refused."""
+    """Charge one call to the budget; raises if the budget is exceeded."""
     _LOCAL.left = left() - price(name, digits)
     if _LOCAL.left < 0:
         raise TooBig("evaluating it needs too much work")

@@ -13,11 +13,11 @@ MAX_TERMS = 300
 
 
 class NotFinite(Exception):
-    """A division by zero, or arithmetic with infinity."""
+    """Raised for a division by zero, or arithmetic with infinity."""
 
 
 def exact(tree: Tree) -> Fraction | None:
-    """The tree as one rational number; None for anything else.
+    """Compute a tree as one rational number; None for anything else.
 
     >>> exact(("div", ("num", 1, 1), ("dec", 25, 2)))
     Fraction(4, 1)
@@ -63,7 +63,7 @@ def _div(top: Fraction, low: Fraction) -> Fraction:
 
 
 def power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Base to the exponent if that is obviously rational; else None."""
+    """Compute base to the exponent if that is obviously rational; else None."""
     if not base:
         if exponent <= 0:
             raise NotFinite("it raises zero to a power that is not positive")
@@ -79,7 +79,7 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def root(base: Fraction, degree: Fraction) -> Fraction | None:
-    """The root if it is rational."""
+    """Compute the root if it is rational; else None."""
     if degree.denominator != 1 or not 1 <= degree <= 64 or (base < 0 and degree % 2 == 0):
         return None
     sign = -1 if base < 0 else 1
@@ -101,7 +101,7 @@ def _iroot(value: int, degree: int) -> int | None:
 
 
 def factorial(value: Fraction) -> Fraction | None:
-    """N! for an integer that is not too large."""
+    """Compute n! for an integer that is not too large; None for other numbers."""
     if value.denominator != 1 or value < 0:
         return None
     if value > MAX_FACTORIAL:
@@ -110,7 +110,7 @@ def factorial(value: Fraction) -> Fraction | None:
 
 
 def binomial(top: Fraction, low: Fraction) -> Fraction | None:
-    """N over k for integers that are not too large."""
+    """Compute n over k for integers that are not too large; None for other numbers."""
     if top.denominator != 1 or low.denominator != 1 or top < 0:
         return None
     if top > 20_000 or min(low, top - low) > 3_000:
@@ -119,7 +119,7 @@ def binomial(top: Fraction, low: Fraction) -> Fraction | None:
 
 
 def series(tree: Tree) -> Fraction | None:
-    """A sum or a product over a short range of integers, term by term; None for anything else.
+    """Compute a sum or a product over a short range of integers, term by term; None for anything else.
 
     >>> series(("sum", ("sym", "k"), "k", ("num", 1, 1), ("num", 4, 1)))
     Fraction(10, 1)

@@ -2,7 +2,7 @@
 
 A form is a sum: a dict from monomials to rational coefficients. A monomial is a sorted tuple of (atom, exponent). Atoms are
 letters, pi, e, i, primes under a root ("#2"), and, as a string, every opaque part ("sin(1*x)", an inverse of a sum).
-Without such a string, different forms mean different values too, because square-free radicals are independent.
+Without opaque parts, different forms mean different values too, because square-free radicals are independent.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ POLES = frozenset(("ln", "cot", "csc", "Gamma"))
 
 
 class Normaliser:
-    """Converts trees to forms with a budget of steps, so that no product can run away."""
+    """Converts trees to normal forms with a budget of steps, so that the cost of products is bounded."""
 
     def __init__(self, steps: int = STEPS) -> None:
         self.steps = steps
-        self._known: dict[Tree, Form] = {}  # without it, a part that is visited twice at every level costs 2^depth
+        self._known: dict[Tree, Form] = {}  # without this cache, a part that is visited twice at every level costs 2^depth
         self.opaque = False
         """Whether some part is opaque: then different forms prove nothing."""
 
     def form(self, tree: Tree) -> Form:
-        """The normal form of an expression."""
+        """Return the normal form of an expression (cached)."""
         found = self._known.get(tree)
         if found is None:
             found = self._known[tree] = self._form(tree)
@@ -54,7 +54,7 @@ class Normaliser:
         return rule(tree) if rule else self.atom(tree)
 
     def atom(self, tree: Tree) -> Form:
-        """An opaque part, named by its operator and the forms of its arguments."""
+        """Make an opaque atom, named by its operator and the forms of its arguments."""
         self.opaque = True
         parts = [arg if isinstance(arg, str) else text(self.form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
         return {((f"{tree[0]}({','.join(parts)})", 1),): 1}
@@ -121,7 +121,7 @@ class Normaliser:
         return self.atom(tree)
 
     def power(self, base: Form, exponent: Fraction, tree: Tree) -> Form:
-        """A form to a rational power."""
+        """Raise a form to a rational power."""
         if not base and exponent <= 0:
             raise NotFinite("it raises zero to a power that is not positive")
         if exponent.denominator == 1 and abs(exponent) <= 4096:
@@ -153,7 +153,7 @@ class Normaliser:
         return self.atom(("pow", tree[1], ("num", exponent.numerator, exponent.denominator))) if base else {}
 
     def plus(self, a: Form, b: Form) -> Form:
-        """The sum of two forms."""
+        """Add two forms."""
         self.spend(len(b))
         total = dict(a)
         for mono, value in b.items():
@@ -161,7 +161,7 @@ class Normaliser:
         return total
 
     def times(self, a: Form, b: Form) -> Form:
-        """The product of two forms."""
+        """Multiply two forms."""
         self.spend(len(a) * len(b))
         total: Form = {}
         for mono, value in a.items():
@@ -172,7 +172,7 @@ class Normaliser:
         return total
 
     def inverse(self, base: Form) -> Form:
-        """One over a form; a sum of two square roots is made rational."""
+        """Invert a form; a sum of two square roots is made rational."""
         if not base:
             raise NotFinite("it divides by zero")
         if len(base) == 1:
@@ -191,7 +191,7 @@ class Normaliser:
         return {((f"({text(scaled)})", -1),): Fraction(1) / lead}
 
     def spend(self, steps: int) -> None:
-        """Count work; over the budget the answer is refused."""
+        """Charge steps to the budget; raises if it is exceeded."""
         self.steps -= steps
         if self.steps < 0:
             raise TooBig("it needs too many steps to expand")
@@ -202,7 +202,7 @@ def _constant(value: Rational) -> Form:
 
 
 def _plain(value: Rational) -> Rational:
-    """An integer as an int: sums and products are fast with ints."""
+    """Convert an integral value to int, because sums and products are faster with ints."""
     return value.numerator if value.denominator == 1 else value
 
 
@@ -215,7 +215,7 @@ def _gather(total: Form, mono: Monomial, value: Rational) -> None:
 
 
 def _product(a: Monomial, b: Monomial, value: Rational) -> tuple[Monomial, Rational]:
-    """The product of two monomials, and of their factors."""
+    """Multiply two monomials; return the monomial and its factor."""
     if not a or not b:
         return a or b, value
     powers = dict(a)
@@ -230,7 +230,7 @@ def _form(powers: dict[str, Rational], value: Rational) -> Form:
 
 
 def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Rational]:
-    """The monomial of these powers, and its factor: i to the fourth is 1, a prime's exponent is in [0, 1)."""
+    """Reduce powers to a monomial and its factor: i to the fourth is 1, a prime's exponent is in [0, 1)."""
     for atom in [atom for atom in powers if atom == "i" or atom[0] == "#"]:
         exponent = powers[atom]
         if atom != "i":
@@ -247,7 +247,7 @@ def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Ra
 
 
 def _primes(value: Fraction) -> list[tuple[str, Rational]] | None:
-    """The prime powers of a rational; None if it does not factor quickly."""
+    """Factor a rational into prime powers; None if that takes too long."""
     found: list[tuple[str, Rational]] = []
     for number, sign in ((value.numerator, 1), (value.denominator, -1)):
         rest, prime = number, 2
@@ -269,7 +269,7 @@ def _primes(value: Fraction) -> list[tuple[str, Rational]] | None:
 
 
 def text(form: Form) -> str:
-    """A form as one canonical string."""
+    """Format a form as one canonical string."""
     rows = sorted("*".join([str(value), *(f"{atom}^{e}" for atom, e in mono)]) for mono, value in form.items())
     joined = "+".join(rows) or "0"
     if len(joined) > 20_000:
@@ -278,7 +278,7 @@ def text(form: Form) -> str:
 
 
 def compare(a: Tree, b: Tree, steps: int = STEPS) -> bool | None:
-    """Whether two expressions are equal by their normal forms; None if the forms do not decide."""
+    """Compare two expressions by their normal forms; None if the forms do not decide."""
     normaliser = Normaliser(steps)
     left, right = normaliser.form(a), normaliser.form(b)
     if left == right:

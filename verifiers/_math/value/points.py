@@ -29,18 +29,18 @@ SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
 
 
 class Undecided(Exception):
-    """There is no numeric rule for a part of the expression."""
+    """Raised if there is no numeric rule for a part of the expression."""
 
 
 def context() -> Any:
-    """The thread's own mpmath context."""
+    """Return the mpmath context of this thread."""
     if not hasattr(_LOCAL, "mp"):
         _LOCAL.mp = MPContext()
     return _LOCAL.mp
 
 
 def digits_needed(*trees: Tree) -> int:
-    """How many digits are needed to distinguish these expressions: sixty, plus room for every numeral and power in them."""
+    """Count the digits needed to distinguish these expressions: sixty, plus digits for every numeral and power in them."""
     total = DIGITS
     for tree in trees:
         for node in walk(tree):
@@ -66,10 +66,10 @@ class Evaluator:
         self.largest = 0
         """The largest binary exponent so far: cancellation is measured against it."""
         self.lost = False
-        """Whether a part was too small relative to another one to show in this many digits: e^(-1000) next to sin x."""
+        """Whether a part was too small relative to another one for this precision: e^(-1000) next to sin x."""
 
     def value(self, tree: Tree) -> Any:
-        """The value as an mpmath number."""
+        """Evaluate a tree as an mpmath number."""
         old = self.mp.prec
         self.mp.dps = self.digits
         try:
@@ -150,7 +150,7 @@ class Evaluator:
         return self.mp.power(base, exponent)
 
     def _notice(self, argument: Any, side: int) -> None:
-        """An argument far from one has no effect in some functions: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
+        """Record precision loss for extreme arguments: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
         size = self.mp.mag(argument) if argument else 0
         self.lost |= size < -1.6 * self.digits or (side == 0 and size > 1.6 * self.digits)
 
@@ -168,7 +168,7 @@ class Evaluator:
         return value
 
     def _factorial(self, tree: Tree) -> Any:
-        """The argument of a factorial; one that is not an integer is paid for as Gamma."""
+        """Evaluate the argument of a factorial; one that is not an integer is charged as Gamma."""
         value = self._small(self._value(tree), 10_000)
         if value != int(self.mp.re(value)):
             charge("Gamma", self.digits)
@@ -213,7 +213,7 @@ class Evaluator:
 
 
 _LEVELLING = frozenset(("tanh", "coth", "erf"))
-"""Functions that differ from a constant by e^(-2x) or, for erf, e^(-x^2): soon in less than the digits that a comparison looks at."""
+"""Functions that approach a constant like e^(-2x) or, for erf, e^(-x^2), so that the difference soon falls below the precision."""
 _FUNCTIONS = {
     name: name
     for name in [
@@ -242,7 +242,7 @@ _FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re",
 
 
 def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
-    """A point for these letters, the same in every process: mixed signs, no small integers, derived from the expressions themselves."""
+    """Make a sample point for these letters, equal in every process: mixed signs, no small integers, seeded by the expressions."""
     point = {}
     for place, name in enumerate(sorted(names)):
         seed = (place * 7919 + turn * 104_729 + salt + 31_337) * 48_271 % 2_147_483_647
@@ -252,7 +252,7 @@ def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
 
 
 def differ(a: Tree, b: Tree) -> bool | None:
-    """True: the two differ at some point. False: they agree to all digits at every point tried. None: no rule decides."""
+    """Compare at sample points. True: the values differ at some point. False: they agree at every point. None: undecided."""
     names = symbols(a) | symbols(b)
     digits = digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
@@ -279,7 +279,7 @@ def differ(a: Tree, b: Tree) -> bool | None:
             agreed |= not (left.lost or right.lost)
         if agreed or not vague:
             break
-        points = vague[:1]  # only where everything else is lost next to one large part: repeat with the maximum number of digits
+        points = vague[:1]  # precision was lost at every point: repeat one with the maximum number of digits
     return False if agreed else None
 
 
@@ -300,7 +300,7 @@ def close(x: Any, y: Any, largest: int, digits: int) -> bool:
 
 
 def real(tree: Tree, digits: int = DIGITS) -> Any | None:
-    """The value of an expression without letters as a real number; None if it has none."""
+    """Evaluate an expression without letters as a real number; None if it is not one."""
     try:
         value = Evaluator(digits, {}).value(tree)
     except (Undecided, NotFinite, TooBig):

@@ -1,8 +1,8 @@
 """The main program of a worker: reads requests, one line of JSON each, and replies until its input ends.
 
-It runs as a separate file under `python -I`. Its arguments are the memory that it may have, the paths of rlvr and of what it needs, and
-the file whose `reply` answers the requests (it is loaded as a file, so that it need not import rlvr, which takes longer than to match a
-pattern). It sets its own limits before the first request: memory permanently, processor time again for every request.
+It runs as a separate file under `python -I`. Its arguments are the memory limit, the import paths of rlvr and its dependencies, and the
+file whose `reply` handles the requests (it is loaded as a file, because importing rlvr would take longer than matching a pattern). It sets
+its own limits before the first request: memory permanently, CPU time again for every request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class OutOfTime(BaseException):
-    """The processor time of a request is used up (raised by a signal handler, while Python code can still run it)."""
+    """Raised by a signal handler when the CPU time of a request is used up."""
 
 
 def _ring(signum: int, frame: object) -> None:
@@ -25,7 +25,7 @@ def _ring(signum: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Handle requests until the input ends."""
     memory_mb, paths, file = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     known = [os.path.realpath(p) for p in sys.path]
     sys.path.extend(p for p in paths if os.path.realpath(p) not in known)
@@ -42,7 +42,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         question = json.loads(line)
         start, cpu_s = time.process_time(), float(question["cpu_s"])
-        # the second guard: a long C call delays Python's signal handlers, but the kernel kills the process
+        # second limit, enforced by the kernel, because a long C call delays Python's signal handlers
         resource.setrlimit(resource.RLIMIT_CPU, (int(start + cpu_s) + 2, hard))
         said: dict[str, Any] = {}
         try:

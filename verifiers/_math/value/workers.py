@@ -1,10 +1,10 @@
-"""A pool of warm processes for work without a bound, such as algebra; they are killed when they exceed their limits.
+"""A pool of warm worker processes for unbounded work, such as algebra; workers are killed when they exceed their limits.
 
 A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Algebra gets only trees:
 no pickle, no text of the answer.
 
-Processor time decides whose fault a failure is. A worker that used up its CPU budget got too much work: the answer's fault (`Overrun`).
-One that died, or hardly ran, was unlucky: a fresh worker gets the same request, several times, before `Lost` is raised.
+CPU time decides whose fault a failure is. If a worker used up its CPU budget, the answer is too much work: a fault of the answer.
+If a worker died, or hardly got CPU time, a fresh worker gets the same request, several times, before an infrastructure error is raised.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rlvr.verifiers._math.read.tree import Tree
 
 MAIN = Path(__file__).with_name("worker_main.py")
 ALGEBRA, PATTERNS = Path(__file__).with_name("algebra.py"), Path(__file__).parents[2] / "_patterns.py"
-"""Files that answer requests in a worker."""
+"""Files that handle requests in a worker."""
 RETRIES = 8
 PATIENCE = 20.0
-"""Wall-clock seconds per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
+"""Wall-clock timeout per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
 WINDOWS = 40
-"""How many such periods to wait for a worker that makes progress."""
+"""Maximum number of such periods to wait for a worker that makes progress."""
 CRAWL = 0.002
-"""The share of a processor below which a worker counts as stalled."""
+"""Fraction of a CPU below which a worker counts as stalled."""
 START_S = 120.0
 START_TRIES = 3
 WAIT_S = 300.0
@@ -43,15 +43,15 @@ REPLY_LIMIT = 65_536
 
 
 class Overrun(Exception):
-    """The request used up its processor time or memory: it is too much work."""
+    """Raised if a request exceeds its CPU time or memory: the answer is too much work."""
 
 
 class Lost(Exception):
-    """Several workers in a row died or never got processor time: the machine is the cause."""
+    """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
 
 
 Home: TypeAlias = "queue.LifoQueue[Worker | Lost]"
-"""Idle workers, and errors of those that did not start."""
+"""Queue of idle workers, and of errors of workers that did not start."""
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
 
     def __init__(self, memory_mb: int, home: Home, code: Path) -> None:
         self.home = home
-        """The queue in which it waits for requests."""
+        """The queue of idle workers to which this one returns."""
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
         command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths), str(code)]
         self.process = subprocess.Popen(
@@ -68,14 +68,14 @@ class Worker:
         self._buffer = b""
 
     def greet(self) -> None:
-        """Wait until it has loaded its modules."""
+        """Wait until the worker has loaded its modules."""
         try:
             self._line(time.monotonic() + START_S)
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             raise Lost(f"a worker did not start: {error}") from error
 
     def ask(self, question: dict[str, Any], wall_s: float) -> dict[str, Any]:
-        """Send one request and return the reply; raises if the worker exited or does not reply."""
+        """Send one request and return the reply; raises if the worker exits or does not reply."""
         stdin = self.process.stdin
         assert stdin is not None
         stdin.write(json.dumps(question).encode() + b"\n")
@@ -111,7 +111,7 @@ class Worker:
         return line
 
     def cpu(self) -> float | None:
-        """The processor seconds used so far; None if the system does not report them."""
+        """Return the CPU seconds used so far; None if the system does not report them."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -132,7 +132,7 @@ class Worker:
 
 
 class Budget:
-    """The remaining processor seconds for one answer.
+    """The remaining CPU seconds for one answer.
 
     >>> Budget(1.0).left
     1.0
@@ -143,9 +143,9 @@ class Budget:
 
 
 class Pool:
-    """A few warm workers that any thread may use: started when needed, or by `warm`; stopped by `close`.
+    """A few warm workers that any thread may use: started when needed or in advance; stopped by `close`.
 
-    `code` is the file whose function `reply` answers the requests, and `work` is what messages call that.
+    Args of the constructor: `code` is the file whose function `reply` handles the requests, and `work` names the work in messages.
     """
 
     def __init__(
@@ -171,16 +171,16 @@ class Pool:
         self._finalizer = weakref.finalize(self, _end_all, self._live, self._owner)
 
     def _adopt(self) -> None:
-        """After a fork the workers belong to the parent: their pipes must not be shared."""
+        """Start with an empty pool after a fork, because the workers belong to the parent and their pipes must not be shared."""
         if os.getpid() != self._owner:
             self._open()
 
     def budget(self) -> Budget:
-        """The budget of a new answer."""
+        """Make the CPU budget of a new answer."""
         return Budget(self.cpu_s)
 
     def pids(self) -> list[int]:
-        """The processes that are alive."""
+        """List the process ids of the live workers."""
         return [worker.process.pid for worker in list(self._live)]
 
     def warm(self, most: int | None = None) -> None:
@@ -196,12 +196,12 @@ class Pool:
                 self._idle.put(Lost(f"a worker did not start: {error}"))
 
     def equal(self, a: Tree, b: Tree, budget: Budget) -> bool | None:
-        """Whether two expressions are equal; None if algebra cannot decide."""
+        """Let algebra decide whether two expressions are equal; None if it cannot."""
         same = self.ask({"a": a, "b": b}, budget).get("same")
         return same if isinstance(same, bool) else None
 
     def ask(self, question: dict[str, Any], budget: Budget) -> dict[str, Any]:
-        """The reply of a worker; what it used is taken from the budget."""
+        """Send a request to a worker and return the reply; the CPU time is taken from the budget."""
         if budget.left <= 0:
             raise Overrun(f"its time for {self.work} is used up")
         question = question | {"cpu_s": budget.left}
@@ -257,7 +257,7 @@ class Pool:
                 self._bury(found)
 
     def _start(self, home: Home) -> None:
-        """Put a new worker, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
+        """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
         found: Worker | Lost = Lost("no worker survived its start")
         for _ in range(RETRIES):
             try:
@@ -280,7 +280,7 @@ class Pool:
             self._end(found)
 
     def _bury(self, worker: Worker) -> int | None:
-        """Kill a worker; another one is started immediately."""
+        """Kill a worker and immediately start another one; return the exit status."""
         status = self._end(worker)
         with self._lock:
             self._missing += worker.home is self._idle
@@ -293,7 +293,7 @@ class Pool:
         return status
 
     def close(self) -> None:
-        """Stop every worker; the pool starts new ones if it is used again."""
+        """Stop every worker; the pool starts new workers at the next use."""
         if os.getpid() != self._owner:
             return
         with self._lock:

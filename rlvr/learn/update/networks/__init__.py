@@ -1,1 +1,1 @@
-"""Networks that are computed beside the policy in a pass of the learner: a teacher, and a critic of its own."""
+"""Networks that are computed next to the policy: a teacher, and a separate critic."""

@@ -1,4 +1,4 @@
-"""Attach to a policy what is computed beside it: the divergence from a teacher, and a critic of its own. Most runs have neither."""
+"""Attach optional networks to a policy: the divergence from a teacher, and a separate critic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvr.learn.update.reference import Reference
 
 
 def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
-    """Give the policy what the algorithm and the settings ask for; return its critic, if that has weights of its own."""
+    """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
     if algorithm.needs_divergence and teacher is not None:
         policy.divergence = Divergence(teacher, algorithm.needs_divergence).fitted(policy)
     if optimization.critic is None:
@@ -24,7 +24,7 @@ def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, opti
 
 
 def parameters_of(policy: Policy, optimization: Optimization) -> list[Any]:
-    """What the optimizer trains; a critic of its own has its own learning rate."""
+    """Build the optimizer's parameter groups; a separate critic has its own learning rate."""
     trained = [p for p in policy.parameters() if p.requires_grad]
     if optimization.critic is None or policy.value is None:
         return trained

@@ -1,4 +1,4 @@
-"""A critic with weights of its own: a copy of the policy as it was at the start, with one number in the place of the vocabulary."""
+"""A separate critic: a copy of the initial policy with a scalar head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvr.model.batch import Batch
 
 
 class Critic(nn.Module):
-    """Estimates what each token's answer will still earn.
+    """Estimates the return from each token on.
 
     >>> policy.value = Critic(model, max_grad_norm=1.0)                 # doctest: +SKIP
     """
@@ -23,14 +23,14 @@ class Critic(nn.Module):
         self.body, self.max_grad_norm = Policy(copy.deepcopy(model)), max_grad_norm
         unused, embedding = (part.weight for part in (self.body.model.get_output_embeddings(), self.body.model.get_input_embeddings()))
         if unused is not embedding:
-            unused.requires_grad_(False)  # several processes wait for the gradient of every weight that has one
+            unused.requires_grad_(False)  # distributed training waits for the gradient of every trainable weight
         weight = next(model.parameters())
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1).to(device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The estimate before each acted token."""
+        """Compute the value before each policy token."""
         values: Tensor = self.head(self.body.states(batch)).sum(-1)
         return values
 

@@ -1,6 +1,6 @@
-"""The divergence of the policy from a teacher over the whole vocabulary, at every token that trains.
+"""The divergence of the policy from a teacher over the whole vocabulary, at every trained token.
 
-Logits of both are made for a tile of tokens at a time, and again in the backward pass, so that no [tokens, vocabulary] tensor is kept.
+Logits are computed in tiles of tokens, and again in the backward pass, so that no [tokens, vocabulary] tensor is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("reverse_kl", "forward_kl", "jsd")
 
 
 class Divergence:
-    """Measures how far a policy is from a teacher; the policy calls it with the hidden states of a pass that has a gradient.
+    """Computes the divergence of a policy from a teacher; called by the policy with its hidden states, in passes with a gradient.
 
     >>> policy.divergence = Divergence(reference, "reverse_kl").fitted(policy)       # doctest: +SKIP
     """
@@ -35,7 +35,7 @@ class Divergence:
         self.teacher, self.kind = teacher.policy, kind
 
     def fitted(self, policy: Policy) -> Divergence:
-        """Itself, if the two models can be compared over the whole vocabulary."""
+        """Check that the two models can be compared over the whole vocabulary; return self."""
         for who, model in (("the policy", policy), ("the teacher", self.teacher)):
             if model.form is None:
                 raise ConfigError(f"the output head of {who} is not a plain linear layer; use algorithm.divergence=sampled")
@@ -45,7 +45,7 @@ class Divergence:
         return self
 
     def __call__(self, policy: Policy, batch: Batch, hidden: Tensor) -> Tensor:
-        """One number for each token that trains."""
+        """Compute the divergence at each trained token."""
         with torch.no_grad():
             states = self.teacher.states(batch)
         size = max(1, defaults.defaults_of(hidden.device).head_logits // len(policy.model.get_output_embeddings().weight))
@@ -62,7 +62,7 @@ class Divergence:
 
 
 def logs_of(policy: Policy, hidden: Tensor) -> Tensor:
-    """The log-probability of every token of the vocabulary, at least in float32."""
+    """Compute the log-probability of every token of the vocabulary, at least in float32."""
     head = policy.model.get_output_embeddings()
     wide = hidden.dtype if hidden.dtype in WIDE else torch.float32
     bias = None if head.bias is None else head.bias.to(wide)
@@ -71,7 +71,7 @@ def logs_of(policy: Policy, hidden: Tensor) -> Tensor:
 
 
 def between(ours: Tensor, theirs: Tensor, kind: str) -> Tensor:
-    """The divergence of two rows of log-probabilities.
+    """Compute the divergence of two rows of log-probabilities.
 
     >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
     >>> [round(float(between(p, q, kind)), 4) for kind in KINDS]
