@@ -1,8 +1,8 @@
-"""aviary: an environment for agents that call tools, such as those of ldp.
+"""Adapter for aviary, a framework for agents that call tools, such as those of ldp.
 
-    environment_of   a subclass of aviary's `Environment`; one object is the conversation of one task
+    make_environment_class   a subclass of aviary's `Environment`; one instance is one conversation
 
-An answer that could not be judged raises in `step`.
+`step` raises an error for an answer that could not be verified.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ agreed("fhaviary", TESTED)
 def environment_of(
     environment: Environment, base: Any, *, message: Callable[..., Any], response: Callable[..., Any], tool: Any, deadline_s: float = 600.0
 ) -> type:
-    """A subclass of aviary's `Environment`: `RlvrEnvironment(split, index)`. Tools are the model's own tool calls; a text is an answer.
+    """Make a subclass of aviary's `Environment`: `RlvrEnvironment(split, index)`. Tools use native tool calls; a text is an answer.
 
     Args:
         environment: any environment.
@@ -36,13 +36,13 @@ def environment_of(
         message: aviary's `Message`.
         response: aviary's `ToolResponseMessage`.
         tool: aviary's `Tool`.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     world = World(environment, deadline_s=deadline_s)
     starters = ThreadPoolExecutor(32, thread_name_prefix="begin")
 
     class RlvrEnvironment(base):
-        """One conversation."""
+        """A conversation."""
 
         def __init__(self, split: str = "train", index: int = 0) -> None:
             self.task = task_of(environment, {"split": split, "index": index})
@@ -50,11 +50,11 @@ def environment_of(
             self.tools: list[Any] = []
 
         async def get_id(self) -> str:
-            """The id of the task."""
+            """Return the id of the task."""
             return self.task.id
 
         async def reset(self) -> tuple[list[Any], list[Any]]:
-            """Open the session; what it says first, and its tools."""
+            """Open the session; return its first messages and its tools."""
             await self.close()
             talk = await _begun(starters.submit(world.begin, self.task, seed=seed_of("world", self.task.id)))
             if talk.trouble:
@@ -64,10 +64,10 @@ def environment_of(
             return [message(role=one["role"], content=one["content"]) for one in talk.prompt(described=False)], self.tools
 
         async def step(self, action: Any) -> tuple[list[Any], float, bool, bool]:
-            """One turn of the policy: calls, or a text. The reward is that of the last turn."""
+            """Handle one turn of the policy: tool calls or a text. Only the last turn has a reward."""
             talk = self.state
             if talk is None:
-                raise EnvError("there is no conversation: step came before a reset, after one that failed, or after close; call reset")
+                raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
             heard = await asyncio.to_thread(talk.hear, _turn(action, len(talk.turns)))
             if talk.over:
                 score = score_of(await asyncio.to_thread(talk.verdict), "aviary")
@@ -84,7 +84,7 @@ def environment_of(
 
 
 async def _begun(job: Future[Conversation]) -> Conversation:
-    """A conversation whose session is open. If it is not waited for any more (a timeout of the caller), its session is closed."""
+    """Wait for a conversation with an open session. If the caller cancels the wait (a timeout), the session is closed."""
     try:
         return await asyncio.wrap_future(job)
     except asyncio.CancelledError:
@@ -98,19 +98,19 @@ def _asked(action: Any) -> list[Any]:
 
 
 def _turn(action: Any, number: int) -> Turn:
-    """The policy's turn: a message of aviary, with its calls. What a tool said is never a turn."""
-    if (role := getattr(action, "role", "user")) not in ("assistant", "user"):  # a plain message of aviary has the role of the user
+    """Convert a message of aviary, with its calls, to a turn of the policy. A message of a tool is refused."""
+    if (role := getattr(action, "role", "user")) not in ("assistant", "user"):  # the default role of aviary's messages is user
         raise ConfigError(f"the action is a message of role {role!r}; a turn of the policy has the role assistant")
     calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
     text = action.content or ""
-    if getattr(action, "content_is_json_str", False):  # parts, of which aviary makes a text
+    if getattr(action, "content_is_json_str", False):  # content parts, which aviary encodes as JSON text
         parts = json.loads(text)
         text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict)) if isinstance(parts, list) else text
     return Turn(text, content=text, calls=tuple(calls))
 
 
 def _replies(heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]) -> list[Any]:
-    """What the session said; the results of tools are in the order of the calls."""
+    """Convert the messages of the session; tool results have the order of the calls."""
     results = [one for one in heard if one["role"] == "tool"]
     found = [
         response(content=one["content"], name=call.function.name, tool_call_id=call.id) for one, call in zip(results, asked, strict=False)

@@ -1,7 +1,7 @@
-"""`rlvr export-env`: write the thin file, or package, with which a trainer loads an environment.
+"""Implementation of `rlvr export-env`: write the file or package with which a trainer loads an environment.
 
-A file holds the name and the settings of the environment and a call of the adapter, nothing else. The rows of the data set name tasks by
-split and index; no reference leaves rlvr.
+The file contains only the name and the settings of the environment and a call of the adapter. The dataset rows identify tasks by split and
+index; references are never exported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORD = re.compile(r"[^0-9a-zA-Z]+")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export wrote.
+    """The result of an export.
 
     >>> Written(Path("out"), ("rlvr_arithmetic.py",), 100, "load it").rows
     100
@@ -41,11 +41,7 @@ class Written:
 def export_env(
     name: str, to: str, out: str | Path, *, settings: Mapping[str, Any] | None = None, split: str = "train", count: int | None = None
 ) -> Written:
-    """Write an environment for a framework, into a new or empty folder.
-
-    >>> export_env("arithmetic", "trl", "out", count=100).files                          # doctest: +SKIP
-    ('rlvr_arithmetic.py', 'rows.jsonl')
-    """
+    """Write an environment for a framework, into a new or empty folder."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a framework; {suggest(to, FORMATS)}")
     kind, folder, settings = FORMATS[to], Path(out), dict(settings or {})
@@ -54,7 +50,7 @@ def export_env(
     environment: Environment = build("env", name, **settings)
     with environment:
         if to in ONE_TURN and (environment.max_turns > 1 or environment.tools):
-            raise ConfigError(f"{name} is a conversation, and the export to {kind.title} judges single answers; use trl, inspect or skyrl")
+            raise ConfigError(f"{name} is a conversation, and the export to {kind.title} takes single answers; use trl, inspect or skyrl")
         count = _count(environment, split, count)
         values = _values(name, kind, settings, split, count, environment)
         rows = _rows(environment, kind, split, count)
@@ -76,12 +72,12 @@ def _count(environment: Environment, split: str, count: int | None) -> int:
         raise ConfigError(f"--split is {split!r}; {suggest(split, environment.splits)}")
     size = environment.size(split)
     if count is not None and (count < 1 or (size is not None and count > size)):
-        raise ConfigError(f"--count is {count}; the split {split!r} has {'tasks without end' if size is None else f'{size} tasks'}")
+        raise ConfigError(f"--count is {count}; the split {split!r} has {'unlimited tasks' if size is None else f'{size} tasks'}")
     return count or size or 1000
 
 
 def _values(name: str, kind: Format, settings: Mapping[str, Any], split: str, count: int, environment: Environment) -> dict[str, str]:
-    """What the templates are filled with. Names and settings stand in the files as Python literals."""
+    """Make the values of the templates. Names and settings become Python literals."""
     path, colon, made = name.partition(":")
     whole = f"{Path(path).resolve()}:{made}" if colon and path.endswith(".py") else name
     word = WORD.sub("_", made or name).strip("_").lower()

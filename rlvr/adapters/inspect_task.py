@@ -1,7 +1,7 @@
-"""inspect_ai: an environment as a `Task`, with its conversation as the solver and its verifier as the scorer.
+"""Adapter for inspect_ai: an environment as a `Task`, with its conversation as the solver and its verifier as the scorer.
 
-Tools are the model's own tool calls; what the session answers goes back as tool messages. An answer that could not be judged has the value
-NaN and the reason, which is inspect_ai's way of leaving a sample out.
+Tools use native tool calls; the results of the session return as tool messages. An answer that could not be verified has the value NaN and
+the reason, with which inspect_ai leaves a sample out.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ agreed("inspect-ai", TESTED)
 
 
 def task_of(environment: Environment, split: str = "test", indices: Sequence[int] = range(100), *, deadline_s: float = 600.0) -> Any:
-    """An inspect_ai `Task` of some of the environment's tasks.
+    """Make an inspect_ai `Task` from some tasks of an environment.
 
     Args:
         environment: any environment.
-        split: its split.
-        indices: which tasks.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        split: the split of the tasks.
+        indices: the indices of the tasks.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     try:
         from inspect_ai import Task
@@ -108,7 +108,7 @@ def _turn(said: Any, number: int, *, cut: bool) -> Turn:
 
 
 def _replies(heard: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
-    """What the session said, as inspect_ai's messages; the results of tools stand in the order of the calls."""
+    """Convert the messages of the session to inspect_ai; tool results have the order of the calls."""
     from inspect_ai.model import ChatMessageTool
 
     results = [message for message in heard if message["role"] == "tool"]
@@ -127,7 +127,7 @@ def _messages(messages: Sequence[Any]) -> list[Any]:
 
 
 def _tool(spec: ToolSpec) -> Any:
-    """A tool as inspect_ai describes it to the model. It is never run there: the session runs the calls."""
+    """Convert a tool, so that inspect_ai describes it to the model. inspect_ai never runs it: the session runs the calls."""
     from inspect_ai.tool import ToolDef, ToolParams
 
     async def unused(**arguments: Any) -> str:

@@ -1,8 +1,8 @@
-"""lm-evaluation-harness: what a task's YAML refers to.
+"""Adapter for lm-evaluation-harness: the functions that the YAML file of a task names.
 
 custom_dataset     the rows
 doc_to_text        the question
-process_results    the score, NaN where the answer could not be judged; `nanmean` leaves those out, and `unscored` counts them
+process_results    the score; NaN if the answer could not be verified, which `nanmean` leaves out and `unscored` counts
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ agreed("lm_eval", TESTED)
 
 
 def doc_to_text(doc: Mapping[str, Any]) -> str:
-    """The prompt as one text.
+    """Join the messages of the prompt to one text.
 
     >>> doc_to_text({"prompt": [{"role": "user", "content": "2+2="}]})
     '2+2='
@@ -30,7 +30,7 @@ def doc_to_text(doc: Mapping[str, Any]) -> str:
 
 
 def dataset_of(environment: Environment, split: str = "test", count: int | None = None) -> Callable[..., dict[str, Any]]:
-    """A `custom_dataset`: the rows of one split."""
+    """Make the function `custom_dataset`: the rows of one split."""
 
     def custom_dataset(**settings: Any) -> dict[str, Any]:
         try:
@@ -43,7 +43,7 @@ def dataset_of(environment: Environment, split: str = "test", count: int | None 
 
 
 def results_of(environment: Environment, *, deadline_s: float = 600.0) -> Callable[..., dict[str, float]]:
-    """A `process_results` for an environment of one turn."""
+    """Make the function `process_results` for a single-turn environment."""
     scorer = Scorer(environment, workers=1, deadline_s=deadline_s)
 
     def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""NeMo-Gym: a resources server with a route for each tool and `/verify`.
+"""Adapter for NeMo-Gym: a resources server with a route for each tool and `/verify`.
 
-    server_of   a subclass of `SimpleResourcesServer`; its agent is NeMo-Gym's own `simple_agent`
+    make_server_class   a subclass of `SimpleResourcesServer`; its agent is `simple_agent` of NeMo-Gym
 
-An answer that could not be judged is marked with `mask_sample` where the installed version has that field; older versions have no word for
-it, and `/verify` fails (status 500).
+An answer that could not be verified gets `mask_sample` if the installed version has that field. In older versions `/verify` fails (status
+500).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rlvr.turns import Call, ToolSpec, Turn
 
 TESTED = "0.4.0"
 ALSO = ("0.7.0",)
-"""Versions whose signatures fit too; 0.7 adds environment servers, and needs Python 3.13."""
+"""Further versions with compatible signatures; 0.7 adds environment servers and needs Python 3.13."""
 agreed("nemo-gym", TESTED, *ALSO)
 
 MOST_OPEN = 4096
-"""How many sessions are remembered: an agent that never asks for a verdict leaves its session behind."""
+"""Maximum number of stored sessions, since some agents never ask for a verdict."""
 ROUTES = frozenset({"verify", "seed_session", "close_session", "aggregate_metrics", "reverify_mode", "mcp"})
-"""NeMo-Gym's own routes, which no tool may be called."""
+"""Routes of NeMo-Gym, which are no valid tool names."""
 
 
 def nemo_row(environment: Environment, split: str, index: int, tools: Sequence[ToolSpec] | None = None) -> dict[str, Any]:
-    """A row of NeMo-Gym's JSONL, in the shape of OpenAI's Responses. Tools that only a session knows are given: `Desk.tools`."""
+    """Make a row of NeMo-Gym, in the format of OpenAI's Responses. `tools`: the tools of sessions, if given."""
     row = row_of(environment.task(split, index), split, index)
     if tools is None:
         tools = [spec for tool in environment.tools for spec in tool.specs()]
@@ -46,7 +46,7 @@ def nemo_row(environment: Environment, split: str, index: int, tools: Sequence[T
 
 
 def said_in(response: Mapping[str, Any]) -> str:
-    """The policy's final text: the last item of a response if it is a message; text before a call is no answer.
+    """Extract the final text of the policy: the last item of a response if it is a message. Text before a call is not an answer.
 
     >>> said_in({"output": [{"type": "message", "content": [{"type": "output_text", "text": "4"}]}]})
     '4'
@@ -61,7 +61,7 @@ def said_in(response: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Seat:
-    """One session of the server: its conversation until it is judged, then its verdict.
+    """A session of the server: its conversation, and later its verdict.
 
     >>> Seat("sums/train/7").verdict is None
     True
@@ -74,13 +74,10 @@ class Seat:
 
 
 class Desk:
-    """The conversations of one server, by the id of the session.
+    """The conversations of a server, by session id.
 
-    The agent posts each call of the policy to the route of that name, so a policy can name `seed_session` and `verify` too. Hence a session
-    has one task and one verdict, the first: what comes later changes neither.
-
-    >>> desk = Desk(make("env", "calculator_sums")); desk.begin("a", label)              # doctest: +SKIP
-    >>> desk.call("a", "calculator", {"expression": "2+2"}); desk.verdict("a", label, "4").score    # doctest: +SKIP
+    The agent posts each call of the policy to the route with the name of the tool, so a policy can also call `seed_session` and `verify`.
+    Therefore a session keeps its first task and its first verdict.
     """
 
     def __init__(self, environment: Environment, *, deadline_s: float = 600.0) -> None:
@@ -93,10 +90,10 @@ class Desk:
         probe.close()
         if taken := sorted({spec.name for spec in self.tools} & ROUTES):
             self.world.close()
-            raise ConfigError(f"a tool is called {taken[0]!r}, which is a route of NeMo-Gym's own; give it another name")
+            raise ConfigError(f"a tool is called {taken[0]!r}, which is a route of NeMo-Gym; give it another name")
 
     def begin(self, session: str, label: object) -> None:
-        """Open the session of a label. One that is open or judged stays as it is; it cannot become another task's."""
+        """Open the session for the task of a label. An existing session stays as it is, and cannot change its task."""
         self._seat(session, label)
 
     def _seat(self, session: str, label: object) -> Seat:
@@ -106,7 +103,7 @@ class Desk:
             if seat is None:
                 left = self._room()
                 seat = self.seats[session] = Seat(task.id)
-                seat.lock.acquire()  # until its conversation is there
+                seat.lock.acquire()  # until its conversation has been created
             elif seat.task_id != task.id:
                 raise ConfigError(f"the session is about {seat.task_id!r}, and the label {label!r:.80} names another task")
             else:
@@ -120,7 +117,7 @@ class Desk:
         return seat
 
     def _room(self) -> list[Conversation]:
-        """Room for one more session: the oldest that is judged leaves, else the oldest. What is still to be closed."""
+        """Remove the oldest verified session, else the oldest, if the limit is reached; return conversations to close."""
         if len(self.seats) < MOST_OPEN:
             return []
         oldest = next((name for name, seat in self.seats.items() if seat.verdict is not None), next(iter(self.seats)))
@@ -128,7 +125,7 @@ class Desk:
         return [] if talk is None else [talk]
 
     def call(self, session: str, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of a call, as the policy reads it."""
+        """Run a call and return the result for the policy."""
         seat = self.seats.get(session)
         if seat is None:
             return "Error: this call was not run. The session is not open."
@@ -142,9 +139,9 @@ class Desk:
             return talk.heard[-1].messages[0]["content"]
 
     def verdict(self, session: str, label: object, text: str) -> Verdict:
-        """The verdict on a final text; asked again, the same. A session that is not open is opened, if the environment has no tools."""
+        """Return the verdict on a final text; later calls return the first verdict. Without tools, a missing session is opened."""
         if session not in self.seats and self.tools:
-            raise ConfigError("verify came for a session that is not open, and its tools have run elsewhere; call /seed_session first")
+            raise ConfigError("verify was called for a session that is not open, so its tool calls are unknown; call /seed_session first")
         seat = self._seat(session, label)
         with seat.lock:
             talk = seat.talk
@@ -152,10 +149,10 @@ class Desk:
                 if text and not talk.over:
                     talk.hear(Turn(text, content=text))
                 seat.verdict, seat.talk = talk.verdict(), None
-        return seat.verdict or Verdict(None, "the session was closed before it was judged", fault=Fault.INFRA)
+        return seat.verdict or Verdict(None, "the session was closed before it was verified", fault=Fault.INFRA)
 
     def leave(self, session: str) -> None:
-        """Close a session, if it is open. Any number of times."""
+        """Close a session if it is open; may be called repeatedly."""
         seat = self.seats.get(session)
         if seat is not None:
             with seat.lock:
@@ -171,14 +168,14 @@ class Desk:
 
 
 def server_of(environment: Environment, base: Any, answer: Any, *, session_key: str = "session_id", deadline_s: float = 600.0) -> type:
-    """A subclass of NeMo-Gym's `SimpleResourcesServer`.
+    """Make a subclass of NeMo-Gym's `SimpleResourcesServer`.
 
     Args:
-        environment: one that talks through tools alone, or of one turn.
+        environment: an environment that only talks through tools, or a single-turn environment.
         base: NeMo-Gym's `SimpleResourcesServer`.
         answer: NeMo-Gym's `BaseVerifyResponse`.
         session_key: NeMo-Gym's `SESSION_ID_KEY`.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     desk = Desk(environment, deadline_s=deadline_s)
 
@@ -190,7 +187,7 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
         """Sessions, tools and verdicts of one environment."""
 
         def setup_webserver(self) -> Any:
-            """NeMo-Gym's routes, and one for each tool."""
+            """Add a route for each tool to the routes of NeMo-Gym."""
             app = super().setup_webserver()
             for spec in desk.tools:
                 app.add_route(f"/{spec.name}", self._route(spec.name), methods=["POST"])
@@ -206,7 +203,7 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
             return called
 
         async def seed_session(self, request: Any) -> dict[str, Any]:
-            """Open the session of a row. An environment server (since 0.7) names the session, and expects its name back."""
+            """Open the session of a row. An environment server (since 0.7) sends a session id and expects it back."""
             body = await arguments(request)
             named, row = body.get("resources_session_id"), body.get("task_data") or body
             await asyncio.to_thread(desk.begin, request.session[session_key], row.get("label"))
@@ -218,7 +215,7 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
             return {"resources_session_id": (await arguments(request)).get("resources_session_id")}
 
         async def verify(self, request: Any) -> Any:
-            """Judge the final text of a response."""
+            """Verify the final text of a response."""
             body = await arguments(request)
             session, text = request.session[session_key], said_in(body.get("response") or {})
             verdict = await asyncio.to_thread(desk.verdict, session, body.get("label"), text)
@@ -226,13 +223,13 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
                 return answer(**{**body, "reward": 0.0, "mask_sample": True, "failure_reason": verdict.reason})
             return answer(**{**body, "reward": score_of(verdict, "NeMo-Gym")})
 
-    for method in ("seed_session", "close_resources_session", "verify"):  # FastAPI reads the annotation: the request itself is handed over
+    for method in ("seed_session", "close_resources_session", "verify"):  # from the annotation, FastAPI passes the request itself
         getattr(RlvrResourcesServer, method).__annotations__["request"] = _request_type()
     return RlvrResourcesServer
 
 
 def _request_type() -> Any:
-    """Starlette's request, where NeMo-Gym's web framework is installed."""
+    """Return the request class of Starlette, or Any if it is not installed."""
     try:
         from starlette.requests import Request
     except ModuleNotFoundError:

@@ -1,8 +1,8 @@
-"""OpenEnv: an environment as a server, one conversation for each session.
+"""Adapter for OpenEnv: an environment as a server, with one conversation per session.
 
-    environment_of   a subclass of OpenEnv's `Environment`; turns and what is read next are texts
+    make_environment_class   a subclass of OpenEnv's `Environment`; turns and replies are texts
 
-An answer that could not be judged is an error of the step, and has no reward.
+`step` raises an error for an answer that could not be verified.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def environment_of(
     environment: Environment, base: Any, observation: Callable[..., Any], state: Callable[..., Any], *, split: str = "train",
     count: int = 1000, deadline_s: float = 600.0,
 ) -> type:  # fmt: skip
-    """A subclass of OpenEnv's `Environment`. Tools are described in the first text, their results are texts.
+    """Make a subclass of OpenEnv's `Environment`. The first text describes the tools; their results are texts.
 
     Args:
         environment: any environment.
         base: OpenEnv's `Environment`.
         observation: a subclass of OpenEnv's `Observation` with the field `text`.
         state: OpenEnv's `State`.
-        split: the split of a reset that names none.
-        count: of a reset that names no index, the task is its seed, counted within so many, or within the split if that has fewer.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        split: the split of a reset without a split.
+        count: for a reset without an index: the task is its seed modulo this number, or modulo the size of a smaller split.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     world = World(environment, deadline_s=deadline_s)
 
     class RlvrEnvironment(base):
-        """One conversation."""
+        """A conversation."""
 
         SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -48,7 +48,7 @@ def environment_of(
             self.episode_id: str | None = None
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
-            """Begin the conversation of a row; without one, of the task that the seed stands for."""
+            """Begin the conversation of a row; without a row, that of the seed."""
             self.close()
             task = task_of(environment, _named(environment, {**row, "split": row.get("split") or split}, seed, count))
             talk = world.begin(task, seed=seed_of("world", task.id))
@@ -58,9 +58,9 @@ def environment_of(
             return observation(text=_as_text(talk.prompt()))
 
         def step(self, action: Any, timeout_s: float | None = None, **named: Any) -> Any:
-            """One turn of the policy."""
+            """Handle one turn of the policy."""
             if self.talk is None:
-                raise EnvError("there is no conversation: step came before a reset, after one that failed, or after close; call reset")
+                raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
             heard = self.talk.say(_said(action))
             if not self.talk.over:
                 return observation(text=_as_text(heard))
@@ -68,7 +68,7 @@ def environment_of(
 
         @property
         def state(self) -> Any:
-            """How many turns there were."""
+            """Return the number of turns."""
             return state(episode_id=self.episode_id, step_count=len(self.talk.turns) if self.talk else 0)
 
         def close(self) -> None:
@@ -87,7 +87,7 @@ def _said(action: Any) -> str:
 
 
 def _named(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
-    """A row that names a task; without an index, the one that the seed stands for."""
+    """Complete a row without an index with the index of the seed."""
     split = row["split"]
     if row.get("index") is not None:
         return row

@@ -1,11 +1,11 @@
-"""OpenRLHF: a reward function for single answers, and an agent executor that plays whole conversations with rlvr's own tokens.
+"""Adapter for OpenRLHF: a reward function for single answers, and an agent executor for whole conversations with the tokens of rlvr.
 
-    reward_function_of   `--reward.remote_url FILE.py`         judges one text
-    executor_of          `--train.agent_func_path FILE.py`     token ids, action ranges, log-probabilities and reward
-    instance_of          the same file, for OpenRLHF's own loop over texts
+    make_reward_function   `--reward.remote_url FILE.py`         verifies one text
+    make_executor_class    `--train.agent_func_path FILE.py`     token ids, action ranges, log-probabilities and reward
+    make_instance_class    `--train.agent_func_path FILE.py`     for the loop of OpenRLHF over texts
 
-OpenRLHF has no word for an answer that could not be judged: it stops the run (a reward function's error is only logged there, so prefer the
-executor).
+OpenRLHF cannot leave an answer out, so an answer that could not be verified stops the run. OpenRLHF only logs errors of a reward function,
+so prefer the executor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ agreed("openrlhf", TESTED)
 
 
 def openrlhf_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
-    """A row of OpenRLHF's data: the prompt as messages (`--data.apply_chat_template`), and a label that names the task."""
+    """Make a row of OpenRLHF: the prompt as messages (`--data.apply_chat_template`), and a label that identifies the task."""
     row = row_of(environment.task(split, index), split, index)
     return {"input": row["prompt"], "label": label_of(split, index, row["prompt"])}
 
@@ -39,14 +39,14 @@ def reward_function_of(
     environment: Environment, *, ends: Sequence[str] = (), tensor: Callable[[list[float]], Any] = list, workers: int = 8,
     deadline_s: float = 600.0,
 ) -> Callable[..., dict[str, Any]]:  # fmt: skip
-    """A `reward_func(queries, prompts, labels)` for an environment of one turn.
+    """Make a `reward_func(queries, prompts, labels)` for a single-turn environment.
 
     Args:
-        environment: one of one turn.
-        ends: the texts of the stop tokens, which OpenRLHF leaves at the end of a query, such as `<|im_end|>`.
-        tensor: what makes the rewards a tensor: `torch.tensor`.
-        workers: how many answers are judged at once.
-        deadline_s: how long one verdict may take.
+        environment: a single-turn environment.
+        ends: the texts of the stop tokens, such as `<|im_end|>`; OpenRLHF keeps them at the end of a query.
+        tensor: converts the rewards to a tensor: `torch.tensor`.
+        workers: number of concurrent verifications.
+        deadline_s: timeout of one verification, in seconds.
     """
     scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
 
@@ -69,25 +69,25 @@ def _without_end(text: str, ends: Sequence[str]) -> str:
 
 
 def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (), deadline_s: float = 600.0) -> type:
-    """A subclass of OpenRLHF's `AgentExecutorBase` that plays this environment; the prompt is rendered by rlvr.
+    """Make a subclass of OpenRLHF's `AgentExecutorBase` for an environment; rlvr renders the prompt.
 
     Args:
         environment: any environment.
         base: OpenRLHF's `AgentExecutorBase`.
-        stops: ids besides EOS at which the engine stops.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        stops: stop token ids of the engine besides EOS.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     players: dict[int, Player] = {}
 
     class AgentExecutor(base):
-        """Plays one conversation for each prompt."""
+        """Run one conversation for each prompt."""
 
         async def execute(
             self, prompt: Any, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
         ) -> dict[str, Any]:
-            """The conversation of a label, as OpenRLHF's record."""
+            """Run the conversation of a label, and return it in the format of OpenRLHF."""
             if images is not None:
-                raise ConfigError("images were given, and rlvr's environments are texts; leave --data.image_key out")
+                raise ConfigError("the data has images, and environments of rlvr have texts only; remove --data.image_key")
             if max_length not in players:
                 players[max_length] = player_of(environment, hf_tokenizer, stops=stops, max_length=max_length, deadline_s=deadline_s)
             player, task = players[max_length], task_of(environment, labelled(label))
@@ -121,7 +121,7 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
 
 
 def ranges_of(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """Where the policy's tokens stand, as pairs of first and one after the last.
+    """Return the positions of the policy's tokens, as pairs of start and exclusive end.
 
     >>> ranges_of([1, 1, 0, 1], 10)
     [(10, 12), (13, 14)]
@@ -135,10 +135,10 @@ def ranges_of(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
 
 
 def _as_text(writer: HFTokenizer, ids: list[int]) -> str:
-    """Ids as a text, for a framework that encodes it again; an error where it would become other ids."""
+    """Decode ids for a framework that encodes the text again; an error if that would give other ids."""
     text = str(writer.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if list(writer.tokenizer.encode(text, add_special_tokens=False)) != ids:
-        raise EnvError(f"the reply {text!r:.80} cannot be handed over as a text: it would be encoded differently; use the executor")
+        raise EnvError(f"the reply {text!r:.80} cannot be passed as text: it would be encoded differently; use the executor")
     return text
 
 
@@ -146,29 +146,29 @@ def instance_of(
     environment: Environment, base: Any, tokenizer: Any, *, ends: Sequence[str] = (), tensor: Callable[[float], Any] = float,
     deadline_s: float = 600.0,
 ) -> type:  # fmt: skip
-    """A subclass of OpenRLHF's `AgentInstanceBase`, for its own loop, which glues texts together and encodes them.
+    """Make a subclass of OpenRLHF's `AgentInstanceBase`, for its loop that concatenates texts and encodes them.
 
-    Where what the world says would not be encoded as rlvr encodes it (it spells a control token, say), the run stops: such a text
+    The run stops if a text of the environment would be encoded differently than by rlvr (for example, a spelled control token): such a text
     could forge a turn. The executor has no such limit.
 
     Args:
         environment: any environment.
         base: OpenRLHF's `AgentInstanceBase`.
-        tokenizer: the tokenizer of the policy, loaded; its template writes what follows a turn.
-        ends: the texts of the stop tokens, which OpenRLHF leaves at the end of an action.
-        tensor: what makes a reward a tensor: `torch.tensor`.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        tokenizer: the loaded tokenizer of the policy; its chat template writes the text after a turn.
+        ends: the texts of the stop tokens; OpenRLHF keeps them at the end of an action.
+        tensor: converts a reward to a tensor: `torch.tensor`.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     world, writer = World(environment, deadline_s=deadline_s), HFTokenizer(tokenizer)
 
     class AgentInstance(base):
-        """One conversation."""
+        """A conversation."""
 
         def __init__(self, *rest: Any, **named: Any) -> None:
             self.talk: Conversation | None = None
 
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
-            """Begin the conversation of a label. The prompt is rendered anew where the session adds tools or an opening."""
+            """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
             task = task_of(environment, labelled(states["label"]))
             self.talk = await asyncio.to_thread(world.begin, task, seed=seed_of("world", task.id))
             if not (self.talk.tools or self.talk.opening):
@@ -176,7 +176,7 @@ def instance_of(
             return {"observation": _as_text(writer, writer.render(self.talk.prompt()))}
 
         async def step(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
-            """One turn of the policy."""
+            """Handle one turn of the policy."""
             talk = self.talk
             if talk is None:
                 raise EnvError("step was called before reset")

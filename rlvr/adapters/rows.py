@@ -1,7 +1,7 @@
-"""Dataset rows for other trainers, and the way back from a row to its task.
+"""Make dataset rows for other trainers, and find the task of a row.
 
-A row holds the prompt, the split and the index, never the reference: the task is posed again where the answer is judged, and must have the
-prompt of the row. So a dataset that was made with other settings is refused instead of being judged against other answers.
+A row has the prompt, the split and the index, never the reference. For verification the task is made again, and its prompt must be that of
+the row. So a dataset that was made with other settings raises an error instead of wrong rewards.
 """
 
 from __future__ import annotations
@@ -20,24 +20,20 @@ from rlvr.task import Task, Verdict
 
 
 def rows_of(environment: Environment, split: str = "train", count: int | None = None, *, start: int = 0) -> list[dict[str, Any]]:
-    """Rows with `prompt`, `split`, `index` and `task_id`, for `datasets.Dataset.from_list` or a JSONL file.
-
-    >>> rows_of(make("env", "arithmetic"), "train", 1)[0]["index"]                       # doctest: +SKIP
-    0
-    """
+    """Make rows with `prompt`, `split`, `index` and `task_id`, for `datasets.Dataset.from_list` or a JSONL file."""
     if split not in environment.splits:
         raise ConfigError(f"split is {split!r}; {type(environment).__name__} has {', '.join(environment.splits)}")
     size = environment.size(split)
     if count is None and size is None:
-        raise ConfigError(f"{type(environment).__name__} generates tasks without end; say how many rows to write (count)")
+        raise ConfigError(f"{type(environment).__name__} generates unlimited tasks; give the number of rows (count)")
     last = size if count is None else start + count
     if start < 0 or last is None or last <= start or (size is not None and last > size):
-        raise ConfigError(f"rows {start} to {last} of split {split!r}, which has {'no end' if size is None else size} tasks; ask for fewer")
+        raise ConfigError(f"rows {start} to {last} of split {split!r}, which has {'unlimited' if size is None else size} tasks; use fewer")
     return [row_of(posed(environment.task(split, index)), split, index) for index in range(start, last)]
 
 
 def row_of(task: Task, split: str, index: int) -> dict[str, Any]:
-    """One row.
+    """Make one row.
 
     >>> row_of(Task("t/7", ({"role": "user", "content": "2+2="},), "4"), "train", 7)["task_id"]
     't/7'
@@ -46,7 +42,7 @@ def row_of(task: Task, split: str, index: int) -> dict[str, Any]:
 
 
 def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
-    """The task of a row. An error if the row names none, or if the environment now poses another question there."""
+    """Return the task of a row. An error if the row identifies none, or if the environment has another question there."""
     split, index = row.get("split"), row.get("index")
     if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
@@ -56,7 +52,7 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
     asked = row.get("prompt")
     if row.get("asks", known := _fingerprint(task.prompt)) != known:
         raise ConfigError(
-            f"the label of {split}/{index} is of another question than {type(environment).__name__} poses there, {task.question!r:.80}; "
+            f"the label of {split}/{index} belongs to another question than that of {type(environment).__name__}, {task.question!r:.80}; "
             "write the rows again with the settings of this environment"
         )
     if isinstance(asked, Sequence) and all(isinstance(message, Mapping) for message in asked):
@@ -65,14 +61,14 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
         same = asked is None or asked == "\n".join(message["content"] for message in task.prompt)
     if not same:
         raise ConfigError(
-            f"the row of {split}/{index} asks {_short(asked)}, and {type(environment).__name__} poses {task.question!r:.80} there; "
+            f"the row of {split}/{index} asks {_short(asked)}, and {type(environment).__name__} asks {task.question!r:.80} there; "
             "write the rows again with the settings of this environment"
         )
     return task
 
 
 def label_of(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """The text that stands for the reference in frameworks that allow only a text, with a fingerprint of the prompt if it is given.
+    """Make a label, which replaces the reference in other frameworks; `prompt` adds its fingerprint.
 
     >>> label_of("train", 7), label_of("train", 7, [{"role": "user", "content": "2+2="}])
     ('{"index": 7, "split": "train"}', '{"asks": "569af0794093", "index": 7, "split": "train"}')
@@ -81,13 +77,13 @@ def label_of(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None 
 
 
 def _fingerprint(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """A few letters that tell a prompt from others."""
+    """Hash a prompt."""
     said = json.dumps([[message["role"], message["content"]] for message in prompt])
     return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
 def labelled(label: object) -> dict[str, Any]:
-    """The split and the index of a label.
+    """Parse a label into split, index and fingerprint.
 
     >>> labelled('{"index": 7, "split": "train"}')["index"]
     7
@@ -102,7 +98,7 @@ def labelled(label: object) -> dict[str, Any]:
 
 
 def score_of(verdict: Verdict, framework: str) -> float:
-    """The score, for a framework that has no word for "not judged": there a verdict without a score stops the run.
+    """Return the score, for frameworks that cannot leave an answer out; EnvError for a verdict without a score.
 
     >>> score_of(Verdict(0.5, "half"), "verl")
     0.5
@@ -110,7 +106,7 @@ def score_of(verdict: Verdict, framework: str) -> float:
     if verdict.score is None:
         raise EnvError(
             f"no score (fault: {verdict.fault.value}): {verdict.reason}. {framework} has no way to leave an answer out, and 0 would be a "
-            "wrong reward; repair the cause and resume"
+            "wrong reward; fix the cause and resume"
         )
     return verdict.score
 
@@ -122,7 +118,7 @@ def write_jsonl(path: Any, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def agreed(distribution: str, *tested: str) -> None:
-    """Warn if the installed version of a framework is none of those whose signatures are followed. Nothing is imported.
+    """Warn if the installed version of a framework is not a tested one. The framework is not imported.
 
     >>> agreed("no-such-package", "1.0")
     """

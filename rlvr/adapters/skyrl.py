@@ -1,9 +1,9 @@
-"""SkyRL: an environment for skyrl-gym, and a generator that plays whole conversations with rlvr's own tokens.
+"""Adapter for SkyRL: an environment for skyrl-gym, and a generator for whole conversations with the tokens of rlvr.
 
-    environment_of   `skyrl_gym.register(id="rlvr", entry_point=...)`    SkyRL's own loop, turns as texts
-    generator_of     a subclass of `GeneratorInterface`                  token ids, loss masks, log-probabilities and rewards
+    make_environment_class   `skyrl_gym.register(id="rlvr", entry_point=...)`    for the loop of SkyRL; turns are texts
+    make_generator_class     a subclass of `GeneratorInterface`                  token ids, loss masks, log-probabilities and rewards
 
-SkyRL has no word for an answer that could not be judged: it stops the run.
+SkyRL cannot leave an answer out, so an answer that could not be verified stops the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ agreed("skyrl-gym", TESTED)
 
 
 def skyrl_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
-    """A row of SkyRL's data."""
+    """Make a row of SkyRL."""
     row = row_of(environment.task(split, index), split, index)
     return {
         "data_source": "rlvr",
@@ -40,18 +40,18 @@ def skyrl_row(environment: Environment, split: str, index: int) -> dict[str, Any
 
 
 def environment_of(environment: Environment, base: Any, *, output: Callable[..., Any] = dict, deadline_s: float = 600.0) -> type:
-    """A subclass of skyrl-gym's `BaseTextEnv`. Tools are described in a system message, their results are messages of the user.
+    """Make a subclass of skyrl-gym's `BaseTextEnv`. A system message describes the tools; their results are user messages.
 
     Args:
         environment: any environment.
         base: skyrl-gym's `BaseTextEnv`.
         output: skyrl-gym's `BaseTextEnvStepOutput`.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     world = World(environment, deadline_s=deadline_s)
 
     class RlvrEnv(base):
-        """One conversation."""
+        """A conversation."""
 
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
             super().__init__()
@@ -60,7 +60,7 @@ def environment_of(environment: Environment, base: Any, *, output: Callable[...,
             self.talk: Conversation | None = None
 
         def init(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
-            """Open the session; the prompt, with its tools and its opening."""
+            """Open the session; return the prompt with the tools and the first messages of the session."""
             task = task_of(environment, {**self.named, "prompt": prompt})
             self.talk = world.begin(task, seed=seed_of("world", task.id))
             if self.talk.trouble:
@@ -68,7 +68,7 @@ def environment_of(environment: Environment, base: Any, *, output: Callable[...,
             return self.talk.prompt(), {}
 
         def step(self, action: str) -> Any:
-            """One turn of the policy. A verdict without a score raises, and SkyRL then never closes the environment: it is closed here."""
+            """Handle one turn of the policy. On an error SkyRL never calls `close`, so `verdict` closes the session."""
             if self.talk is None:
                 raise EnvError("step was called before init")
             observations = self.talk.say(action)
@@ -88,19 +88,19 @@ def generator_of(
     environment: Environment, base: Any, *, stops: Iterable[int] = (), max_new_tokens: int | None = None, max_length: int | None = None,
     deadline_s: float = 600.0,
 ) -> type:  # fmt: skip
-    """A subclass of SkyRL's `GeneratorInterface`: `RlvrGenerator(inference_engine_client, tokenizer)`.
+    """Make a subclass of SkyRL's `GeneratorInterface`: `RlvrGenerator(inference_engine_client, tokenizer)`.
 
     Args:
         environment: any environment.
         base: SkyRL's `GeneratorInterface`.
-        stops: ids besides EOS at which the engine stops.
-        max_new_tokens: the most tokens of the policy in one conversation; None: what the environment asks for.
-        max_length: the largest length of prompt and answers in tokens; None: what the environment asks for.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        stops: stop token ids of the engine besides EOS.
+        max_new_tokens: maximum tokens of the policy per conversation; None: the value of the environment.
+        max_length: maximum tokens of prompt and completion; None: the value of the environment.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
 
     class RlvrGenerator(base):
-        """Plays one conversation for each prompt."""
+        """Run one conversation for each prompt."""
 
         def __init__(self, inference_engine_client: Any, tokenizer: Any) -> None:
             self.engine = inference_engine_client
@@ -109,10 +109,10 @@ def generator_of(
             )
 
         async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
-            """All conversations of a batch, in its order."""
+            """Run the conversations of a batch; keep the order."""
             extras = input_batch.get("env_extras")
             if extras is None:
-                raise ConfigError("the batch has no env_extras; use the rows of skyrl_row, which name the task")
+                raise ConfigError("the batch has no env_extras; use the rows of make_skyrl_row, which identify the task")
             params, ids = input_batch.get("sampling_params") or {}, input_batch.get("trajectory_ids")
             names = [str(ids[place] if ids else place) for place in range(len(extras))]
             rows = await asyncio.gather(*(self._play(params, extra, name) for extra, name in zip(extras, names, strict=True)))
@@ -137,14 +137,14 @@ def generator_of(
             return played_row(episode, self.player.mdp.tokenizer.eos_id), all(known)
 
         def close(self) -> None:
-            """Stop the threads, and close the environment."""
+            """Stop the threads and close the environment."""
             self.player.close()
 
     return RlvrGenerator
 
 
 def _columns(rows: list[Row], *, known: bool) -> dict[str, Any]:
-    """The columns of SkyRL's output."""
+    """Make the output of SkyRL."""
     return {
         "prompt_token_ids": [row.prompt_ids for row in rows],
         "response_ids": [row.response_ids for row in rows],

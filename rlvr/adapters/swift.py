@@ -1,9 +1,9 @@
-"""ms-swift: a reward class for single answers, and an environment for its GYM scheduler.
+"""Adapter for ms-swift: a reward class for single answers, and an environment for its GYM scheduler.
 
-    reward_class_of   `orms["rlvr"] = ...`, `--reward_funcs rlvr`                      judges one text
-    environment_of    `envs["rlvr"] = ...`, `--use_gym_env true --gym_env rlvr`        whole conversations, turns as texts
+    make_reward_class        `orms["rlvr"] = ...`, `--reward_funcs rlvr`                 verifies one text
+    make_environment_class   `envs["rlvr"] = ...`, `--use_gym_env true --gym_env rlvr`   whole conversations; turns are texts
 
-ms-swift has no word for an answer that could not be judged: it stops the run.
+ms-swift cannot leave an answer out, so an answer that could not be verified stops the run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ agreed("ms-swift", TESTED)
 
 
 def swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
-    """A row of ms-swift's data."""
+    """Make a row of ms-swift."""
     row = row_of(environment.task(split, index), split, index)
     label = label_of(split, index, row["prompt"])
     return {"messages": row["prompt"], "label": label, "env_config": {"name": "rlvr", "label": label}}
 
 
 def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, deadline_s: float = 600.0) -> type:
-    """A subclass of ms-swift's `ORM` for an environment of one turn.
+    """Make a subclass of ms-swift's `ORM` for a single-turn environment.
 
     Args:
-        environment: one of one turn.
+        environment: a single-turn environment.
         base: ms-swift's `ORM`.
-        workers: how many answers are judged at once.
-        deadline_s: how long one verdict may take.
+        workers: number of concurrent verifications.
+        deadline_s: timeout of one verification, in seconds.
     """
     scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
 
@@ -44,9 +44,9 @@ def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, de
         """The score of each completion."""
 
         def __call__(self, completions: Sequence[Any], label: Sequence[str] | None = None, **columns: Any) -> list[float]:
-            """Judge a batch."""
+            """Score a batch."""
             if label is None:
-                raise ConfigError("the data has no column 'label'; use the rows of swift_row, which name the task")
+                raise ConfigError("the data has no column 'label'; use the rows of make_swift_row, which identify the task")
             tasks = [task_of(environment, labelled(text)) for text in label]
             return [score_of(verdict, "ms-swift") for verdict in scorer.verdicts(tasks, [last_said(said) for said in completions])]
 
@@ -54,24 +54,24 @@ def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, de
 
 
 def environment_of(environment: Environment, base: Any, *, deadline_s: float = 600.0) -> type:
-    """A subclass of ms-swift's `Env`. Tools are described in a system message, their results are messages of the user.
+    """Make a subclass of ms-swift's `Env`. A system message describes the tools; their results are user messages.
 
     Args:
         environment: any environment; ms-swift's `--max_turns` must be at least its `max_turns`.
         base: ms-swift's `Env`.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     world = World(environment, deadline_s=deadline_s)
 
     class RlvrEnv(base):
-        """One conversation."""
+        """A conversation."""
 
         def __init__(self, env_config: Any = None) -> None:
             super().__init__(env_config)
             self.talk: Conversation | None = None
 
         async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
-            """Open the session; the question, and the system message."""
+            """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
             task = task_of(environment, labelled(config.get("label")))
             self.talk = await asyncio.to_thread(world.begin, task, seed=seed_of("world", task.id))
@@ -85,7 +85,7 @@ def environment_of(environment: Environment, base: Any, *, deadline_s: float = 6
             return asked[0]["content"], {}, system
 
         async def step(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
-            """One turn of the policy: the last message."""
+            """Handle one turn of the policy, the last message."""
             if self.talk is None:
                 raise EnvError("step was called before reset")
             said = await asyncio.to_thread(self.talk.say, last_said(messages))

@@ -1,6 +1,6 @@
-"""Conversations for frameworks that sample by themselves and hand over texts: one session, its replies, its verdict.
+"""Conversations for frameworks that sample themselves and pass texts: a session, its replies and its verdict.
 
-Every call of a session and every verdict runs in a thread with a deadline. What fails there gives a verdict without a score.
+Every session call and every verification runs in a thread with a timeout. If one fails, the verdict has no score.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from rlvr.turns import ToolSpec, Turn
 
 T = TypeVar("T")
 LOOK_S = 0.5
-"""How often a task that waits for a thread is looked at, in seconds."""
+"""Interval at which a job that waits for a thread is checked."""
 CLOSING_S = 10.0
-"""How long the end of a session is waited for."""
+"""Timeout of closing a session."""
 
 
 def within(pool: Judges, work: Callable[[], T], seconds: float) -> T:
-    """The result of a task that may take `seconds`, counted from when it has a thread; else TimeoutError."""
+    """Run a function in a thread with a timeout, which starts with the thread. Returns the result or raises TimeoutError."""
     return result_of(pool, pool.submit(work), seconds)
 
 
 def result_of(pool: Judges, job: Job, seconds: float) -> Any:
-    """The same for a task that was submitted."""
+    """Wait for a submitted job with a timeout, which starts with its thread. Returns the result or raises TimeoutError."""
     submitted = perf_counter()
     while not job.done():
         left = (job.since or max(pool.moved, submitted)) + seconds - perf_counter()
         if left <= 0:
             pool.give_up(job)
-            raise TimeoutError(f"nothing came back within {seconds:g} s")
+            raise TimeoutError(f"no result within {seconds:g} s")
         wait([job], left if job.since else min(left, LOOK_S))
     return job.result()
 
 
 def last_said(completion: object) -> str:
-    """The policy's final text: of a conversation, its last message if the policy wrote it and called nothing in it; else no answer.
+    """Extract the final text of the policy: the last message, if it is from the assistant and has no tool calls; else "".
 
-    What a tool printed is never an answer.
+    The output of a tool is never an answer.
 
     >>> last_said([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
     ''
@@ -65,32 +65,29 @@ def last_said(completion: object) -> str:
 
 
 class Scorer:
-    """Judges final texts, many at once: what a reward function needs.
-
-    >>> Scorer(make("verifier", "numeric")).verdicts([Task("t", user("2+2="), "4")], ["4"])[0].score     # doctest: +SKIP
-    1.0
-    """
+    """Verify final texts concurrently, for reward functions."""
 
     def __init__(self, judge: Environment | Verifier, *, workers: int = 8, deadline_s: float = 600.0) -> None:
-        """Set who judges.
+        """Set the verifier.
 
         Args:
-            judge: an environment of one turn, or a verifier.
-            workers: how many answers are judged at once.
-            deadline_s: how long one verdict may take.
+            judge: a single-turn environment, or a verifier.
+            workers: number of concurrent verifications.
+            deadline_s: timeout of one verification, in seconds.
         """
         if isinstance(judge, Environment):
-            refuse_conversation(judge, "judge a single text")
+            refuse_conversation(judge, "verify a single text")
         elif not isinstance(judge, Verifier):
             raise ConfigError(
-                f"{judge!r:.80} judges nothing; give an rlvr.Environment or an rlvr.Verifier, such as rlvr.make('env', 'gsm8k')"
+                f"{judge!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
+                "such as rlvr.make('env', 'gsm8k')"
             )
         self.judge, self.deadline_s = judge, deadline_s
         self.environment = judge if isinstance(judge, Environment) else None
         self.judges = Judges(workers)
 
     def verdicts(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
-        """A verdict for each text, in order. Never raises because of a text or of a broken verifier."""
+        """Return a verdict for each text, in order. Never raises because of a text or of an error in the verifier."""
         jobs = [self.judges.submit(self._verdict, task, text) for task, text in zip(tasks, texts, strict=True)]
         return [self._in_time(job) for job in jobs]
 
@@ -109,13 +106,13 @@ class Scorer:
         return judged(environment.verifier, task, lambda: environment.answer(task, [text]))
 
     def close(self) -> None:
-        """Stop the threads, and close what judges."""
+        """Stop the threads, and close the environment or verifier."""
         self.judges.close()
         self.judge.close()
 
 
 def refuse_conversation(environment: Environment, purpose: str) -> None:
-    """ConfigError for an environment that takes part in the conversation, where only one text is seen."""
+    """Raise ConfigError for an environment with conversations, where only single texts are supported."""
     own = type(environment).open is not Environment.open or environment.tools or environment.max_turns > 1
     if own:
         raise ConfigError(
@@ -125,31 +122,27 @@ def refuse_conversation(environment: Environment, purpose: str) -> None:
 
 
 class World:
-    """An environment, with the threads in which its sessions are asked and its answers judged.
-
-    >>> with World(make("env", "guess_number")) as world:                                # doctest: +SKIP
-    ...     talk = world.begin(world.environment.task("train", 0)); talk.say("500"); talk.verdict().score
-    """
+    """An environment with threads for its sessions and its verifier."""
 
     def __init__(self, environment: Environment, *, workers: int = 32, deadline_s: float = 600.0, dialect: str = "") -> None:
         """Set the limits.
 
         Args:
-            environment: poses the tasks and opens the sessions.
-            workers: how many sessions are asked at once, and how many answers are judged at once.
-            deadline_s: how long one call of a session, or one verdict, may take.
-            dialect: how calls are written in the policy's texts; empty: as the environment says, else as fenced blocks.
+            environment: makes the tasks and opens the sessions.
+            workers: number of concurrent session calls, and of concurrent verifications.
+            deadline_s: timeout of one call of a session and of one verification, in seconds.
+            dialect: the format of tool calls in texts of the policy; empty: that of the environment, else fenced blocks.
         """
         self.environment, self.deadline_s = environment, deadline_s
         self.dialect = get(dialect or environment.dialect or "fenced")
         self.actors, self.judges = Judges(workers, name="session"), Judges(workers)
 
     def begin(self, task: Task, *, seed: int = 0) -> Conversation:
-        """Open the session of one conversation. Close it, or take its verdict."""
+        """Start a conversation and open its session. The caller must call `close` or `verdict`."""
         return Conversation(self, task, seed)
 
     def close(self) -> None:
-        """Stop the threads, and close the environment."""
+        """Stop the threads and close the environment."""
         self.actors.close()
         self.judges.close()
         self.environment.close()
@@ -162,19 +155,15 @@ class World:
 
 
 class Conversation:
-    """One conversation in texts.
-
-    >>> talk = Conversation(world, task, seed=0)                                         # doctest: +SKIP
-    >>> talk.prompt(); talk.say("500"); talk.verdict()                                   # doctest: +SKIP
-    """
+    """A conversation with text turns."""
 
     def __init__(self, world: World, task: Task, seed: int) -> None:
         self.world, self.task = world, task
         self.turns, self.heard = list[Turn](), list[Heard]()
         self.over, self.cut = False, ""
-        """Whether the policy has no further turn; and what ran out, if that was the end."""
+        """Whether the conversation is over; and the limit that ended it, if one did."""
         self.trouble = ""
-        """What failed. The verdict then has no score."""
+        """The error, if one occurred. The verdict then has no score."""
         self._verdict: Verdict | None = None
         self._hearing = Lock()
         self._lease = Lease(world.environment, task, seed=seed)
@@ -182,16 +171,16 @@ class Conversation:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """What the policy may call."""
+        """The tools of the policy."""
         return self._lease.tools
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """What the session says first, after the task's prompt."""
+        """The first messages of the session, after the prompt of the task."""
         return self._lease.opening
 
     def prompt(self, *, described: bool = True) -> list[Message]:
-        """The messages before the first turn; `described`: with a text about the tools, for frameworks without a place for them."""
+        """Return the messages before the first turn; `described`: describe the tools in the system message."""
         messages: list[Message] = [*self.task.prompt, *self.opening]
         if not (described and self.tools):
             return messages
@@ -201,7 +190,7 @@ class Conversation:
         return [{"role": "system", "content": about}, *messages]
 
     def say(self, text: str, *, cut: bool = False) -> list[Message]:
-        """The policy's turn as a text; returns what it reads before its next one, with results of tools as labelled user messages."""
+        """Handle a text turn of the policy; return the reply messages, with tool results as labelled user messages."""
         turn = Turn(text, content=text, finish="length" if cut else "stop")
         if self.tools:
             finish: Literal["stop", "length"] = "length" if cut else "stop"
@@ -209,11 +198,11 @@ class Conversation:
         return [self._labelled(message) for message in self.hear(turn)]
 
     def hear(self, turn: Turn) -> list[Message]:
-        """The policy's turn; returns the messages it reads before its next one, none where the conversation is over."""
+        """Handle a turn of the policy; return the reply messages, none if the conversation is over."""
         if self.over:
             raise EnvError(f"the conversation about {self.task.id!r} is over ({self.trouble or self.cut or 'ended'}); begin another")
         if not self._hearing.acquire(blocking=False):
-            raise EnvError(f"another turn of the conversation about {self.task.id!r} is being heard; wait for its end")
+            raise EnvError(f"another turn of the conversation about {self.task.id!r} is being handled; wait for its end")
         try:
             return self._heard(turn)
         finally:
@@ -236,7 +225,7 @@ class Conversation:
         return [] if self.over else list(heard.messages)
 
     def verdict(self) -> Verdict:
-        """The verdict on what was said so far; the session is closed. Never raises."""
+        """End the conversation, close the session and return the verdict. Never raises."""
         if self._verdict is None:
             self.over = True
             turns, heard = tuple(self.turns), tuple(self.heard)
@@ -246,15 +235,15 @@ class Conversation:
         return self._verdict
 
     def close(self) -> None:
-        """Close the session, in a thread if it is open. Any number of times."""
+        """Close the session, in a thread if it is open. May be called repeatedly."""
         if not self._lease.idle:
-            self._lease.close()  # nothing to wait for: it is not open, or is closed by the thread that is in it
+            self._lease.close()  # does not block: the session is not open, or a running call closes it
             return
         try:
             within(self.world.actors, self._lease.close, min(CLOSING_S, self.world.deadline_s))
         except TimeoutError:
-            pass  # it is closed when the thread comes back
-        except RuntimeError:  # the threads are gone
+            pass  # the thread closes it later
+        except RuntimeError:  # the threads have been stopped
             self._lease.close()
 
     def _judged(self, ending: Transcript | Verdict | None) -> Verdict:
@@ -269,7 +258,7 @@ class Conversation:
             return late(self.world.deadline_s)
 
     def _ask(self, work: Callable[[], T]) -> T | None:
-        """Ask the session something; None, with `trouble`, if it fails. A session that has failed is closed."""
+        """Call the session; on an error set `trouble`, close the session and return None."""
         try:
             return within(self.world.actors, work, self.world.deadline_s)
         except (Exception, SystemExit) as error:

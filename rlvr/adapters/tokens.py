@@ -1,7 +1,7 @@
-"""Conversations for frameworks that sample token ids: rlvr's own tokens, masks and log-probabilities, unchanged.
+"""Conversations for frameworks that sample token ids, with the exact tokens, masks and log-probabilities of rlvr.
 
-`Player` drives one conversation with a coroutine that samples a turn, `row_of` cuts an episode into what trainers take. Sessions and
-verdicts run in threads with deadlines, as in a rollout.
+`TokenConversationRunner` runs a conversation with a coroutine that samples turns. `make_row` converts an episode for a trainer. Session
+calls and verification run in threads with timeouts, as in a rollout.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rlvr.rollout.talk import Stage, Talk
 from rlvr.task import Fault, Verdict
 
 LOOK_S = 0.5
-"""How often a task that waits for a thread is looked at, in seconds."""
+"""Interval at which a job that waits for a thread is checked."""
 CLOSING_S = 10.0
-"""How long all sessions together have to close when a player is closed."""
+"""Timeout for closing all sessions."""
 Generate = Callable[[Request], Awaitable[Completion]]
-"""Samples one turn: the framework's own call of its engine."""
+"""Samples one turn with the engine of the framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An episode as trainers take it: the prompt, and everything after it with a mask.
+    """An episode in the format of trainers: the prompt, and the response with a mask.
 
     >>> Row([5], [6, 7], [1, 0], [-0.1, 0.0], Verdict(1.0, "right"), "terminated", 1).mask
     [1, 0]
@@ -40,16 +40,16 @@ class Row:
 
     prompt_ids: list[int]
     response_ids: list[int]
-    """The policy's tokens, and between its turns those of the environment."""
+    """The tokens of the policy, and those of the environment between its turns."""
     mask: list[int]
-    """1 where the policy chose the token."""
+    """1 for tokens of the policy."""
     logprobs: list[float]
-    """The sampler's; 0.0 where the mask is 0."""
+    """Of the sampler; 0.0 where the mask is 0."""
     verdict: Verdict
     end: str
     turns: int
     answer: str = ""
-    """The text that was judged."""
+    """The verified text."""
 
     @property
     def truncated(self) -> bool:
@@ -58,7 +58,7 @@ class Row:
 
 
 def row_of(episode: Episode, filler: int) -> Row:
-    """An episode as a row. One without any token of the policy gets the token `filler`, with mask 0: trainers take no empty answers.
+    """Convert an episode to a row. Without a token of the policy it gets the token `filler`, with mask 0, since trainers need a response.
 
     >>> row_of(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
@@ -73,16 +73,16 @@ def row_of(episode: Episode, filler: int) -> Row:
 
 
 def completion_of(tokens: Iterable[int], logprobs: Sequence[float] | None, stops: Iterable[int]) -> Completion:
-    """What an engine gave for one turn. The token that ended it must be among the tokens. Without log-probabilities they are 0.0.
+    """Make the completion of one turn. The tokens must include the stop token. Missing log-probabilities become 0.0.
 
     >>> completion_of([7, 2], None, {2}).finish
     'stop'
     """
     said = list(tokens)
     if not said:
-        return Completion([], [], "error", "the engine gave no token")
+        return Completion([], [], "error", "the engine returned no token")
     if logprobs is not None and len(logprobs) != len(said):
-        return Completion([], [], "error", f"the engine gave {len(said)} tokens and {len(logprobs)} log-probabilities")
+        return Completion([], [], "error", f"the engine returned {len(said)} tokens and {len(logprobs)} log-probabilities")
     return Completion(said, [0.0] * len(said) if logprobs is None else list(logprobs), "stop" if said[-1] in stops else "length")
 
 
@@ -90,43 +90,39 @@ def player_of(
     environment: Environment, tokenizer: Any, *, stops: Iterable[int] = (), max_new_tokens: int | None = None,
     max_length: int | None = None, workers: int = 32, deadline_s: float = 600.0,
 ) -> Player:  # fmt: skip
-    """A player for a framework's own Hugging Face tokenizer.
+    """Make a runner for the Hugging Face tokenizer of a framework.
 
     Args:
-        environment: poses the tasks.
+        environment: makes the tasks.
         tokenizer: a loaded Hugging Face tokenizer.
-        stops: ids besides EOS at which the engine stops.
-        max_new_tokens: the most tokens of the policy in one conversation; None: what the environment asks for.
-        max_length: the largest length of prompt and answers in tokens; None: what the environment asks for.
-        workers: how many sessions are asked at once, and how many answers are judged at once.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        stops: stop token ids of the engine besides EOS.
+        max_new_tokens: maximum tokens of the policy per conversation; None: the value of the environment.
+        max_length: maximum tokens of prompt and completion; None: the value of the environment.
+        workers: number of concurrent session calls, and of concurrent verifications.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
     mdp = TokenMDP(environment, HFTokenizer(tokenizer, stops), max_new_tokens=max_new_tokens, max_length=max_length)
     return Player(mdp, workers=workers, deadline_s=deadline_s)
 
 
 class Player:
-    """Plays conversations of one environment, as many at a time as the framework asks for.
-
-    >>> player = Player(TokenMDP(make("env", "arithmetic"), tokenizer))                  # doctest: +SKIP
-    >>> episode = asyncio.run(player.play(Draw(task, "g", seed=0), generate))            # doctest: +SKIP
-    """
+    """Run conversations of one environment; the framework decides how many run concurrently."""
 
     def __init__(self, mdp: TokenMDP, *, workers: int = 32, deadline_s: float = 600.0) -> None:
         """Set the limits.
 
         Args:
-            mdp: the environment and the tokenizer, with the limits on tokens.
-            workers: how many sessions are asked at once, and how many answers are judged at once.
-            deadline_s: how long one call of a session, or one verdict, may take.
+            mdp: the environment and the tokenizer, with the token limits.
+            workers: number of concurrent session calls, and of concurrent verifications.
+            deadline_s: timeout of one call of a session and of one verification, in seconds.
         """
         self.mdp, self.deadline_s = mdp, deadline_s
         self.actors, self.judges = Judges(workers, name="session"), Judges(workers)
         self.closing = set[Future[Any]]()
-        """Sessions that are being closed."""
+        """Jobs that close sessions."""
 
     async def play(self, draw: Draw, generate: Generate) -> Episode:
-        """One conversation, from the prompt to the verdict. What fails in it is an episode that failed; its session is always closed."""
+        """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
         talk = Talk(0, draw, self.mdp)
         try:
             if self.mdp.worlds and not talk.error and await self._step(talk, talk.open):
@@ -154,11 +150,11 @@ class Player:
             talk.go_on()
 
     async def _step(self, talk: Talk, work: Callable[[], Any]) -> bool:
-        """A step of the session; False, with an error, if it fails."""
+        """Call the session; on an error store it in the conversation and return False."""
         try:
             await self._within(self.actors, work)
         except TimeoutError:
-            talk.error = f"{talk.asked} gave nothing within {self.deadline_s:g} s"
+            talk.error = f"{talk.asked} returned nothing within {self.deadline_s:g} s"
         except (Exception, SystemExit) as error:
             talk.error = f"{talk.asked} raised {type(error).__name__}: {error}"
         return not talk.error
@@ -170,10 +166,10 @@ class Player:
         except TimeoutError:
             return late(self.deadline_s)
         except (Exception, SystemExit) as error:
-            return Verdict(None, f"judging raised {error!r}", fault=Fault.INFRA)
+            return Verdict(None, f"the verifier raised {error!r}", fault=Fault.INFRA)
 
     async def _within(self, pool: Judges, work: Callable[[], Any]) -> Any:
-        """The result of a task in a thread, which has its time from when it began."""
+        """Run a function in a thread with a timeout, which starts with the thread."""
         submitted, job = perf_counter(), pool.submit(work)
         future = asyncio.wrap_future(job)
         try:
@@ -188,7 +184,7 @@ class Player:
                 pool.give_up(job)
 
     def _leave(self, close: Callable[[], None]) -> None:
-        """Close a session in a thread; here, if the threads are gone."""
+        """Close a session in a thread, or here if the threads have been stopped."""
         self.closing = {job for job in self.closing if not job.done()}
         try:
             self.closing.add(self.actors.submit(close))
@@ -196,7 +192,7 @@ class Player:
             close()
 
     def close(self) -> None:
-        """Wait a while for the sessions that are being closed, stop the threads, and close the environment."""
+        """Wait for closing sessions up to a timeout, stop the threads and close the environment."""
         wait(self.closing, CLOSING_S)
         self.actors.close()
         self.judges.close()

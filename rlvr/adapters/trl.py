@@ -1,10 +1,10 @@
-"""TRL's three doors: a reward function, environments with tools, and whole rollouts with rlvr's own tokens.
+"""Adapter for TRL: reward functions, environments with tools, and rollouts with the tokens of rlvr.
 
-    reward_function     `reward_funcs=`        TRL samples and tokenizes; a final text is judged
-    Environments        `environment_factory=` TRL calls the tools; the verdict sees the session's evidence
-    RolloutFunction     `rollout_func=`        rlvr plays the conversation: token ids, mask and log-probabilities go in unchanged
+    make_reward_function   `reward_funcs=`          TRL samples and tokenizes; rlvr verifies the final text
+    EnvironmentFactory     `environment_factory=`   TRL calls the tools; the verifier sees the evidence of the session
+    RolloutFunction        `rollout_func=`          rlvr runs the conversation; TRL gets its token ids, mask and log-probabilities
 
-An answer that could not be judged is None, which TRL leaves out of the mean and of the baseline.
+An answer that could not be verified has the reward None, which TRL leaves out of the mean and of the baseline.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ RewardFunction = Callable[..., list[float | None]]
 def reward_function(
     judge: Environment | Verifier, *, reference: str = "reference", meta: str = "meta", workers: int = 8, deadline_s: float = 600.0
 ) -> RewardFunction:
-    """A function for `reward_funcs=`: the score of each completion's final text, None where it could not be judged.
+    """Make a function for `reward_funcs=`: the score of the final text of each completion; None if it could not be verified.
 
     Args:
-        judge: an environment of one turn, for rows of `rlvr.adapters.rows.rows_of`; or a verifier, for rows of your own.
-        reference: with a verifier, the column with the reference.
-        meta: with a verifier, the column with the task's meta, if there is one.
-        workers: how many answers are judged at once.
-        deadline_s: how long one verdict may take.
+        judge: a single-turn environment, for rows of `rlvr.adapters.rows.make_rows`; or a verifier, for other rows.
+        reference: with a verifier: the column of the reference.
+        meta: with a verifier: the optional column of the task's meta.
+        workers: number of concurrent verifications.
+        deadline_s: timeout of one verification, in seconds.
     """
     scorer = Scorer(judge, workers=workers, deadline_s=deadline_s)
 
@@ -71,21 +71,18 @@ def reward_function(
 
 
 class Environments:
-    """A factory for `environment_factory=`, whose `reward` belongs into `reward_funcs=`.
+    """A factory for `environment_factory=`; pass its `reward` to `reward_funcs=`.
 
-    TRL calls tools as methods; each call is one turn of the session here, so calls that share a turn count separately towards `max_turns`.
-
-    >>> worlds = Environments(make("env", "calculator_sums"))                            # doctest: +SKIP
-    >>> GRPOTrainer(..., environment_factory=worlds, reward_funcs=[worlds.reward])       # doctest: +SKIP
+    TRL calls tools as methods. Each call is one turn of the session, so parallel calls count separately towards `max_turns`.
     """
 
     def __init__(self, environment: Environment, *, workers: int = 32, deadline_s: float = 600.0) -> None:
-        """Look at the tools of a first session, which TRL describes to the policy.
+        """Read the tools from a first session, for TRL to describe them to the policy.
 
         Args:
-            environment: one with tools; an environment that replies to texts needs `RolloutFunction`.
-            workers: how many answers are judged at once.
-            deadline_s: how long one call of a tool, or one verdict, may take.
+            environment: an environment with tools; one that replies to texts needs `RolloutFunction`.
+            workers: number of concurrent verifications.
+            deadline_s: timeout of one tool call and of one verification, in seconds.
         """
         if type(environment).reply is not Environment.reply:
             raise ConfigError(
@@ -96,22 +93,22 @@ class Environments:
         self.specs, trouble = probe.tools, probe.trouble
         probe.close()
         if not self.specs:
-            why = trouble or "its sessions offer none"
+            why = trouble or "its sessions have none"
             self.world.close()
             raise ConfigError(f"{type(environment).__name__} has no tools ({why}); use reward_function or RolloutFunction")
         self._made: list[_Environment] = []
         methods = {spec.name: _method(spec) for spec in self.specs}
         if taken := sorted(set(methods) & {"reset", "get_reward"}):
-            raise ConfigError(f"a tool is called {taken[0]!r}, which TRL keeps for itself; give it another name")
+            raise ConfigError(f"a tool is called {taken[0]!r}, which TRL reserves; give it another name")
         self._kind = type(f"Rlvr{type(environment).__name__}", (_Environment,), methods)
 
     def __call__(self) -> Any:
-        """An environment for TRL's pool."""
+        """Make an environment for the pool of TRL."""
         self._made.append(self._kind(self.world))
         return self._made[-1]
 
     def reward(self, completions: Sequence[Any], environments: Sequence[Any], **columns: Any) -> list[float | None]:
-        """The scores of a batch: each conversation's final text, judged with what its session left."""
+        """Score a batch: verify the final text of each conversation, with the evidence of its session."""
         for environment, completion in zip(environments, completions, strict=True):
             environment._finish(completion)
         return [environment._score() for environment in environments]
@@ -121,21 +118,21 @@ class Environments:
         return f"rlvr_{type(self.world.environment).__name__.lower()}"
 
     def close(self) -> None:
-        """Close every session that is open, the threads and the environment."""
+        """Close all open sessions, the threads and the environment."""
         for made in self._made:
             made._close()
         self.world.close()
 
 
 class _Environment:
-    """What TRL's pool holds. Its class gets a method for each tool: TRL takes every public function of it for one."""
+    """An environment in the pool of TRL. Subclasses have a method for each tool, since TRL treats every public method as a tool."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._talk: Conversation | None = None
 
     def reset(self, **row: Any) -> str | None:
-        """Begin the conversation of a row; what the session says first follows the question."""
+        """Begin the conversation of a row; return the first messages of the session, to append to the question."""
         self._close()
         task = task_of(self._world.environment, row)
         self._talk = self._world.begin(task, seed=seed_of("world", task.id))
@@ -150,11 +147,11 @@ class _Environment:
             return "Error: this call was not run. The conversation is over."
         talk.hear(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
         if talk.trouble:
-            raise EnvError("the tool failed")  # TRL shows the text to the policy; the reason is in the verdict
+            raise EnvError("the tool failed")  # TRL shows this text to the policy; the verdict has the reason
         return talk.heard[-1].messages[0]["content"] if talk.heard[-1].messages else ""
 
     def _finish(self, completion: Any) -> None:
-        """Let the session hear the policy's final text. A completion that ends otherwise has no answer."""
+        """Pass the final text of the policy to the session. Without a final text there is no answer."""
         text = last_said(completion)
         if self._talk is not None and not self._talk.over and text:
             self._talk.hear(Turn(text, content=text))
@@ -168,13 +165,13 @@ class _Environment:
 
 
 def _method(spec: ToolSpec) -> Callable[..., str]:
-    """A method with the signature and the docstring from which TRL describes the tool."""
+    """Make a method for a tool, with the signature and the docstring that TRL needs to describe it."""
 
     def method(self: _Environment, **arguments: Any) -> str:
         return self._call(spec.name, {key: value for key, value in arguments.items() if value is not None})
 
     properties, required = spec.parameters.get("properties", {}), set(spec.parameters.get("required", ()))
-    names = sorted(properties, key=lambda name: name not in required)  # those with a default come last
+    names = sorted(properties, key=lambda name: name not in required)  # parameters with a default come last
     kinds: dict[str, Any] = {name: _kind(properties[name]) for name in names}
     kinds |= {name: kind | None for name, kind in kinds.items() if name not in required}
     empty = inspect.Parameter.empty
@@ -192,7 +189,7 @@ def _method(spec: ToolSpec) -> Callable[..., str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> Any:
-    """The type whose schema is nearest to this one. The session checks the arguments against the schema itself."""
+    """Return the type that fits a schema best. The session checks the arguments against the schema itself."""
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type")
@@ -206,27 +203,24 @@ def _kind(schema: Mapping[str, Any]) -> Any:
 
 
 class RolloutFunction:
-    """A function for `rollout_func=`, whose `reward` belongs into `reward_funcs=`.
+    """A function for `rollout_func=`; pass its `reward` to `reward_funcs=`.
 
-    The conversations are played by rlvr, with its sampler on TRL's model. TRL gets the token ids, the mask (`env_mask`) and the
-    log-probabilities of the sampled tokens as they are. Tested on one process; the model must be whole in it (no ZeRO-3, no FSDP).
-
-    >>> play = RolloutFunction(make("env", "guess_number"), rows)                        # doctest: +SKIP
-    >>> GRPOTrainer(..., rollout_func=play, reward_funcs=[play.reward])                  # doctest: +SKIP
+    rlvr runs the conversations, with its sampler on the model of TRL. TRL gets the exact token ids, mask (`env_mask`) and log-probabilities
+    of the sampled tokens. Tested with one process, which must have the full model (no ZeRO-3, no FSDP).
     """
 
     def __init__(
         self, environment: Environment, rows: Sequence[Mapping[str, Any]], *, sampler: Sampler | str = "hf", max_length: int | None = None,
         deadline_s: float = 600.0, seed: int = 0,
     ) -> None:  # fmt: skip
-        """Set what is played.
+        """Set the environment and its rows.
 
         Args:
             environment: any environment.
-            rows: the rows of the data set, made by `rows_of`: TRL hands over the prompts alone.
-            sampler: who samples, from TRL's model.
-            max_length: the largest length of prompt and answers in tokens; None: what the environment asks for.
-            deadline_s: how long one call of a session, or one verdict, may take.
+            rows: the rows of the dataset, made by `make_rows`; TRL only passes the prompts.
+            sampler: the sampler, which uses the model of TRL.
+            max_length: maximum tokens of prompt and completion; None: the value of the environment.
+            deadline_s: timeout of one call of a session and of one verification, in seconds.
             seed: the seed of all sampling.
         """
         self.environment, self.max_length, self.deadline_s, self.seed = environment, max_length, deadline_s, seed
@@ -235,13 +229,13 @@ class RolloutFunction:
             task = task_of(environment, row)
             other = self.tasks.setdefault(_key(task.prompt), task)
             if other.reference != task.reference:
-                raise ConfigError(f"tasks {other.id!r} and {task.id!r} ask the same and have other references; leave one out")
+                raise ConfigError(f"tasks {other.id!r} and {task.id!r} have the same prompt and different references; leave one out")
         self.sampler: Sampler = build("sampler", sampler) if isinstance(sampler, str) else sampler
         self.rollout: Rollout | None = None
         self.calls = 0
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """One row for each prompt. Prompts that stand together and are the same are a group."""
+        """Run one conversation for each prompt. Adjacent equal prompts are a group."""
         rollout = self.rollout = self.rollout or self._begin(trainer)
         self.sampler.load(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
         draws = [self._draw(prompt, place, trainer) for place, prompt in enumerate(prompts)]
@@ -260,11 +254,11 @@ class RolloutFunction:
         }
 
     def reward(self, rlvr_score: Sequence[float | None], **columns: Any) -> list[float | None]:
-        """The scores that came with the rows; None where an answer could not be judged."""
+        """Return the scores of the rows; None if an answer could not be verified."""
         return list(rlvr_score)
 
     def _begin(self, trainer: Any) -> Rollout:
-        """The rollout, once TRL's tokenizer and limits are known."""
+        """Build the rollout, with the tokenizer and the limits of TRL."""
         tokenizer = HFTokenizer(trainer.processing_class, _stops(trainer.model))
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
         self.sampler.bind(self.environment, tokenizer)
@@ -273,7 +267,7 @@ class RolloutFunction:
     def _draw(self, prompt: Any, place: int, trainer: Any) -> Draw:
         task = self.tasks.get(_key(prompt) if not isinstance(prompt, str) else "")
         if task is None:
-            raise ConfigError(f"the prompt {prompt!r:.120} is of no row that was given; pass rows_of(...) to both the data set and here")
+            raise ConfigError(f"the prompt {prompt!r:.120} belongs to no row; pass make_rows(...) to both the dataset and RolloutFunction")
         rank = trainer.accelerator.process_index
         return Draw(task, f"{self.calls}:{task.id}", seed_of("trl", self.seed, self.calls, rank, place))
 
@@ -290,6 +284,6 @@ def _key(prompt: Any) -> str:
 
 
 def _stops(model: Any) -> list[int]:
-    """The ids at which TRL's model stops, as its generation settings say."""
+    """Return the stop token ids in the generation config of the model."""
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return [] if found is None else [found] if isinstance(found, int) else list(found)

@@ -1,8 +1,9 @@
-"""verifiers (v1): a package with one `Taskset`, which its own loop and prime-rl load.
+"""Adapter for verifiers (v1): a package with one `Taskset`, for the loop of verifiers and for prime-rl.
 
-    taskset_of   the classes of the package: data, task, settings and taskset
+    make_task_rows   the data of the tasks
+    TasksetRewards   the reward function
 
-An answer that could not be judged raises in the reward: the trace is then not `ok`, and its rewards stay None.
+The reward raises an error for an answer that could not be verified: the trace is then not `ok`, and its rewards stay None.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ agreed("verifiers", TESTED)
 
 
 def tasks_of(environment: Environment, split: str, count: int) -> list[dict[str, Any]]:
-    """The data of the tasks: prompt, split, index and name."""
+    """Make the data of the tasks: prompt, split, index and name."""
     size = environment.size(split)
     last = count if size is None else min(count, size)
     rows = [row_of(posed(environment.task(split, index)), split, index) for index in range(last)]
@@ -30,18 +31,14 @@ def tasks_of(environment: Environment, split: str, count: int) -> list[dict[str,
 
 
 class Rewards:
-    """The reward of an environment of one turn.
-
-    >>> asyncio.run(Rewards(make("env", "arithmetic")).of("train", 7, messages))         # doctest: +SKIP
-    1.0
-    """
+    """The reward of a single-turn environment."""
 
     def __init__(self, environment: Environment, *, workers: int = 8, deadline_s: float = 600.0) -> None:
         self.environment = environment
         self.scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
 
     async def of(self, split: str, index: int, messages: Sequence[Any]) -> float:
-        """The score of the last of these messages, which are verifiers' own; raises where it could not be judged."""
+        """Return the score of the last of these messages of verifiers; VerifierError if it could not be verified."""
         task = task_of(self.environment, {"split": split, "index": index})
         said = [_plain(message) for message in messages]
         verdict = (await asyncio.to_thread(self.scorer.verdicts, [task], [last_said(said)]))[0]

@@ -1,9 +1,9 @@
-"""verl: `compute_score` for single answers, and an agent loop that plays whole conversations with rlvr's own tokens.
+"""Adapter for verl: `compute_score` for single answers, and an agent loop for whole conversations with the tokens of rlvr.
 
-    compute_score   `reward.custom_reward_function.path`                 judges one text
-    agent_loop      `actor_rollout_ref.rollout.agent.agent_loop_config_path`   token ids, mask, log-probabilities and score
+    make_compute_score      `reward.custom_reward_function.path`                       verifies one text
+    make_agent_loop_class   `actor_rollout_ref.rollout.agent.agent_loop_config_path`   token ids, mask, log-probabilities and score
 
-verl has no word for an answer that could not be judged: it stops the run.
+verl cannot leave an answer out, so an answer that could not be verified stops the run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,13 @@ TESTED = "0.9.1"
 agreed("verl", TESTED)
 
 SOURCE = "rlvr"
-"""The `data_source` and the `agent_name` of the rows."""
+"""`data_source` and `agent_name` of the rows."""
 ONE_TURN = 2
-"""verl's number of turns for one prompt and one answer."""
+"""The `num_turns` of verl for one prompt and one answer."""
 
 
 def verl_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
-    """A row of verl's data.
-
-    >>> verl_row(make("env", "arithmetic"), "train", 7)["reward_model"]["ground_truth"]      # doctest: +SKIP
-    '{"asks": "...", "index": 7, "split": "train"}'
-    """
+    """Make a row of verl."""
     row = row_of(environment.task(split, index), split, index)
     extra = {"split": split, "index": index, "task_id": row["task_id"]}
     return {
@@ -47,7 +43,7 @@ def verl_row(environment: Environment, split: str, index: int) -> dict[str, Any]
 
 
 def compute_score_of(environment: Environment, *, workers: int = 8, deadline_s: float = 600.0) -> Callable[..., dict[str, float]]:
-    """A `compute_score` for an environment of one turn. Rows of more turns are refused: their text holds what tools printed."""
+    """Make `compute_score` for a single-turn environment. Rows with more turns raise an error: their text includes tool output."""
     scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
 
     def compute_score(
@@ -55,7 +51,7 @@ def compute_score_of(environment: Environment, *, workers: int = 8, deadline_s: 
     ) -> dict[str, float]:
         turns = (extra_info or {}).get("num_turns")
         if turns is not None and int(turns) > ONE_TURN:
-            raise EnvError(f"the text of {int(turns)} turns holds what tools printed, so it cannot be judged; use the agent loop")
+            raise EnvError(f"the text of {int(turns)} turns includes tool output, so it cannot be verified; use the agent loop")
         task = task_of(environment, labelled(ground_truth))
         return {"score": score_of(scorer.verdicts([task], [solution_str])[0], "verl")}
 
@@ -66,16 +62,16 @@ def compute_score_of(environment: Environment, *, workers: int = 8, deadline_s: 
 def agent_loop_of(
     environment: Environment, base: Any, output: Callable[..., Any], *, stops: Iterable[int] = (), deadline_s: float = 600.0
 ) -> type:
-    """A subclass of verl's `AgentLoopBase` that plays this environment.
+    """Make a subclass of verl's `AgentLoopBase` for an environment.
 
     Args:
         environment: any environment.
         base: verl's `AgentLoopBase`.
         output: verl's `AgentLoopOutput`.
-        stops: ids besides EOS at which the engine stops.
-        deadline_s: how long one call of a session, or one verdict, may take.
+        stops: stop token ids of the engine besides EOS.
+        deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    players: list[Player] = []  # one for the process; verl makes an object of the class for each row
+    players: list[Player] = []  # one per process; verl makes an instance of the class for each row
 
     def player_in(loop: Any) -> Player:
         if not players:
@@ -87,10 +83,10 @@ def agent_loop_of(
         return players[0]
 
     class RlvrLoop(base):
-        """Plays one conversation for each row."""
+        """Run one conversation for each row."""
 
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-            """The conversation of a row, as verl's output."""
+            """Run the conversation of a row, and return the output of verl."""
             player = player_in(self)
             named = {**labelled(row["extra_info"]), "prompt": [dict(message) for message in row["raw_prompt"]]}
             task, request_id = task_of(environment, named), uuid4().hex
@@ -111,7 +107,7 @@ def agent_loop_of(
 
 
 def _refuse_longer(played: Row, task: str, room: int) -> None:
-    """An error for a conversation that verl would cut."""
+    """Raise EnvError for a conversation that verl would cut."""
     if len(played.response_ids) > room:
         raise EnvError(
             f"task {task!r} took {len(played.response_ids)} tokens after its prompt, and verl keeps {room}; raise "
@@ -120,7 +116,7 @@ def _refuse_longer(played: Row, task: str, room: int) -> None:
 
 
 def _fields(played: Row, *, known: bool) -> dict[str, Any]:
-    """The fields of verl's output."""
+    """Make the fields of the output of verl."""
     return {
         "prompt_ids": played.prompt_ids,
         "response_ids": played.response_ids,

@@ -118,20 +118,20 @@ class JudgeHosts:
             if slot.begin in heard or slot.pulse in heard:
                 self._heard(slot, now)
             elif slot.begin is not None and now - slot.since > self.settings.start_s:
-                self._gone(slot, f"it was not ready after {self.settings.start_s:g} s (cluster.start_s)")
+                self._gone(slot, f"it was not ready after {self.settings.start_s:g} s (cluster.startup_timeout_s)")
             elif slot.pulse is not None and now - slot.since > (self.missed - 1) * self.pulse_s:
-                self._gone(slot, f"no pulse in {self.missed * self.pulse_s:g} s (cluster.pulse_s)")
+                self._gone(slot, f"no heartbeat in {self.missed * self.pulse_s:g} s (cluster.heartbeat_timeout_s)")
             elif slot.place is not None and slot.pulse is None and now - slot.since >= self.pulse_s:
                 slot.pulse, slot.since = slot.actor.pulse.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
             raise CollectorsLost(
-                f"no judge host is left: each was started {self.settings.restarts + 1} times; "
-                "correct the cause, then continue with --resume"
+                f"no verifier worker is left: each was started {self.settings.restarts + 1} times; "
+                "fix the cause, then continue with --resume"
             )
         return set(self.ready) != before
 
     def close(self) -> None:
-        """End all of them."""
+        """End all workers."""
         for slot in self.slots:
             self._end(slot)
 

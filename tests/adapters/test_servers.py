@@ -64,7 +64,7 @@ def test_openenv_is_told_of_a_missing_score_and_of_a_row_that_names_no_task() ->
         made.reset()
     with pytest.raises(ConfigError, match="write the rows again"):
         made.reset(index=7, prompt=[{"role": "user", "content": "Count to 8."}])
-    with pytest.raises(EnvError, match="step came before a reset"):
+    with pytest.raises(EnvError, match="step was called before reset"):
         server(Twice()).step(SimpleNamespace(text="7"))
 
 
@@ -117,7 +117,7 @@ def test_two_turns_at_once_are_refused_and_break_nothing() -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(made.step, SimpleNamespace(text="7"))
         assert Slow.entered.wait(10)
-        with pytest.raises(EnvError, match="another turn of the conversation about 'twice/train/7' is being heard"):
+        with pytest.raises(EnvError, match="another turn of the conversation about 'twice/train/7' is being handled"):
             made.step(SimpleNamespace(text="8"))
         Slow.goes.set()
         assert first.result(10).text == "Are you sure?"

@@ -25,7 +25,7 @@ def test_rows_name_tasks_and_hold_no_reference() -> None:
 
 @pytest.mark.parametrize(
     ("split", "count", "start", "words"),
-    [("dev", 3, 0, "'dev'"), ("test", 501, 0, "500"), ("test", 2, 499, "499 to 501"), ("test", 0, 0, "ask for fewer")],
+    [("dev", 3, 0, "'dev'"), ("test", 501, 0, "500"), ("test", 2, 499, "499 to 501"), ("test", 0, 0, "use fewer")],
 )
 def test_rows_that_do_not_exist_are_refused(split: str, count: int, start: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -52,7 +52,7 @@ def test_a_split_that_the_environment_lacks_is_named() -> None:
 
 def test_rows_made_with_other_settings_are_refused() -> None:
     (row,) = rows_of(Sums(below=50), "train", 1, start=7)
-    with pytest.raises(ConfigError, match=r"asks '7\+0=', and Sums poses '2\+1=' there"):
+    with pytest.raises(ConfigError, match=r"asks '7\+0=', and Sums asks '2\+1=' there"):
         task_of(Sums(below=5), row)
     with pytest.raises(ConfigError, match="names no task"):
         task_of(Sums(), {"prompt": row["prompt"]})
@@ -62,7 +62,7 @@ def test_rows_made_with_other_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("asked", [["2+1="], [7], b"2+1=", {"role": "user"}, []])
 def test_a_prompt_in_another_form_is_another_question(asked: object) -> None:
-    with pytest.raises(ConfigError, match="and Sums poses"):
+    with pytest.raises(ConfigError, match="and Sums asks"):
         task_of(Sums(), {"split": "train", "index": 7, "prompt": asked})
 
 

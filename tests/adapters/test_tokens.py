@@ -61,10 +61,10 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
 @pytest.mark.parametrize(
     ("env", "engine", "words"),
     [
-        (Counts(), Engine([[]]), "gave no token"),
+        (Counts(), Engine([[]]), "returned no token"),
         (Counts(), Engine([], fails=True), "ConnectionError: the engine is gone"),
         (Counts(), Engine(wire(Counts(), [Call("0.0", "add", {"number": 999})])), "the counter fell over"),
-        (Hangs(), Engine(wire(First(), ["7"])), "gave nothing within 0.2 s"),
+        (Hangs(), Engine(wire(First(), ["7"])), "returned nothing within 0.2 s"),
         (First(verifier=Raises()), Engine(wire(First(), ["7"])), "the judge fell over"),
     ],
 )

@@ -234,7 +234,7 @@ def test_rollouts_pass_on_what_could_not_be_judged() -> None:
 def test_prompts_of_no_row_are_refused() -> None:
     play = RolloutFunction(Twice(), rows_of(Twice(), "train", 2), sampler=Scripted())
     for prompt in ("What is 1?", [{"role": "user", "content": "What is 5?"}]):
-        with pytest.raises(ConfigError, match="is of no row"):
+        with pytest.raises(ConfigError, match="belongs to no row"):
             play([prompt], trainer_with(None))
 
 
@@ -244,5 +244,5 @@ def test_tasks_that_cannot_be_told_apart_are_refused() -> None:
             task = super().task(split, index)
             return type(task)(task.id, super().task(split, 0).prompt, task.reference)
 
-    with pytest.raises(ConfigError, match="ask the same"):
+    with pytest.raises(ConfigError, match="have the same prompt"):
         RolloutFunction(Same2(verifier=Same()), rows_of(Same2(), "train", 2))

@@ -64,6 +64,5 @@ def test_a_share_of_the_scripts_answers_at_once() -> None:
     [{"digits": 5}, {"digits": "5"}, {"digits": [8, 5]}, {"digits": [1, 5]}, {"digits": [5, 41]}, {"shown": 1.5}, {"shown": True}],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    (name,) = settings
     with pytest.raises(ConfigError, match=" is "):
         make("env", "calculator_sums", **settings)

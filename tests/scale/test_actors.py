@@ -195,7 +195,7 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     clock[0] += 9
     assert transport.poll(0) == []
     clock[0] += 2
-    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s (cluster.pulse_s)")]
+    assert transport.poll(0) == [Lost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
 
 
 def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
@@ -205,8 +205,9 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
     transport._pulses.clear()
     why = (
-        "no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
-        "wait for what else runs there, or ask for less"
+        "no machine had capacity for it within 120 s (cluster.placement_timeout_s): it needs 1 CPUs "
+        "on one machine, and 0 of 4 CPUs are free; "
+        "wait until other processes end, or ask for less"
     )
     for hopeless in (False, True):
         transport._started = not hopeless
@@ -253,7 +254,7 @@ def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
 
 def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
     words = (
-        r"cluster.collectors is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has room for 0 of them "
+        r"cluster.rollout_workers is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has room for 0 of them "
         r"\(its machines: 4 CPUs, 0 GPUs\); ask for fewer or for smaller ones, or add machines"
     )
     with pytest.raises(ConfigError, match=words):
@@ -319,7 +320,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
     transport = started()
     monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
     task = Task("t", user("2+2="), "4")
-    with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a collector: Could not serialize .*pickle can write"):
+    with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
         transport.sample(Assign("c0.0", "g", 0, 1), [Draw(task, "g", 0)], Sampling(), 0)
 
 
@@ -342,7 +343,7 @@ def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: 
     clock[0] += 1
     assert transport.poll(0) == []
     clock[0] += 9.5
-    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s (cluster.pulse_s)")]
+    assert transport.poll(0) == [Lost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
 
 
 def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
@@ -466,7 +467,7 @@ def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray:
 
 def test_collectors_and_judge_hosts_must_have_room_together() -> None:
     check_room(ClusterConfig(collectors=3, judges=1), [{"CPU": 4.0}])
-    with pytest.raises(ConfigError, match=r"cluster.judges is 1, each with 1 CPUs on one machine, and the cluster has room for 0 of them"):
+    with pytest.raises(ConfigError, match=r"cluster.verifier_workers is 1, each with 1 CPUs on one machine, and .* capacity for 0"):
         check_room(ClusterConfig(collectors=4, judges=1), [{"CPU": 4.0}])
 
 

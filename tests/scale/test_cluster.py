@@ -210,7 +210,7 @@ def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
     assert others[:2] == others[2:]
     verdict = failed[0].verdict
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA
-    assert verdict.reason.startswith("no collector could sample it: ActorDiedError (process ")
+    assert verdict.reason.startswith("no rollout worker could sample it: ActorDiedError (process ")
     assert any(f"{MEMBERS} answers from group 1:{BAD} on are left out: ActorDiedError" in line for line in told)
 
 
@@ -252,7 +252,7 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(nodes: Nodes, expe
         return bool(frozen)
 
     found, _, told = sampled(run_of(), plan, pulse_s=3)
-    assert found == expected and "is lost: no pulse in 3 s (cluster.pulse_s)" in told[0]
+    assert found == expected and "is lost: no heartbeat in 3 s (cluster.heartbeat_timeout_s)" in told[0]
     assert not Path(f"/proc/{frozen[0]}").exists() or "State:\tZ" in Path(f"/proc/{frozen[0]}/status").read_text("utf-8")
 
 
@@ -312,7 +312,8 @@ def test_what_a_collector_says_after_it_was_given_up_is_dropped(nodes: Nodes, ex
 
 def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
     words = (
-        r"cluster.collectors is 1, each with 6 CPUs on one machine, and the cluster has room for 0 of them \(its machines: 4 CPUs, 0 GPUs; "
+        r"cluster.rollout_workers is 1, each with 6 CPUs on one machine, and the cluster has capacity for 0 of them "
+        r"\(its machines: 4 CPUs, 0 GPUs; "
     )
     with pytest.raises(ConfigError, match=words):
         Actors(ClusterConfig(cpus=6), {}, FACTS)
@@ -322,7 +323,7 @@ def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> 
     others = [nodes.ray.remote(num_cpus=4)(Idle).remote() for _ in range(2)]
     nodes.ray.get([other.pulse.remote() for other in others], timeout=120)
     try:
-        with pytest.raises(RlvrError, match=r"no machine had room for it within 0.5 s .* and 0 of 8 CPUs are free"):
+        with pytest.raises(RlvrError, match=r"no machine had capacity for it within 0.5 s .* and 0 of 8 CPUs are free"):
             sampled(run_of(), collectors=1, place_s=0.5)
     finally:
         for other in others:
@@ -346,15 +347,16 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
 def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes) -> None:
     found = {seen.name: seen for seen in examined(ClusterConfig(collectors=2, judges=1, judge_cpus=2))}
     assert not any(seen.fault for seen in found.values()) and "2: 4 CPUs, 0 GPUs; 4 CPUs, 0 GPUs" in found["machines"].detail
-    assert "needs 1 CPUs; placed on " in found["collectors"].detail and "needs 2 CPUs; placed on " in found["judges"].detail
+    assert "needs 1 CPUs; placed on " in found["rollout_workers"].detail and "needs 2 CPUs; placed on " in found["verifier_workers"].detail
     assert len([name for name in found if name.startswith("machine ")]) == 2
 
 
 def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.scale.checks.doctor.versions", lambda: {"Python": "2.7.1"})
     found = {seen.name: seen for seen in examined(ClusterConfig(gpus=1), limit_s=30)}
-    assert "cluster.collectors is 1" in found["room"].detail and found["room"].fault
-    assert found["collectors"].fault == "no machine has it" and "none has so many GPUs" in found["collectors"].detail
+    assert "cluster.rollout_workers is 1" in found["capacity"].detail and found["capacity"].fault
+    assert found["rollout_workers"].fault == "no machine is large enough"
+    assert "no machine has so many GPUs" in found["rollout_workers"].detail
     assert [seen.fault for name, seen in found.items() if name.startswith("machine ")] == ["other versions"] * 2
 
 
@@ -382,7 +384,7 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
     found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2, pulse_s=3)
     assert found == expected and not told and transport.judges is not None
     assert transport.judges.lost == (how is not None)
-    assert ("judge host j" in capfd.readouterr().err) == (how is not None)
+    assert ("verifier worker j" in capfd.readouterr().err) == (how is not None)
 
 
 # ---- whole runs ---------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
 def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:
     told = list[str]()
     assert driven(Pretended(broken=[data]), told, collectors=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
-    assert len(told) == 1 and words in told[0] and "it is started again" in told[0]
+    assert len(told) == 1 and words in told[0] and "it is restarted" in told[0]
 
 
 def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> None:
@@ -148,7 +148,7 @@ def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> 
     changed = [EXPECTED[0], replace(EXPECTED[1], tokens=[5, 6, 2])]
     driver = driven(Pretended(broken=[to_columns([changed]).to_bytes()]), told, collectors=1)
     assert driver.collect(begun, Sampling(), version=7) == EXPECTED[:2]
-    assert len(told) == 1 and "is lost: answer 1 of unit 1:0 came back with another beginning; it is started again" in told[0]
+    assert len(told) == 1 and "is lost: completion 1 of task 1:0 does not begin with its partial episode; it is restarted" in told[0]
 
 
 def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:
@@ -166,10 +166,10 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
     told = list[str]()
     transport = Pretended(bad={f"1:{group}" for group in range(6)})
     with pytest.raises(
-        SamplerError, match=r"no collector is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
+        SamplerError, match=r"no rollout worker is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
     ):
         driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
-    assert told[0].endswith("it is not started again, the run continues with fewer") and transport.begun == 2
+    assert told[0].endswith("it is not restarted, the run continues with fewer workers") and transport.begun == 2
 
 
 def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_bytes_of_weights_are_counted_for_each_collector() -> None:
 
 def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
     transport = Pretended(start=Lost("c0.0", "ConfigError: no such file", hopeless=True))
-    with pytest.raises(RlvrError, match=r"collector c0.0 cannot start: ConfigError: no such file"):
+    with pytest.raises(RlvrError, match=r"rollout worker c0.0 cannot start: ConfigError: no such file"):
         driven(transport, collectors=1).collect(draws(), Sampling())
     assert transport.begun == 1
 

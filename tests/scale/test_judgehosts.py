@@ -45,17 +45,19 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     clock[0] += 5
     assert not made.look()
     ray.last("pulse").ends(RayError("The actor died. See the logs."))
-    assert made.look() and told == ["judge host j0.0 is lost: RayError: The actor died; it is started again (1 more times at most)"]
+    assert made.look() and told == ["verifier worker j0.0 is lost: RayError: The actor died; it is restarted (1 more times at most)"]
     ray.last("begin").ends(PLACE)
     assert made.look() and list(made.ready) == ["j0.1"]
     for passed in (5, 9):
         clock[0] += passed
         assert not made.look()
     clock[0] += 2
-    with pytest.raises(SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"):
+    with pytest.raises(SamplerError, match=r"no verifier worker is left: each was started 2 times; .* --resume"):
         made.look()
     assert (
-        told[1] == "judge host j0.1 is lost: no pulse in 15 s (cluster.pulse_s); it is not started again, the run continues with fewer"
+        told[1]
+        == "verifier worker j0.1 is lost: no heartbeat in 15 s (cluster.heartbeat_timeout_s); "
+        "it is not restarted, the run continues with fewer workers"
         and made.lost == 2
     )
 
@@ -68,13 +70,13 @@ def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
     assert made.look()
     made._gone(made.slots[0], "killed")
     made.look()
-    assert list(made.ready) == ["j1.0"] and told[0].endswith("it is not started again, the run continues with fewer")
+    assert list(made.ready) == ["j1.0"] and told[0].endswith("it is not restarted, the run continues with fewer workers")
 
 
 def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
     made, ray, told = hosts()
     ray.last("begin").ends(RayTaskError(ConfigError("no such\nfile")))
-    with pytest.raises(RlvrError, match=r"judge host j0.0 cannot start: ConfigError: no such file"):
+    with pytest.raises(RlvrError, match=r"verifier worker j0.0 cannot start: ConfigError: no such file"):
         made.look()
     assert not told
 
@@ -114,7 +116,7 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
     assert made.look()
     made._gone(made.slots[0], "killed")
     ray.last("begin").ends(RayTaskError(ConfigError("no such file")))
-    assert made.look() is False and told[1].startswith("judge host j0.1 is lost: ConfigError: no such file; it is started again (4 more")
+    assert made.look() is False and told[1].startswith("verifier worker j0.1 is lost: ConfigError: no such file; it is restarted")
 
 
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
@@ -128,7 +130,7 @@ def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_it
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
     made, ray, told = hosts(start_s=0.001)
     made.slots[0].since -= 1
-    assert not made.look() and "j0.0 is lost: it was not ready after 0.001 s (cluster.start_s)" in told[0]
+    assert not made.look() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
     assert len([call for call in ray.calls if call.name == "begin"]) == 2
 
 

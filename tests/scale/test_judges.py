@@ -61,7 +61,7 @@ def test_a_verdict_that_is_lost_with_its_hosts_is_no_score() -> None:
     desk = Desk(1.0)
     desk.name(dict.fromkeys("abcd", dies))
     [verdict] = asked(desk)
-    assert verdict == Verdict(None, "the verdict was lost with 3 judge hosts; the last one: killed", fault=Fault.INFRA)
+    assert verdict == Verdict(None, "the verification was lost with 3 verifier workers; the last one: killed", fault=Fault.INFRA)
     assert desk.lost == 1 + AGAIN
 
 
@@ -77,7 +77,7 @@ def test_a_host_that_says_nothing_any_more_is_left_when_it_is_not_named() -> Non
 def test_without_a_host_a_verdict_waits_for_one_and_then_has_no_score() -> None:
     desk, seen = Desk(0.3), list[str]()
     [verdict] = asked(desk)
-    assert verdict.score is None and verdict.fault is Fault.INFRA and verdict.reason == "there was no judge host for 0.3 s"
+    assert verdict.score is None and verdict.fault is Fault.INFRA and verdict.reason == "there was no verifier worker for 0.3 s"
     later = threading.Timer(0.2, lambda: desk.name({"b": answers("b", seen)}))
     desk.limit_s = 10.0
     later.start()
@@ -95,7 +95,7 @@ def test_a_host_that_answers_with_nonsense_is_no_score_and_is_not_lost(gives: An
     desk = Desk(1.0)
     desk.name({"a": ask})
     [verdict] = asked(desk)
-    assert verdict.score is None and verdict.fault is Fault.INFRA and "judge host a raised" in verdict.reason and desk.lost == 0
+    assert verdict.score is None and verdict.fault is Fault.INFRA and "verifier worker a raised" in verdict.reason and desk.lost == 0
 
 
 def test_a_host_that_could_not_be_reached_once_is_asked_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_host_that_is_lost_before_it_begins_with_an_answer_is_not_lost_by_it(m
 
     desk.name({"a": ask})
     [verdict] = asked(desk)
-    assert verdict.reason == ("judged" if limit_s else "the verdict was lost with 3 judge hosts; the last one: c")
+    assert verdict.reason == ("judged" if limit_s else "the verification was lost with 3 verifier workers; the last one: c")
 
 
 class Mortal:
@@ -299,7 +299,7 @@ def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score(away: flo
 
     first, killer, last = asyncio.run(asyncio.wait_for(all_of_them(), 40))
     assert first.score == last.score == 0.1 + 0.2
-    assert killer.score is None and killer.fault is Fault.INFRA and "was lost with 3 judge hosts" in killer.reason
+    assert killer.score is None and killer.fault is Fault.INFRA and "was lost with 3 verifier workers" in killer.reason
     for one in hosts:
         one.inner.close()
 

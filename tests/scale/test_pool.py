@@ -193,19 +193,19 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
     pool.ask(["g"], 0)
     assert pool.late(100) == [] and pool.late(110) == []
     drop, again = pool.late(110.1)
-    assert drop == Drop("a", "group g did not end in 10 s (cluster.group_s)") and isinstance(again, Again)
+    assert drop == Drop("a", "group g did not end in 10 s (cluster.task_timeout_s)") and isinstance(again, Again)
     pool.joined("b", None)
     assert pool.late(200) == []
-    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s (cluster.start_s)")
+    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s (cluster.startup_timeout_s)")
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda pool: pool.ask(["g"], 0), "'g' is asked already"),
+        (lambda pool: pool.ask(["g"], 0), "'g' was already added"),
         (lambda pool: pool.made(0), "version 0 of the weights is not newer than 0"),
-        (lambda pool: pool.joined("a", 0), "'a' is there already"),
-        (lambda pool: pool.joined("b", 0, room=0), "room for 0 groups"),
+        (lambda pool: pool.joined("a", 0), "'a' was already added"),
+        (lambda pool: pool.joined("b", 0, room=0), "capacity for 0 groups"),
         (lambda pool: (pool.ended(Assign("a", "g", 0, 1)), pool.made(1), pool.ask(["h"], 0)), "version 0 of the weights is gone"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
 
 def test_an_ask_that_is_refused_changes_nothing() -> None:
     pool = ready("a")
-    with pytest.raises(ValueError, match="'g' is asked already"):
+    with pytest.raises(ValueError, match="'g' was already added"):
         pool.ask(["f", "g", "g"], 0)
     assert pool.left == 0 and [order.group for order in given(pool.ask(["f"], 0))] == ["f"]
 

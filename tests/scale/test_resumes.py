@@ -48,7 +48,7 @@ def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
     cluster = {"collectors": 1, "restarts": 0, "resumes": resumes}
     config = tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
     if bad > resumes:
-        with pytest.raises(CollectorsLost, match=r"no collector is left: .*continue with --resume"):
+        with pytest.raises(CollectorsLost, match=r"no rollout worker is left: .*continue with --resume"):
             train(config, out=tmp_path / "run")
     else:
         train(config, out=tmp_path / "run")

@@ -252,7 +252,7 @@ def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_on
 
 def test_ray_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"ray is not installed; `pip install .*ray.*`, or set cluster.collectors to 0"):
+    with pytest.raises(MissingExtra, match=r"ray is not installed; `pip install .*ray.*`, or set cluster.rollout_workers to 0"):
         train(tiny_run(cluster={}), out=tmp_path / "run")
 
 

@@ -157,7 +157,7 @@ def test_bytes_that_changed_on_the_way_are_refused(way: str) -> None:
         change(trainer, 1)
         first = packer.pack(trainer)
     assert first.delta == (way == "delta")
-    with pytest.raises(RlvrError, match="parts of the weights have another checksum here than where they were made"):
+    with pytest.raises(RlvrError, match="parts of the weights arrived with a wrong checksum"):
         take_in(got, [damaged(carried(first))])
 
 
@@ -165,7 +165,7 @@ def test_changes_of_other_weights_than_the_collector_has_are_refused() -> None:
     trainer, packer = model(), Packer("delta", "bfloat16")
     packer.pack(trainer)
     change(trainer, 1)
-    with pytest.raises(RlvrError, match=r"has another checksum after these changes than where they were made; a whole copy is needed"):
+    with pytest.raises(RlvrError, match=r"has another checksum after these changes than where they were made; a full copy is needed"):
         take_in(model(5), [carried(packer.pack(trainer))])
 
 
@@ -261,7 +261,7 @@ def test_the_checksum_covers_where_bytes_belong(field: str, change: Any) -> None
         replace(bucket, parts=tuple(replace(part, **{field: change(getattr(part, field))}) for part in bucket.parts))
         for bucket in parcel.buckets
     ]
-    with pytest.raises(RlvrError, match="have another checksum here than where they were made"):
+    with pytest.raises(RlvrError, match="arrived with a wrong checksum"):
         take_in(Net(a=halves(8), b=halves(8)), [replace(parcel, buckets=moved)])
 
 
@@ -304,7 +304,7 @@ def test_deltas_that_are_skipped_or_repeated_are_refused(order: tuple[int, ...],
         change(trainer, seed)
         parcels.append(carried(packer.pack(trainer)))
     if right is False:
-        with pytest.raises(RlvrError, match="a whole copy is needed"):
+        with pytest.raises(RlvrError, match="a full copy is needed"):
             take_in(got, [parcels[at] for at in order])
         return
     take_in(got, [parcels[at] for at in order])
@@ -322,6 +322,6 @@ def test_a_delta_without_the_checksums_of_all_tensors_is_refused() -> None:
 
 
 def test_float32_weights_have_no_delta() -> None:
-    words = r"cluster.weights is delta, but collectors compute in float32, where an update changes nearly every weight; set model.dtype"
+    words = r"cluster.weights is delta, but rollout workers compute in float32, where an update changes nearly every weight; set model"
     with pytest.raises(ConfigError, match=words):
         Packer("delta", "float32")

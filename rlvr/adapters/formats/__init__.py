@@ -1,4 +1,4 @@
-"""What `rlvr export-env` writes for each framework: templates of files, and how to use them."""
+"""The export formats of `rlvr export-env`: file templates for each framework, and how to use the files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlvr.adapters.formats.templates import (
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What is written for one framework: a template for each file, the shape of a row, and what to do with the files.
+    """The export format of one framework: file templates, the row function, and the use of the files.
 
     >>> Format("TRL", "1.16.0", {"$module.py": "# $name"}, use="load it").data
     'rows.jsonl'
@@ -37,9 +37,9 @@ class Format:
     files: Mapping[str, str]
     use: str
     row: str = ""
-    """The adapter's function that makes a row, as `module:function`; empty for plain rows."""
+    """The function of the adapter that makes a row, as `module:function`; empty for plain rows."""
     data: str = "rows.jsonl"
-    """The file of the rows; empty where the framework asks for them."""
+    """The file of the rows; empty if the exported code makes the rows."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -76,6 +76,6 @@ FORMATS: Mapping[str, Format] = {
     ),
     "aviary": Format("aviary", "0.37.0", {"$module.py": AVIARY}, "RlvrTasks in $module.py is a TaskDataset.", data=""),
 }  # fmt: skip
-"""Each framework with what is written for it."""
+"""The export format of each framework."""
 ONE_TURN = ("lm-eval", "verifiers")
-"""Formats that can only judge single answers."""
+"""Formats that only support single answers."""

@@ -1,4 +1,4 @@
-"""The templates of the files that `rlvr export-env` writes. Names and settings are filled in as Python literals."""
+"""Templates of the files that `rlvr export-env` writes. Names and settings are inserted as Python literals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rlvr
 '''
 BUILD = """
 environment = rlvr.make("env", $name_repr, **$settings)
-environment.ready()  # what is missing, or has another version than was examined, is said before the first conversation
+environment.ready()  # checks the requirements before the first conversation
 """
 
 TRL = (
@@ -56,7 +56,7 @@ else:
 
     @register("rlvr")
     class RlvrLoop(agent_loop_of(environment, AgentLoopBase, AgentLoopOutput)):
-        \"\"\"What verl makes for each row, by the name of this module and class.\"\"\"
+        \"\"\"The agent loop; verl makes an instance for each row.\"\"\"
 """
 )
 OPENRLHF = (
@@ -78,7 +78,7 @@ except ModuleNotFoundError:  # where only `reward_func` is needed
 else:
 
     class AgentExecutor(executor_of(environment, AgentExecutorBase)):
-        \"\"\"What OpenRLHF looks for in this file.\"\"\"
+        \"\"\"The class that OpenRLHF loads from this file.\"\"\"
 """
 )
 SKYRL = (
@@ -92,14 +92,14 @@ from rlvr.adapters.skyrl import environment_of, generator_of
     + """
 
 class RlvrEnv(environment_of(environment, BaseTextEnv, output=BaseTextEnvStepOutput)):
-    \"\"\"What SkyRL makes for each conversation, by the name of this module and class.\"\"\"
+    \"\"\"The environment; SkyRL makes an instance for each conversation.\"\"\"
 
 
 skyrl_gym.register(id="rlvr", entry_point=__name__ + ":RlvrEnv")  # import this file in the entry point of every worker
 
 
 def generator(inference_engine_client, tokenizer):
-    \"\"\"A generator that plays whole conversations with rlvr's own tokens, in place of SkyRL's.\"\"\"
+    \"\"\"Make a generator for whole conversations with the tokens of rlvr, to replace that of SkyRL.\"\"\"
     from skyrl.train.generators.base import GeneratorInterface
 
     return generator_of(environment, GeneratorInterface)(inference_engine_client, tokenizer)
@@ -196,23 +196,23 @@ from rlvr.adapters.verifiers_v1 import Rewards, tasks_of
 
 
 class RlvrData(vf.TaskData):
-    \"\"\"One task, by split and index.\"\"\"
+    \"\"\"The data of a task: its split and index.\"\"\"
 
     split: str
     index: int
 
 
 class RlvrTask(vf.Task[RlvrData]):
-    \"\"\"A question, judged by rlvr.\"\"\"
+    \"\"\"A question that rlvr verifies.\"\"\"
 
     @vf.reward(weight=1.0)
     async def verdict(self, trace: vf.Trace) -> float:
-        \"\"\"The score of the last message.\"\"\"
+        \"\"\"Return the score of the last message.\"\"\"
         return await rewards.of(self.data.split, self.data.index, [node.message for node in trace.nodes[-1:]])
 
 
 class RlvrConfig(vf.TasksetConfig):
-    \"\"\"Which tasks.\"\"\"
+    \"\"\"The settings: split and number of tasks.\"\"\"
 
     split: str = $split_repr
     count: int = $count
@@ -222,7 +222,7 @@ class RlvrTaskset(vf.Taskset[RlvrTask, RlvrConfig]):
     \"\"\"The tasks of one split.\"\"\"
 
     def load(self) -> list[RlvrTask]:
-        \"\"\"As many as the settings say.\"\"\"
+        \"\"\"Make the tasks.\"\"\"
         return [RlvrTask(RlvrData(**row), self.config.task) for row in tasks_of(environment, self.config.split, self.config.count)]
 
 
@@ -280,13 +280,13 @@ class Said(Action):
 
 
 class Seen(Observation):
-    \"\"\"What the policy reads next.\"\"\"
+    \"\"\"The next text for the policy.\"\"\"
 
     text: str = ""
 
 
 class RlvrEnvironment(environment_of(environment, Environment, Seen, State, split=$split_repr, count=$count)):
-    \"\"\"One conversation; OpenEnv makes one for each session.\"\"\"
+    \"\"\"A conversation; OpenEnv makes an instance for each session.\"\"\"
 
 
 app = create_fastapi_app(RlvrEnvironment, Said, Seen, max_concurrent_envs=64)
@@ -312,7 +312,7 @@ class RlvrTasks(TaskDataset[RlvrEnvironment]):
         return $count
 
     def get_new_env_by_idx(self, idx):
-        \"\"\"The conversation of one task.\"\"\"
+        \"\"\"Make the conversation of one task.\"\"\"
         return RlvrEnvironment($split_repr, range($count)[idx])
 """
 )

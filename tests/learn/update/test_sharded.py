@@ -142,7 +142,7 @@ def test_a_file_is_read_by_rows_and_written_as_announced(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"model.safetensors is not a complete safetensors file: it ends too early"):
         TensorFolder(tmp_path)
-    wrong = r"b .*was written, but a .*was expected"
+    wrong = r"b .*was written, but a with"
     with pytest.raises(ValueError, match=wrong), TensorWriter(tmp_path / "other", whole) as file:
         file.write("b", whole["b"])
     with pytest.raises(ValueError, match="4 declared tensors were not written, such as a"), TensorWriter(tmp_path / "other", whole):

@@ -92,7 +92,7 @@ def test_numbers_that_are_none_are_one_sentence(run: Path, tmp_path: Path) -> No
         audit(copied(run, tmp_path, lambda rows: [{**row, "logprobs": [None] * len(row["tokens"])} for row in rows]))
 
 
-@pytest.mark.parametrize(("name", "words"), [("acted", "places in its mask"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
+@pytest.mark.parametrize(("name", "words"), [("acted", "mask entries"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
 def test_a_record_that_is_too_short_is_found(run: Path, tmp_path: Path, name: str, words: str) -> None:
     report = audit(copied(run, tmp_path, lambda rows: [{**row, name: row[name][:-1]} for row in rows]), groups=100)
     assert report.differing == 36 and re.search(rf"one has \d+ {words} and the other \d+", report.details[0])
@@ -103,7 +103,7 @@ def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Pa
     report = audit(folder, groups=100)
     assert (report.groups, report.left_out, report.differing) == (7, 2, 0)
     assert audit_run(folder, groups=100, json=False) == 0
-    assert "2 recorded groups lack answers, failed or were cut by time" in capsys.readouterr().out
+    assert "2 recorded groups lack answers, failed or hit a time limit" in capsys.readouterr().out
     shutil.rmtree(folder)
     with pytest.raises(NotFound, match=r"steps: 0, 1, 2, 3; 9 groups are incomplete\)"):
         audit(copied(run, tmp_path, lambda rows: [row for row in rows if rows.index(row) % 4]))
