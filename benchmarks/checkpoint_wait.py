@@ -25,7 +25,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlvr.learn import checkpoint
-from rlvr.learn.checkpoint import Progress, Writer
+from rlvr.learn.checkpoint import CheckpointWriter, Progress
 from rlvr.learn.update.heap import keep_freed_memory
 
 BAR = 0.5
@@ -54,24 +54,24 @@ def main() -> int:
         folder = Path(home)
 
         def write(step: int, weights: Any, kept: Any) -> None:
-            partial = checkpoint.begin(folder, step)
+            partial = checkpoint.create_partial_folder(folder, step)
             model.save_pretrained(partial, state_dict=weights)
-            checkpoint.finish(partial, None, kept, Progress(step))
+            checkpoint.publish_checkpoint(partial, None, kept, Progress(step))
 
         for k in range(args.repeats):
             os.sync()
             began = time.perf_counter()
-            write(2 * k, model.state_dict(), checkpoint.complete(state))
+            write(2 * k, model.state_dict(), checkpoint.add_random_state(state))
             at_once.append(time.perf_counter() - began)
             os.sync()
-            with Writer(timeout_s=600) as writer:
+            with CheckpointWriter(timeout_s=600) as writer:
                 began = time.perf_counter()
-                weights, kept = checkpoint.copied((model.state_dict(), checkpoint.complete(state)))
+                weights, kept = checkpoint.copy_to_host((model.state_dict(), checkpoint.add_random_state(state)))
                 writer.start(2 * k + 1, lambda k=k, weights=weights, kept=kept: write(2 * k + 1, weights, kept))  # type: ignore[misc]
                 held.append(time.perf_counter() - began)
                 writer.wait()
                 written.append(time.perf_counter() - began)
-    size = checkpoint.size_of(model.state_dict(), state)
+    size = checkpoint.count_tensor_bytes(model.state_dict(), state)
     share = min(held) / min(at_once)
     told = {"gb": size / 1e9, "at_once_s": min(at_once), "held_s": min(held), "written_s": min(written), "share": share, "bar": BAR}
     print(json.dumps({"benchmark": "checkpoint_wait"} | {name: round(value, 3) for name, value in told.items()}))

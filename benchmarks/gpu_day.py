@@ -17,7 +17,7 @@
 
 It needs the repository and Python 3.11 with torch; nothing is downloaded. `facts`, `head` and `attention` need no more. The others need
 transformers, accelerate and pydantic, the last two also gymnasium: a part whose packages are missing says so in its line and is skipped.
-What is missing can be brought along as wheels: `--wheels FOLDER` unpacks them for this run.
+What is missing can be brought along as wheels: `--wheels SUITES_FOLDER` unpacks them for this run.
 
 Each part runs in a process of its own with a time limit of its own, and each line is written when it is measured, so a part that
 fails or hangs loses only itself. The last line sums up; exit code 1 if a part failed.
@@ -41,7 +41,7 @@ from typing import Any, TextIO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlvr.runs.owner import temporary  # noqa: E402
+from rlvr.runs.owner import temporary_folder  # noqa: E402
 
 PARTS: dict[str, tuple[str, float]] = {
     "facts": ("benchmarks._gpu.kernels", 40.0),
@@ -163,7 +163,7 @@ def main(about: str = __doc__ or "", parts: dict[str, tuple[str, float]] = PARTS
     os.environ.setdefault("PYTHONPATH", str(ROOT))
     began, ended = time.monotonic(), []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with temporary("rlvr-gpu-day-") as folder:
+    with temporary_folder("rlvr-gpu-day-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # what parts that are killed leave is removed with it
         if args.wheels is not None:
             unpacked(args.wheels, folder / "wheels")

@@ -15,18 +15,18 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import Limits, Program, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
 from rlvr.task import Fault, Verdict
 
-LONGEST = 600
+MAX_FORMULA_CHARS = 600
 FUNCTIONS = frozenset(
     ("sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "asin", "acos", "atan")
 )
 CONSTANTS = frozenset(("pi", "E"))
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
-SKIPPED = frozenset(("tests", "testing", "benchmarks", "__pycache__"))
-LIMITS = Limits(cpu_s=10.0, wall_s=30.0, memory_mb=512)
-PROGRAM = """
+SKIPPED_FOLDERS = frozenset(("tests", "testing", "benchmarks", "__pycache__"))
+COMPARE_LIMITS = Limits(cpu_s=10.0, wall_s=30.0, memory_mb=512)
+COMPARE_PROGRAM = """
 import json, sys
 sys.path.insert(0, "algebra.zip")
 import sympy
@@ -40,42 +40,42 @@ print("same" if said == right or sympy.simplify(said - right) == 0 else "differe
 """
 
 
-def formula(text: str, names: frozenset[str]) -> bool:
+def is_formula(text: str, names: frozenset[str]) -> bool:
     """Return whether a text is a formula of numbers, these names, + - * / **, brackets and the usual functions only.
 
     >>> formula("x**2/2 + C", frozenset("xC")), formula("__import__('os')", frozenset("x")), formula("x.real", frozenset("x"))
     (True, False, False)
     """
-    tree = _tree(text)
-    return tree is not None and all(_plain(node, names) for node in ast.walk(tree))
+    tree = _parse_expression(text)
+    return tree is not None and all(_is_allowed_node(node, names) for node in ast.walk(tree))
 
 
-def value(text: str) -> tuple[Fraction, list[int]] | None:
+def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     """Evaluate an expression of whole numbers and + - * /; return (value, its numbers), or None if it is invalid or divides by zero.
 
     >>> value("(1 + 2) * 8"), value("2**3"), value("1/0")
     ((Fraction(24, 1), [1, 2, 8]), None, None)
     """
-    tree, numbers = _tree(text), list[int]()
+    tree, numbers = _parse_expression(text), list[int]()
     if tree is None:
         return None
     try:
-        return _value(tree.body, numbers), numbers
+        return _evaluate(tree.body, numbers), numbers
     except (ValueError, ZeroDivisionError, RecursionError):
         return None
 
 
-def polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
+def parse_polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
     """Parse an expanded polynomial into its coefficients; None if it has a product of sums, or two terms with the same powers.
 
-    >>> polynomial("2*x**2 - y*x + 3", frozenset("xy")), polynomial("(x + 1)*x", frozenset("x")), polynomial("x + 2*x", frozenset("x"))
+    >>> parse_polynomial("2*x**2 - y*x + 3", frozenset("xy")), parse_polynomial("(x + 1)*x", frozenset("x")), parse_polynomial("x + 2*x", frozenset("x"))
     ({(('x', 2),): Fraction(2, 1), (('x', 1), ('y', 1)): Fraction(-1, 1), (): Fraction(3, 1)}, None, None)
     """
-    tree, found = _tree(text), dict[tuple[tuple[str, int], ...], Fraction]()
+    tree, found = _parse_expression(text), dict[tuple[tuple[str, int], ...], Fraction]()
     try:
-        for sign, term in _terms(tree.body, 1) if tree is not None else ():
+        for sign, term in _iter_terms(tree.body, 1) if tree is not None else ():
             numbers, powers = list[int](), dict[str, int]()
-            _factors(term, numbers, powers)
+            _collect_factors(term, numbers, powers)
             key = tuple(sorted(powers.items()))
             if len(numbers) > 1 or not set(powers) <= names or key in found:
                 return None
@@ -85,31 +85,31 @@ def polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], 
     return found or None
 
 
-def compared(sandbox: Sandbox, said: str, right: str, *, names: frozenset[str], derive: str = "", gold: str = "") -> Verdict:
+def compare_formulas(sandbox: Sandbox, answer: str, reference: str, *, names: frozenset[str], derive: str = "", gold: str = "") -> Verdict:
     """Verify that a formula (or its derivative) equals another one. If the answer breaks the comparison, `gold` is tried instead."""
-    if not formula(said, names):
-        return Verdict(0.0, f"{said!r:.80} is not a formula of {', '.join(sorted(names))}")
-    asked = {"said": said, "right": right, "names": sorted(names), "derive": derive}
-    program = Program(PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": library()}, limits=LIMITS)
+    if not is_formula(answer, names):
+        return Verdict(0.0, f"{answer!r:.80} is not a formula of {', '.join(sorted(names))}")
+    asked = {"said": answer, "right": reference, "names": sorted(names), "derive": derive}
+    program = Program(COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": build_sympy_archive()}, limits=COMPARE_LIMITS)
     outcome = sandbox.run(program)
     words = outcome.stdout.decode("utf-8", "replace").split()
-    if outcome.stop is Stop.OK and words in (["ready", "same"], ["ready", "different"]):
-        return Verdict(float(words[1] == "same"), f"{said!r:.80} is {'right' if words[1] == 'same' else 'wrong'}")
+    if outcome.status is ExitStatus.OK and words in (["ready", "same"], ["ready", "different"]):
+        return Verdict(float(words[1] == "same"), f"{answer!r:.80} is {'right' if words[1] == 'same' else 'wrong'}")
     error = outcome.reason or outcome.stderr[-200:].decode("utf-8", "replace")
-    why = f"the comparison of {said!r:.80} ended with {outcome.stop.value}: {error}"
-    if outcome.stop is Stop.IE or words[:1] != ["ready"]:
+    why = f"the comparison of {answer!r:.80} ended with {outcome.status.value}: {error}"
+    if outcome.status is ExitStatus.INTERNAL_ERROR or words[:1] != ["ready"]:
         return Verdict(None, why, fault=Fault.INFRA)
-    if gold and gold != said and compared(sandbox, gold, right, names=names, derive=derive).score == 1.0:
+    if gold and gold != answer and compare_formulas(sandbox, gold, reference, names=names, derive=derive).score == 1.0:
         return Verdict(0.0, why, fault=Fault.ANSWER)
     return Verdict(None, f"{why}; so does that of the right answer", fault=Fault.TASK)
 
 
 @lru_cache(maxsize=1)
-def library() -> bytes:
+def build_sympy_archive() -> bytes:
     """Pack SymPy into one zip file for the sandbox: bytecode if this Python is 3.11, as in the sandbox image, else source files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
-        for path, name in _sources("sympy", "mpmath"):
+        for path, name in _iter_source_files("sympy", "mpmath"):
             if importlib.util.MAGIC_NUMBER == MAGIC_OF_3_11:
                 code = SourceFileLoader(name, str(path)).get_code(name)  # uses the cached bytecode if it is fresh
                 packed.writestr(name + "c", MAGIC_OF_3_11 + bytes(12) + marshal.dumps(code))
@@ -121,7 +121,7 @@ def library() -> bytes:
 MAGIC_OF_3_11 = (3495).to_bytes(2, "little") + b"\r\n"
 
 
-def _sources(*packages: str) -> Iterator[tuple[Path, str]]:
+def _iter_source_files(*packages: str) -> Iterator[tuple[Path, str]]:
     for package in packages:
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
@@ -129,18 +129,18 @@ def _sources(*packages: str) -> Iterator[tuple[Path, str]]:
         root = Path(found.origin).parent
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root.parent)
-            if not SKIPPED & set(name.parts):
+            if not SKIPPED_FOLDERS & set(name.parts):
                 yield path, name.as_posix()
 
 
-def _tree(text: str) -> ast.Expression | None:
+def _parse_expression(text: str) -> ast.Expression | None:
     try:
-        return ast.parse(text.strip(), mode="eval") if len(text) <= LONGEST else None
+        return ast.parse(text.strip(), mode="eval") if len(text) <= MAX_FORMULA_CHARS else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _plain(node: ast.AST, names: frozenset[str]) -> bool:
+def _is_allowed_node(node: ast.AST, names: frozenset[str]) -> bool:
     match node:
         case ast.Name():
             return node.id in names | CONSTANTS | FUNCTIONS
@@ -152,31 +152,31 @@ def _plain(node: ast.AST, names: frozenset[str]) -> bool:
             return isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Load, *OPERATORS))
 
 
-def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+def _evaluate(node: ast.expr, numbers: list[int]) -> Fraction:
     match node:
         case ast.Constant(value=int(number)) if type(number) is int:
             numbers.append(number)
             return Fraction(number)
         case ast.UnaryOp(ast.USub(), inner):
-            return -_value(inner, numbers)
+            return -_evaluate(inner, numbers)
         case ast.BinOp(left, operator, right):
-            return _joined(operator, _value(left, numbers), _value(right, numbers))
+            return _apply_operator(operator, _evaluate(left, numbers), _evaluate(right, numbers))
         case _:
             raise ValueError("not whole numbers and + - * /")
 
 
-def _terms(node: ast.expr, sign: int) -> Iterator[tuple[int, ast.expr]]:
+def _iter_terms(node: ast.expr, sign: int) -> Iterator[tuple[int, ast.expr]]:
     match node:
         case ast.BinOp(left, ast.Add() | ast.Sub() as operator, right):
-            yield from _terms(left, sign)
-            yield from _terms(right, sign if isinstance(operator, ast.Add) else -sign)
+            yield from _iter_terms(left, sign)
+            yield from _iter_terms(right, sign if isinstance(operator, ast.Add) else -sign)
         case ast.UnaryOp(ast.USub(), inner):
-            yield from _terms(inner, -sign)
+            yield from _iter_terms(inner, -sign)
         case _:
             yield sign, node
 
 
-def _factors(node: ast.expr, numbers: list[int], powers: dict[str, int]) -> None:
+def _collect_factors(node: ast.expr, numbers: list[int], powers: dict[str, int]) -> None:
     match node:
         case ast.Constant(value=int(number)) if type(number) is int:
             numbers.append(number)
@@ -185,16 +185,16 @@ def _factors(node: ast.expr, numbers: list[int], powers: dict[str, int]) -> None
         case ast.BinOp(ast.Name(name), ast.Pow(), ast.Constant(value=int(power))) if type(power) is int and power > 0:
             powers[name] = powers.get(name, 0) + power
         case ast.BinOp(left, ast.Mult(), right):
-            _factors(left, numbers, powers)
-            _factors(right, numbers, powers)
+            _collect_factors(left, numbers, powers)
+            _collect_factors(right, numbers, powers)
         case ast.UnaryOp(ast.USub(), inner):
-            _factors(inner, numbers, powers)
+            _collect_factors(inner, numbers, powers)
             numbers[:] = [-numbers[0], *numbers[1:]] if numbers else [-1]
         case _:
             raise ValueError("not a number times powers of names")
 
 
-def _joined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
+def _apply_operator(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
     match operator:
         case ast.Add():
             return left + right
@@ -208,16 +208,16 @@ def _joined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction
             raise ValueError("only + - * / are allowed")
 
 
-def facts_of(name: str) -> tuple[str, ...]:
+def get_required_metadata(name: str) -> tuple[str, ...]:
     """Return the metadata keys of a reasoning_gym question that verification needs.
 
-    >>> facts_of("countdown")
+    >>> get_required_metadata("countdown")
     ('numbers', 'target')
     """
-    return FACTS.get(name, ())
+    return REQUIRED_METADATA.get(name, ())
 
 
-FACTS: Mapping[str, tuple[str, ...]] = {
+REQUIRED_METADATA: Mapping[str, tuple[str, ...]] = {
     "countdown": ("numbers", "target"),
     "puzzle24": ("numbers",),
     "simple_integration": ("variable", "integrand"),
@@ -226,36 +226,36 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def answerable(name: str, gold: str) -> bool:
+def is_answerable(name: str, gold: str) -> bool:
     """Return whether the gold answer can be compared: some integrals of the package are left unevaluated.
 
-    >>> answerable("simple_integration", "x**2 + C"), answerable("intermediate_integration", "-2*Integral(x**3, x) + C")
+    >>> is_answerable("simple_integration", "x**2 + C"), is_answerable("intermediate_integration", "-2*Integral(x**3, x) + C")
     (True, False)
     """
-    return name not in FACTS or "numbers" in FACTS[name] or formula(gold, LETTERS)
+    return name not in REQUIRED_METADATA or "numbers" in REQUIRED_METADATA[name] or is_formula(gold, LETTERS)
 
 
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
-def judged(name: str, said: str, facts: Mapping[str, Any], gold: str, sandbox: Sandbox | None) -> Verdict:
+def verify_answer(name: str, answer: str, metadata: Mapping[str, Any], gold: str, sandbox: Sandbox | None) -> Verdict:
     """Verify an answer to one of the data sets whose own scorer would execute the answer."""
     if name in ("countdown", "puzzle24"):
-        found, target = value(said), facts.get("target", 24)
+        found, target = evaluate_expression(answer), metadata.get("target", 24)
         if found is None:
-            return Verdict(0.0, f"{said!r:.80} is not an expression of whole numbers and + - * /")
-        if sorted(found[1]) != sorted(facts["numbers"]):
-            return Verdict(0.0, f"it uses {found[1]}, the numbers are {facts['numbers']}")
+            return Verdict(0.0, f"{answer!r:.80} is not an expression of whole numbers and + - * /")
+        if sorted(found[1]) != sorted(metadata["numbers"]):
+            return Verdict(0.0, f"it uses {found[1]}, the numbers are {metadata['numbers']}")
         return Verdict(float(found[0] == target), f"it makes {found[0]}, the target is {target}")
     if name == "polynomial_multiplication":
-        names = frozenset(facts["variables"])
-        worked, right = polynomial(said, names), polynomial(gold, names)
+        names = frozenset(metadata["variables"])
+        worked, right = parse_polynomial(answer, names), parse_polynomial(gold, names)
         if right is None:
             return Verdict(None, f"the right answer {gold!r:.80} is no polynomial that is worked out", fault=Fault.TASK)
         if worked is None:
-            return Verdict(0.0, f"{said!r:.80} is not a polynomial of {', '.join(sorted(names))} that is worked out")
-        return Verdict(float(worked == right), f"{said!r:.80} is {'right' if worked == right else 'wrong'}")
+            return Verdict(0.0, f"{answer!r:.80} is not a polynomial of {', '.join(sorted(names))} that is worked out")
+        return Verdict(float(worked == right), f"{answer!r:.80} is {'right' if worked == right else 'wrong'}")
     if sandbox is None:
         return Verdict(None, f"the answers of {name} are compared in a sandbox, and there is none; set sandbox: docker", fault=Fault.INFRA)
-    variable = facts["variable"]
-    return compared(sandbox, said, facts["integrand"], names=frozenset((variable, "C")), derive=variable, gold=gold)
+    variable = metadata["variable"]
+    return compare_formulas(sandbox, answer, metadata["integrand"], names=frozenset((variable, "C")), derive=variable, gold=gold)

@@ -17,37 +17,37 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 class Problem:
     """A generated programming problem: statement, solution, and functions that make its tests.
 
-    >>> problem = FAMILIES["weighted_sum"](random.Random(0))
-    >>> len(problem.cases(random.Random(0), 3))
+    >>> find_schema_violation = FAMILIES["weighted_sum"](random.Random(0))
+    >>> len(find_schema_violation.cases(random.Random(0), 3))
     3
     """
 
     statement: str
     solution: str
-    given: Callable[[random.Random], str]
-    answer: Callable[[str], str]
+    draw_input: Callable[[random.Random], str]
+    compute_output: Callable[[str], str]
 
-    def cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
+    def make_cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
         """Return `count` tests, all different if the task has that many."""
         seen: dict[str, str] = {}
         for _ in range(20 * count):
-            stdin = self.given(draw)
-            seen.setdefault(stdin, self.answer(stdin))
+            stdin = self.draw_input(draw)
+            seen.setdefault(stdin, self.compute_output(stdin))
             if len(seen) == count:
                 break
         return [{"stdin": stdin, "stdout": stdout + "\n"} for stdin, stdout in seen.items()]
 
 
-def _numbers(draw: random.Random, low: int = -50, high: int = 50) -> str:
+def _draw_numbers(draw: random.Random, low: int = -50, high: int = 50) -> str:
     numbers = [draw.randint(low, high) for _ in range(draw.randint(1, 12))]
     return f"{len(numbers)}\n{' '.join(map(str, numbers))}\n"
 
 
-def _read(stdin: str) -> list[int]:
+def _parse_numbers(stdin: str) -> list[int]:
     return [int(word) for word in stdin.split()[1:]]
 
 
-READ = "n = int(input())\nxs = list(map(int, input().split()))\n"
+READ_NUMBERS_CODE = "n = int(input())\nxs = list(map(int, input().split()))\n"
 
 
 def weighted_sum(draw: random.Random) -> Problem:
@@ -56,9 +56,9 @@ def weighted_sum(draw: random.Random) -> Problem:
     return Problem(
         f"The first line holds n, the second n whole numbers. Add up the numbers, those at places 0, 2, 4, ... multiplied by {even} "
         f"and those at places 1, 3, 5, ... multiplied by {odd}. Print the sum.",
-        f"{READ}print({even} * sum(xs[::2]) + {odd} * sum(xs[1::2]))",
-        _numbers,
-        lambda stdin: str(sum(x * (odd if i % 2 else even) for i, x in enumerate(_read(stdin)))),
+        f"{READ_NUMBERS_CODE}print({even} * sum(xs[::2]) + {odd} * sum(xs[1::2]))",
+        _draw_numbers,
+        lambda stdin: str(sum(x * (odd if i % 2 else even) for i, x in enumerate(_parse_numbers(stdin)))),
     )
 
 
@@ -69,9 +69,9 @@ def count_between(draw: random.Random) -> Problem:
     return Problem(
         f"The first line holds n, the second n whole numbers. Print how many of them lie from {low} to {high}, both included, and leave "
         f"the remainder {rest} (from 0 to {modulus - 1}) when divided by {modulus}.",
-        f"{READ}print(sum({low} <= x <= {high} and x % {modulus} == {rest} for x in xs))",
-        _numbers,
-        lambda stdin: str(len([x for x in _read(stdin) if low <= x <= high and x % modulus == rest])),
+        f"{READ_NUMBERS_CODE}print(sum({low} <= x <= {high} and x % {modulus} == {rest} for x in xs))",
+        _draw_numbers,
+        lambda stdin: str(len([x for x in _parse_numbers(stdin) if low <= x <= high and x % modulus == rest])),
     )
 
 
@@ -82,13 +82,13 @@ def rotate(draw: random.Random) -> Problem:
     return Problem(
         f"The first line holds n, the second n whole numbers. Sort them in {order} order, then move the first of them to the end, "
         f"{places} times in a row. Print the numbers on one line.",
-        f"{READ}xs.sort(reverse={down})\nk = {places} % n\nprint(*xs[k:] + xs[:k])",
-        _numbers,
-        lambda stdin: _turned(sorted(_read(stdin), reverse=down), places),
+        f"{READ_NUMBERS_CODE}xs.sort(reverse={down})\nk = {places} % n\nprint(*xs[k:] + xs[:k])",
+        _draw_numbers,
+        lambda stdin: _rotate_left(sorted(_parse_numbers(stdin), reverse=down), places),
     )
 
 
-def _turned(numbers: list[int], places: int) -> str:
+def _rotate_left(numbers: list[int], places: int) -> str:
     for _ in range(places):
         numbers = [*numbers[1:], numbers[0]]
     return " ".join(map(str, numbers))
@@ -98,12 +98,12 @@ def longest_run(draw: random.Random) -> Problem:
     """The longest run of neighbours that differ by at most a given amount."""
     most = draw.randint(3, 60)
     solution = (
-        f"{READ}best = run = 1\nfor a, b in zip(xs, xs[1:]):\n    run = run + 1 if abs(a - b) <= {most} else 1\n"
+        f"{READ_NUMBERS_CODE}best = run = 1\nfor a, b in zip(xs, xs[1:]):\n    run = run + 1 if abs(a - b) <= {most} else 1\n"
         "    best = max(best, run)\nprint(best)"
     )
 
     def answer(stdin: str) -> str:
-        numbers = _read(stdin)
+        numbers = _parse_numbers(stdin)
         spans = [(i, j) for i in range(len(numbers)) for j in range(i + 1, len(numbers) + 1)]
         fits = [j - i for i, j in spans if all(abs(numbers[k] - numbers[k + 1]) <= most for k in range(i, j - 1))]
         return str(max(fits))
@@ -112,7 +112,7 @@ def longest_run(draw: random.Random) -> Problem:
         "The first line holds n, the second n whole numbers. Print the length of the longest stretch of numbers side by side in which "
         f"every two neighbours differ by at most {most}.",
         solution,
-        _numbers,
+        _draw_numbers,
         answer,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Draw = Callable[[random.Random], list[Any]]
+InputGenerator = Callable[[random.Random], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,27 @@ class Bug:
 
     function: str
     """The function that returns wrong results."""
-    right: str
-    wrong: str
+    correct_code: str
+    buggy_code: str
     kind: str
 
 
 @dataclass(frozen=True)
-class Family:
+class ModuleFamily:
     """A module, its bugs, and a generator of arguments for each function.
 
-    >>> sorted(FAMILIES["dates"].inputs)
+    >>> sorted(FAMILIES["make_date_range_question"].inputs)
     ['day_of_year', 'days_in', 'is_leap']
     """
 
     source: str
     bugs: tuple[Bug, ...]
-    inputs: Mapping[str, Draw]
+    input_generators: Mapping[str, InputGenerator]
 
 
 WORDS = ("sun", "Moon", "star", "Sky", "rain", "cloud", "Wind", "snow")
 
-TEXT = Family(
+TEXT = ModuleFamily(
     '''"""Work with text."""
 
 
@@ -86,12 +86,12 @@ def ranking(text):
     },
 )
 
-SEEN = '''seen=None):
+UNIQUES_HEAD = '''seen=None):
     """The items in their order, without those that came before, and without those in `seen`."""
     seen = set() if seen is None else set(seen)
 '''
 
-LISTS = Family(
+LISTS = ModuleFamily(
     '''"""Work with lists."""
 
 
@@ -136,7 +136,7 @@ def rotated(items, count):
         Bug("chunks", "start : start + size", "start : start + size - 1", "off by one"),
         Bug("merged", " + right[j:]", "", "missing case"),
         Bug("merged", "left[i] <= right[j]", "left[i] >= right[j]", "wrong operator"),
-        Bug("uniques", SEEN, SEEN.replace("None", "set()", 1).rpartition("    seen")[0], "mutable default"),
+        Bug("uniques", UNIQUES_HEAD, UNIQUES_HEAD.replace("None", "set()", 1).rpartition("    seen")[0], "mutable default"),
         Bug("uniques", "            seen.add(item)\n", "", "missing step"),
         Bug("rotated", "items[count:] + items[:count]", "items[:count] + items[count:]", "wrong order"),
         Bug("rotated", "    count %= len(items)\n", "", "missing case"),
@@ -149,7 +149,7 @@ def rotated(items, count):
     },
 )
 
-DATES = Family(
+DATES = ModuleFamily(
     '''"""Work with dates."""
 
 LENGTHS = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
@@ -186,7 +186,7 @@ def day_of_year(year, month, day):
     },
 )
 
-NUMBERS = Family(
+NUMBERS = ModuleFamily(
     '''"""Work with whole numbers."""
 
 
@@ -236,7 +236,7 @@ def digits(number, base):
     },
 )
 
-PARSING = Family(
+PARSING = ModuleFamily(
     '''"""Read short texts."""
 
 
@@ -291,4 +291,4 @@ def numbers(text):
     },
 )
 
-FAMILIES: Mapping[str, Family] = {"text": TEXT, "lists": LISTS, "dates": DATES, "numbers": NUMBERS, "parsing": PARSING}
+FAMILIES: Mapping[str, ModuleFamily] = {"text": TEXT, "lists": LISTS, "dates": DATES, "numbers": NUMBERS, "parsing": PARSING}

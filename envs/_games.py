@@ -9,42 +9,42 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from rlvr.answers import visible
-from rlvr.contracts import Environment, Example, Heard, Session, Transcript, Verifier
-from rlvr.envs._host import ForeignError, ForeignLate, Host, World
+from rlvr.answers import strip_thinking
+from rlvr.contracts import Environment, Example, Session, StepResult, Transcript, Verifier
+from rlvr.envs._host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Message, Task, Verdict, user
 from rlvr.turns import Turn
 
-TRIES = 256
+MAX_SEED_TRIES = 256
 """Number of seeds tried to find one that belongs to the split."""
-LONGEST = 2_000
+MAX_TURN_CHARS = 2_000
 """Longest turn in characters. A longer one is not a move: the policy is told so, and the game does not see it."""
 
 
-class Rewards(Verifier):
+class GameRewardVerifier(Verifier):
     """Verify a game by the rewards that its session recorded; the text of the answer does not count.
 
-    The reference defines the score: `{"won": 1.0}` scores 1 if the game is over and its last reward is at least 1.0, else 0.
+    The reference defines the score: `{"success_threshold": 1.0}` scores 1 if the game is over and its last reward is at least 1.0, else 0.
     `{"scale": [-1, 1]}` maps the sum of the rewards of a finished game to 0 ... 1. A reward that is not a finite number, outside of the
     declared scale, or above the declared `most`, gives no score.
 
-    >>> task = Task("t", ({"role": "user", "content": "Play."},), {"won": 1.0})
+    >>> task = Task("t", ({"role": "user", "content": "PlayedConversation."},), {"success_threshold": 1.0})
     >>> Rewards().judge(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).score
     1.0
     >>> Rewards().judge(task, Transcript("", {"rewards": ["nan"], "over": True})).fault.value
     'infra'
     """
 
-    examples = (Example({"won": 1.0}, right=(), wrong=("", "I won", '{"rewards": [1.0], "over": true}')),)
+    examples = (Example({"won": 1.0}, correct=(), incorrect=("", "I won", '{"rewards": [1.0], "over": true}')),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without a game: no move was made, so it scores 0."""
-        return self.judge(task, Transcript(answer, {"rewards": [], "over": False}))
+        return self.verify_transcript(task, Transcript(answer, {"rewards": [], "over": False}))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify the recorded game."""
-        left = transcript.evidence
+        left = transcript.artifacts
         if trouble := left.get("trouble"):
             fault = Fault(trouble["fault"])
             return Verdict(0.0 if fault is Fault.ANSWER else None, trouble["why"], fault=fault)
@@ -74,39 +74,39 @@ class Rewards(Verifier):
         return Verdict(min(1.0, max(0.0, (total - low) / (high - low))), f"the game gave {total:g} of {high:g}", detail=detail)
 
 
-class Games(Environment):
-    """Base class of game environments. A subclass sets the process that plays (`host`, `settings`) and parses a turn into a `move`.
+class GameEnvironment(Environment):
+    """Base class of game environments. A subclass sets the process that plays (`host`, `settings`) and parses a turn into a `parse_move`.
 
-    The class in that process has `begin(seed)`, which starts a new game and returns its first text, and `act(move)`, which returns {"text",
+    The class in that process has `begin(seed)`, which starts a new game and returns its first text, and `act(parse_move)`, which returns {"text",
     "rewards", "over"}, and "cut" if a limit of the game ended it.
     """
 
-    host: Host
-    settings: Mapping[str, Any]
+    host: ForeignHost
+    instance_settings: Mapping[str, Any]
     """The constructor arguments of a game, besides the seed."""
-    source = ""
+    id_prefix = ""
     """Prefix of the task ids."""
     reference: Mapping[str, Any]
     """How a finished game is scored: see `GameRewardVerifier`."""
-    open_worlds = True
+    splits_by_first_text = True
     """Whether the first text describes the whole game: then its hash decides the split, and no game is in two splits."""
     seed = 0
     instruction = ""
-    harmless: Sequence[Any] = ()
+    harmless_moves: Sequence[Any] = ()
     """Moves that a working game accepts without an error; empty if every move that reaches the game is legal."""
 
     def __init__(self) -> None:
-        self.verifier = Rewards()
+        self.verifier = GameRewardVerifier()
         self._tasks: dict[tuple[str, int], Task] = {}
-        self._scout: World | None = None
-        self._scouting = Lock()
+        self._scout: ForeignInstance | None = None
+        self._scout_lock = Lock()
 
     @abstractmethod
-    def move(self, text: str) -> Any:
+    def parse_move(self, text: str) -> Any:
         """Parse the move from a turn; None if there is none."""
 
     @abstractmethod
-    def unread(self) -> str:
+    def format_unreadable(self) -> str:
         """Return the reply to a turn without a move."""
 
     def task(self, split: str, index: int) -> Task:
@@ -116,39 +116,39 @@ class Games(Environment):
         if (split, index) not in self._tasks:
             if len(self._tasks) > 10_000:
                 self._tasks.clear()
-            self._tasks[split, index] = self._made(split, index)
+            self._tasks[split, index] = self._make_task(split, index)
         return self._tasks[split, index]
 
-    def _made(self, split: str, index: int) -> Task:
-        for attempt in range(TRIES):
+    def _make_task(self, split: str, index: int) -> Task:
+        for attempt in range(MAX_SEED_TRIES):
             seed = int.from_bytes(hashlib.blake2b(f"{self.seed}/{index}/{attempt}".encode(), digest_size=4).digest()) >> 2
             seed = 2 * seed + (split == "test")  # no seed is in both splits
-            text = self.scouted("begin", seed=seed)
-            if len(self.splits) == 1 or not self.open_worlds or (split == "test") == held_out(text):
+            text = self.call_scout("begin", seed=seed)
+            if len(self.splits) == 1 or not self.splits_by_first_text or (split == "test") == is_held_out(text):
                 prompt = user(text, system=self.instruction)
-                return Task(f"{self.source}/{split}/{self.seed}.{index}", prompt, {**self.reference, "seed": seed})
-        raise ConfigError(f"{self.source} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
+                return Task(f"{self.id_prefix}/{split}/{self.seed}.{index}", prompt, {**self.reference, "seed": seed})
+        raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
-    def scouted(self, what: str, **given: Any) -> Any:
+    def call_scout(self, method: str, **given: Any) -> Any:
         """Call a method of a separate instance that is not used for playing, such as `begin` or the list of moves."""
-        with self._scouting:
+        with self._scout_lock:
             try:
                 if self._scout is None:
-                    self._scout = self.host.open(**self.settings)
-                return self._scout.ask(what, **given)
+                    self._scout = self.host.new_instance(**self.instance_settings)
+                return self._scout.call(method, **given)
             except ForeignError as error:
                 if self._scout is not None:
                     self._scout.close()
                 self._scout = None
-                raise ConfigError(f"{self.source} cannot be played: {error}; its settings are {dict(self.settings)!r:.200}") from error
+                raise ConfigError(f"{self.id_prefix} cannot be played: {error}; its settings are {dict(self.instance_settings)!r:.200}") from error
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a game from the task's seed. All members of a group play the same game, so `seed` is ignored."""
-        return Playing(self, task)
+        return GameSession(self, task)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process with the package."""
-        self.host.start()
+        self.host.ensure_started()
 
     def close(self) -> None:
         """End the process of the package, and every game in it."""
@@ -159,7 +159,7 @@ class Games(Environment):
         self.host.close()
 
 
-def held_out(text: str) -> bool:
+def is_held_out(text: str) -> bool:
     """Return whether a game with this first text is held out: one in five, for any seed.
 
     >>> held_out("a"), held_out("c")
@@ -168,92 +168,92 @@ def held_out(text: str) -> bool:
     return hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 5 == 0
 
 
-class Playing(Session):
+class GameSession(Session):
     """Session of one game."""
 
-    def __init__(self, environment: Games, task: Task) -> None:
+    def __init__(self, environment: GameEnvironment, task: Task) -> None:
         self.environment, self.task = environment, task
         self.moves: list[Any] = []
         self.rewards: list[Any] = []
-        self.over = self.cut = False
-        self.trouble: dict[str, str] = {}
-        self._world: World | None = None
+        self.done = self.truncated = False
+        self.failure: dict[str, str] = {}
+        self._instance: ForeignInstance | None = None
 
-    def opening(self) -> Sequence[Message]:
+    def initial_messages(self) -> Sequence[Message]:
         """Start the game. Returns no messages, because its first text is the prompt; raises ForeignError if that text differs."""
-        self._world, text = self._fresh()
+        self._instance, text = self._start_game()
         if text != self.task.question:
             raise ForeignError(f"{self.task.id}: the same seed began with another text: {text!r:.200}; it cannot be trained on")
         return ()
 
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         """Play the move of the turn."""
-        if self.over or self.trouble:
+        if self.done or self.failure:
             return None
-        shown = visible(turn.text)
-        move = self.environment.move(shown) if shown is not None and len(shown) <= LONGEST else None
+        shown = strip_thinking(turn.text)
+        move = self.environment.parse_move(shown) if shown is not None and len(shown) <= MAX_TURN_CHARS else None
         if move is None:
-            return Heard(({"role": "user", "content": self.environment.unread()},))
-        assert self._world is not None
+            return StepResult(({"role": "user", "content": self.environment.format_unreadable()},))
+        assert self._instance is not None
         self.moves.append(move)
         try:
-            text = self._took(self._world.ask("act", move=move))
+            text = self._record_step(self._instance.call("act", move=move))
         except ForeignError as error:
-            self.trouble = self._blame(error)
-            return Heard(over=True)
+            self.failure = self._find_fault(error)
+            return StepResult(done=True)
         said: tuple[Message, ...] = ({"role": "user", "content": text},) if text else ()
-        return Heard(said or (() if self.over else ({"role": "user", "content": "-"},)), over=self.over)
+        return StepResult(said or (() if self.done else ({"role": "user", "content": "-"},)), done=self.done)
 
-    def evidence(self) -> Mapping[str, Any]:
+    def artifacts(self) -> Mapping[str, Any]:
         """Return the rewards, whether the game is over, and what failed."""
         rewards = [reward if _is_number(reward) else repr(reward)[:80] for reward in self.rewards]
-        left = {"rewards": rewards, "over": self.over, "cut": self.cut, "moves": self.moves}
-        return left | ({"trouble": self.trouble} if self.trouble else {})
+        left = {"rewards": rewards, "over": self.done, "cut": self.truncated, "moves": self.moves}
+        return left | ({"trouble": self.failure} if self.failure else {})
 
     def close(self) -> None:
         """End the process of the game."""
-        if self._world is not None:
-            self._world.close()
+        if self._instance is not None:
+            self._instance.close()
 
-    def _fresh(self) -> tuple[World, str]:
+    def _start_game(self) -> tuple[ForeignInstance, str]:
         environment = self.environment
-        world = environment.host.open(**environment.settings)
+        world = environment.host.new_instance(**environment.instance_settings)
         try:
-            return world, str(world.ask("begin", seed=self.task.reference["seed"]))
+            return world, str(world.call("begin", seed=self.task.reference["seed"]))
         except BaseException:
             world.close()
             raise
 
-    def _took(self, found: Any) -> str:
+    def _record_step(self, found: Any) -> str:
         if not isinstance(found, dict) or not isinstance(found.get("rewards"), list) or not isinstance(found.get("over"), bool):
             raise ForeignError(f"the game answered {found!r:.200}")
         self.rewards += found["rewards"]
-        self.over, self.cut = found["over"], bool(found.get("cut"))
+        self.done, self.truncated = found["over"], bool(found.get("cut"))
         return str(found.get("text") or "")
 
-    def _blame(self, error: ForeignError) -> dict[str, str]:
+    def _find_fault(self, error: ForeignError) -> dict[str, str]:
         """Find the fault of a failed move: replay the game to the same point, then try the move again, then harmless moves.
 
         Only a move that fails again where a harmless one does not is the answer's fault. Otherwise the game failed: no score.
         """
         why = f"the game failed at move {len(self.moves)} ({error})"[:400]
-        others = [move for move in self.environment.harmless if move != self.moves[-1]]
-        if others and self._fails(self.moves[-1]):
-            tried = others[:2] if isinstance(error, ForeignLate) else others
-            fine = next((move for move in tried if self._fails(move) is False), None)
+        others = [move for move in self.environment.harmless_moves if move != self.moves[-1]]
+        if others and self._fails_at(self.moves[-1]):
+            tried = others[:2] if isinstance(error, ForeignProcessLost) else others
+            fine = next((move for move in tried if self._fails_at(move) is False), None)
             if fine is not None:
                 return {"fault": Fault.ANSWER.value, "why": f"{why}, again with the same move, and not with {fine!r}"}
         return {"fault": Fault.INFRA.value, "why": why}
 
-    def _fails(self, last: Any) -> bool | None:
+    def _fails_at(self, last: Any) -> bool | None:
         """Return whether the replayed game fails at the move `last`; None if it fails before that."""
         try:
-            world, _ = self._fresh()
+            world, _ = self._start_game()
             with world:
                 for move in self.moves[:-1]:
-                    world.ask("act", move=move)
+                    world.call("act", move=move)
                 try:
-                    world.ask("act", move=last)
+                    world.call("act", move=last)
                 except ForeignError:
                     return True
                 return False

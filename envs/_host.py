@@ -20,13 +20,13 @@ from typing import Any
 from weakref import WeakSet
 
 from rlvr.envs import _hosted
-from rlvr.envs._hosted import KILL, OPEN, ORDER
+from rlvr.envs._hosted import KILL_ORDER, OPEN_ORDER, ORDER_STRUCT
 from rlvr.errors import ConfigError, MissingExtra, PluginError, RlvrError
 
-START_S = 120.0
+IMPORT_TIMEOUT_S = 120.0
 """Timeout for importing a package."""
-FORK_S = 10.0
-LARGEST = 32 << 20
+FORK_TIMEOUT_S = 10.0
+MAX_REPLY_BYTES = 32 << 20
 """Longest reply that is read, in bytes."""
 
 
@@ -38,43 +38,43 @@ class ForeignRaised(ForeignError):
     """Raised if foreign code raised an exception."""
 
     def __init__(self, name: str, why: str) -> None:
-        self.name, self.why = name, why
+        self.name, self.message = name, why
         super().__init__(f"{name}: {why}" if why else name)
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return (ForeignRaised, (self.name, self.why))
+        return (ForeignRaised, (self.name, self.message))
 
 
-class ForeignLate(ForeignError):
+class ForeignProcessLost(ForeignError):
     """Raised if foreign code timed out or its process died. The instance cannot be used any more."""
 
 
-class World:
+class ForeignInstance:
     """One forked instance of a foreign class. Used by one thread at a time; any thread may call `close`."""
 
-    def __init__(self, host: Host, near: socket.socket, *, call_s: float) -> None:
-        self._host, self._near, self._call_s, self._pid = host, near, call_s, 0
-        self._rest = bytearray()
+    def __init__(self, host: ForeignHost, connection: socket.socket, *, call_timeout_s: float) -> None:
+        self._host, self._stream, self._call_timeout_s, self._pid = host, connection, call_timeout_s, 0
+        self._buffer = bytearray()
         self._lock, self._closed = Lock(), False
 
-    def ask(self, what: str, *, within: float | None = None, **given: Any) -> Any:
+    def call(self, method: str, *, timeout_s: float | None = None, **given: Any) -> Any:
         """Call a method of the instance. Raises ForeignRaised if the method raises, ForeignProcessLost after a timeout."""
         if self._closed:
-            raise ForeignLate(f"{what or 'open'}: the process of this instance has ended")
-        seconds = self._call_s if within is None else within
+            raise ForeignProcessLost(f"{method or 'open'}: the process of this instance has ended")
+        seconds = self._call_timeout_s if timeout_s is None else timeout_s
         try:
-            request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
+            request = json.dumps({"ask": method, "with": given}).encode() + b"\n"
         except (RecursionError, ValueError, TypeError) as error:  # the request was not sent
-            raise ForeignRaised(type(error).__name__, f"{what or 'open'}: the arguments cannot be written as JSON") from None
+            raise ForeignRaised(type(error).__name__, f"{method or 'open'}: the arguments cannot be written as JSON") from None
         try:
             reply = self._exchange(request, seconds)
         except TimeoutError:
             self.close()
-            raise ForeignLate(f"{what or 'open'} returned nothing within {seconds:g} s") from None
+            raise ForeignProcessLost(f"{method or 'open'} returned nothing within {seconds:g} s") from None
         except (OSError, ValueError, EOFError) as error:
             self.close()
-            raise ForeignLate(f"{what or 'open'}: the process of this instance died ({error or type(error).__name__})") from None
-        if reply.get("missing") and not what:
+            raise ForeignProcessLost(f"{method or 'open'}: the process of this instance died ({error or type(error).__name__})") from None
+        if reply.get("missing") and not method:
             raise MissingExtra(reply["missing"], self._host.extra)
         if "raised" in reply:
             raise ForeignRaised(reply["raised"], reply["why"])
@@ -86,115 +86,115 @@ class World:
             if self._closed:
                 return
             self._closed = True
-        self._host.kill(self._pid)
-        self._near.close()
+        self._host.kill_instance(self._pid)
+        self._stream.close()
 
-    def _begin(self) -> None:
-        self._pid = int(self._exchange(b"", FORK_S)["ok"])
+    def _receive_pid(self) -> None:
+        self._pid = int(self._exchange(b"", FORK_TIMEOUT_S)["ok"])
 
     def _exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
         deadline = monotonic() + seconds
-        self._near.settimeout(seconds)
+        self._stream.settimeout(seconds)
         if request:
-            self._near.sendall(request)
-        end = self._rest.find(b"\n")
+            self._stream.sendall(request)
+        end = self._buffer.find(b"\n")
         while end < 0:
             left = deadline - monotonic()
             if left <= 0:
                 raise TimeoutError
-            self._near.settimeout(left)
-            if not (more := self._near.recv(1 << 16)):
+            self._stream.settimeout(left)
+            if not (more := self._stream.recv(1 << 16)):
                 raise EOFError("it closed its socket")
             place = more.find(b"\n")
-            end = len(self._rest) + place if place >= 0 else -1
-            self._rest += more
-            if len(self._rest) > LARGEST:
-                raise ValueError(f"it wrote more than {LARGEST:,} bytes")
-        found = json.loads(self._rest[:end])
-        del self._rest[: end + 1]
+            end = len(self._buffer) + place if place >= 0 else -1
+            self._buffer += more
+            if len(self._buffer) > MAX_REPLY_BYTES:
+                raise ValueError(f"it wrote more than {MAX_REPLY_BYTES:,} bytes")
+        found = json.loads(self._buffer[:end])
+        del self._buffer[: end + 1]
         if not isinstance(found, dict) or not found.keys() & {"ok", "raised"}:
             raise ValueError("it wrote no reply")
         return found
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> ForeignInstance:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Host:
+class ForeignHost:
     """Process that has imported a foreign package; started with the first instance, and restarted if it died."""
 
-    def __init__(self, target: str, *, extra: str, call_s: float = 20.0, python: str = "", loads: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, target: str, *, extra: str, call_timeout_s: float = 20.0, python: str = "", prepare_args: Mapping[str, Any] | None = None) -> None:
         """Configure the process; it starts with the first instance.
 
         Args:
             target: the module and the class of an instance; `_foreign_worker` describes what the class needs.
             extra: the extra of rlvr that installs the package.
-            call_s: timeout of one call.
+            call_timeout_s: timeout of one call.
             python: the interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
                 file, so it may import the standard library, the package, and this package's `_foreign_worker`.
             loads: arguments of the target's `prepare`, which loads shared data once, before the instances are forked.
         """
-        self.target, self.extra, self.call_s, self.python, self.loads = target, extra, call_s, python, dict(loads or {})
-        self.about: Any = None
+        self.target, self.extra, self.call_timeout_s, self.python, self.prepare_args = target, extra, call_timeout_s, python, dict(prepare_args or {})
+        self.package_info: Any = None
         """The result of the target's `prepare`, such as the version of the package."""
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = Lock()
-        self._worlds = WeakSet[World]()
+        self._instances = WeakSet[ForeignInstance]()
 
-    def start(self) -> Any:
+    def ensure_started(self) -> Any:
         """Start the process if it is not running; return what the package reported about itself."""
         with self._lock:
-            self._running()
-            return self.about
+            self._ensure_running()
+            return self.package_info
 
-    def open(self, *, within: float | None = None, **settings: Any) -> World:
+    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstance:
         """Create an instance. Raises ForeignRaised if its constructor raises, MissingExtra if the package is not installed."""
         with self._lock:
-            control = self._running()
+            control = self._ensure_running()
             near, far = socket.socketpair()
             try:
-                socket.send_fds(control, [ORDER.pack(OPEN, 0)], [far.fileno()])
+                socket.send_fds(control, [ORDER_STRUCT.pack(OPEN_ORDER, 0)], [far.fileno()])
             except OSError:
                 self._stop()
                 near.close()
-                raise ForeignLate(f"the process of {self.target} died") from None
+                raise ForeignProcessLost(f"the process of {self.target} died") from None
             finally:
                 far.close()
-        world = World(self, near, call_s=self.call_s)
+        world = ForeignInstance(self, near, call_timeout_s=self.call_timeout_s)
         try:
-            world._begin()
+            world._receive_pid()
         except (OSError, EOFError, ValueError) as error:
             near.close()
-            raise ForeignLate(f"{self.target} created no instance: {error or type(error).__name__}") from None
-        self._worlds.add(world)
+            raise ForeignProcessLost(f"{self.target} created no instance: {error or type(error).__name__}") from None
+        self._instances.add(world)
         try:
-            world.ask("", within=within, **settings)
+            world.call("", timeout_s=timeout_s, **settings)
         except BaseException:
             world.close()
             raise
         return world
 
-    def kill(self, pid: int) -> None:
+    def kill_instance(self, pid: int) -> None:
         """Kill an instance of this host."""
         with self._lock, suppress(OSError):
             if self._control is not None and pid:
-                self._control.sendall(ORDER.pack(KILL, pid))
+                self._control.sendall(ORDER_STRUCT.pack(KILL_ORDER, pid))
 
     def close(self) -> None:
         """End the process and every instance in it. May be called more than once."""
         with self._lock:
             self._stop()
-            worlds = list(self._worlds)
+            worlds = list(self._instances)
         for world in worlds:
             world.close()
 
-    def _running(self) -> socket.socket:
-        self._disowned()
+    def _ensure_running(self) -> socket.socket:
+        self._reset_after_fork()
         if self._process is not None and self._process.poll() is not None:
             self._stop()
         if self._control is None:
@@ -209,7 +209,7 @@ class Host:
         with far:
             try:
                 self._process = subprocess.Popen(
-                    [*command[:-1], str(far.fileno()), command[-1], json.dumps(self.loads)],
+                    [*command[:-1], str(far.fileno()), command[-1], json.dumps(self.prepare_args)],
                     pass_fds=[far.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -221,17 +221,17 @@ class Host:
                 raise ConfigError(f"python is {self.python!r}, which cannot be started: {error.strerror}") from error
         self._control = near
         try:
-            hello = World(self, near, call_s=START_S)._exchange(b"", START_S)
+            hello = ForeignInstance(self, near, call_timeout_s=IMPORT_TIMEOUT_S)._exchange(b"", IMPORT_TIMEOUT_S)
         except (OSError, EOFError, ValueError) as error:
             self._stop()
-            raise ForeignLate(f"{self.target} did not start within {START_S:g} s: {error or type(error).__name__}") from None
+            raise ForeignProcessLost(f"{self.target} did not start within {IMPORT_TIMEOUT_S:g} s: {error or type(error).__name__}") from None
         if "raised" in hello:
             self._stop()
             if hello.get("missing"):
                 raise MissingExtra(hello["missing"], self.extra)
             raise PluginError(f"{self.target} cannot be imported: {hello['raised']}: {hello['why']}; try another version of the package")
         near.settimeout(None)
-        self.about = hello["ok"]
+        self.package_info = hello["ok"]
 
     def _command(self) -> tuple[list[str], str]:
         """Return the command of the process, and its PYTHONPATH."""
@@ -243,7 +243,7 @@ class Host:
             raise PluginError(f"the module {module!r} has no file")
         return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], ""
 
-    def _disowned(self) -> bool:
+    def _reset_after_fork(self) -> bool:
         """In a forked child of the process that started the host, drop the parent's process handles; return whether that happened."""
         if self._owner == os.getpid():
             return False
@@ -256,7 +256,7 @@ class Host:
         return True
 
     def _stop(self) -> None:
-        if self._disowned():
+        if self._reset_after_fork():
             return
         if self._control is not None:
             self._control.close()  # the host notices this and kills its instances

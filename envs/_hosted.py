@@ -3,7 +3,7 @@
     python -P -m rlvr.envs._hosted DESCRIPTOR MODULE:CLASS [LOADS]
     python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all instances share, and returns information about the
+CLASS has a static `prepare(**MAX_WEIGHT_LOADING_FRACTION)`, which imports the foreign package, loads what all instances share, and returns information about the
 package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of JSON.
 """
 
@@ -28,16 +28,16 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
-ORDER = struct.Struct("!cI")
+ORDER_STRUCT = struct.Struct("!cI")
 """An order of the host: `o` opens an instance (its socket is sent along), `k` kills the process of that id."""
-OPEN, KILL = b"o", b"k"
-MEMORY = 4 << 30
+OPEN_ORDER, KILL_ORDER = b"o", b"k"
+MAX_ADDRESS_SPACE_BYTES = 4 << 30
 """Address space limit of one instance."""
-LONGEST = 2_000
+MAX_ERROR_CHARS = 2_000
 """Longest error message that is passed on."""
 
 
-def main(descriptor: int, target: str, loads: str = "{}") -> None:
+def main(descriptor: int, target: str, prepare_args: str = "{}") -> None:
     """Import the package, report that, and create instances until the host is gone."""
     control = socket.socket(fileno=descriptor)
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -46,16 +46,16 @@ def main(descriptor: int, target: str, loads: str = "{}") -> None:
     world: Any = None
     try:
         module, _, name = target.rpartition(":")
-        world = getattr(_from_file(module) if module.endswith(".py") else importlib.import_module(module), name)
-        hello: dict[str, Any] = {"ok": world.prepare(**json.loads(loads))}
+        world = getattr(_import_file(module) if module.endswith(".py") else importlib.import_module(module), name)
+        hello: dict[str, Any] = {"ok": world.prepare(**json.loads(prepare_args))}
     except (Exception, SystemExit) as error:
-        hello = _raised(error)
-    control.sendall(_line(hello))
+        hello = _format_exception(error)
+    control.sendall(_encode_line(hello))
     if "ok" in hello:
-        _serve(control, world)
+        _serve_orders(control, world)
 
 
-def _from_file(path: str) -> Any:
+def _import_file(path: str) -> Any:
     """Import a module from a file, for an interpreter without rlvr. Of our modules, it can import only this file."""
     for name in ("rlvr", "rlvr.envs"):
         sys.modules[name] = types.ModuleType(name)
@@ -68,10 +68,10 @@ def _from_file(path: str) -> Any:
     return module
 
 
-def version_of(distribution: str, module: Any) -> str:
+def find_version(distribution: str, module: Any) -> str:
     """Return the version of an installed package, or its `__version__` if it is only on the path.
 
-    >>> version_of("numpy", None) == version_of("numpy", sys)
+    >>> find_version("numpy", None) == find_version("numpy", sys)
     True
     """
     try:
@@ -80,7 +80,7 @@ def version_of(distribution: str, module: Any) -> str:
         return str(getattr(module, "__version__", "unknown"))
 
 
-class Loaded:
+class SharedResource:
     """Base class of instances that share an object, loaded once before they are forked; each re-raises a load error.
 
     >>> Loaded.kept is None
@@ -89,31 +89,31 @@ class Loaded:
 
     load: ClassVar[Callable[..., Any]]
     """Static method that loads the shared object with the package."""
-    kept: Any = None
-    failed: BaseException | None = None
+    shared: Any = None
+    load_error: BaseException | None = None
 
     @classmethod
-    def keep(cls, **given: Any) -> None:
+    def load_shared(cls, **given: Any) -> None:
         """Load the shared object. It is not shared if loading starts threads, which a fork loses, or leaves files open."""
-        seeded()
-        before = _held()
+        seed_generators()
+        before = _list_open_files()
         try:
             made = cls.load(**given)
         except (Exception, SystemExit) as error:
-            cls.failed = error
+            cls.load_error = error
             return
-        if threading.active_count() == 1 and not _held() - before:
-            cls.kept = made
+        if threading.active_count() == 1 and not _list_open_files() - before:
+            cls.shared = made
 
     @classmethod
-    def had(cls, **given: Any) -> Any:
+    def get_shared(cls, **given: Any) -> Any:
         """Return the shared object, or load one for this instance; raise the error if loading failed."""
-        if cls.failed is not None:
-            raise cls.failed
-        return cls.load(**given) if cls.kept is None else cls.kept
+        if cls.load_error is not None:
+            raise cls.load_error
+        return cls.load(**given) if cls.shared is None else cls.shared
 
 
-def _held() -> set[tuple[str, str]]:
+def _list_open_files() -> set[tuple[str, str]]:
     """Return the open files and connections (Linux), except devices and memory-mapped files, which have no file position."""
     found = set()
     with suppress(OSError):
@@ -126,30 +126,30 @@ def _held() -> set[tuple[str, str]]:
     return found
 
 
-def _serve(control: socket.socket, world: Any) -> None:
+def _serve_orders(control: socket.socket, instance_class: Any) -> None:
     alive: set[int] = set()
     while True:
         with suppress(InterruptedError):
             if select.select([control], [], [], 1.0)[0]:
-                order, descriptors, _, _ = socket.recv_fds(control, ORDER.size, 1)
-                if len(order) < ORDER.size:  # the host is gone
+                order, descriptors, _, _ = socket.recv_fds(control, ORDER_STRUCT.size, 1)
+                if len(order) < ORDER_STRUCT.size:  # the host is gone
                     break
-                what, number = ORDER.unpack(order)
-                if what == KILL and number in alive:
+                what, number = ORDER_STRUCT.unpack(order)
+                if what == KILL_ORDER and number in alive:
                     os.kill(number, signal.SIGKILL)
                 for descriptor in descriptors:
                     child = os.fork()
                     if child == 0:
                         control.close()
-                        _live(socket.socket(fileno=descriptor), world)
+                        _run_instance(socket.socket(fileno=descriptor), instance_class)
                     alive.add(child)
                     os.close(descriptor)
-        alive -= _ended(alive)
+        alive -= _reap_children(alive)
     for child in alive:
         os.kill(child, signal.SIGKILL)
 
 
-def _ended(alive: set[int]) -> set[int]:
+def _reap_children(alive: set[int]) -> set[int]:
     found = set()
     for child in alive:
         with suppress(ChildProcessError):
@@ -158,45 +158,45 @@ def _ended(alive: set[int]) -> set[int]:
     return found
 
 
-def _live(near: socket.socket, world: Any) -> None:
+def _run_instance(connection: socket.socket, instance_class: Any) -> None:
     """Serve one instance until its socket is closed. Never returns."""
     try:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # an instance dies with its host (Linux)
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, MAX_ADDRESS_SPACE_BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        seeded()
-        near.sendall(_line({"ok": os.getpid()}))
+        seed_generators()
+        connection.sendall(_encode_line({"ok": os.getpid()}))
         made: Any = None
-        for line in near.makefile("rb"):
+        for line in connection.makefile("rb"):
             try:
                 asked = json.loads(line)
                 if asked["ask"] == "":
-                    made, answer = world(**asked["with"]), None
+                    made, answer = instance_class(**asked["with"]), None
                 else:
                     answer = getattr(made, asked["ask"])(**asked["with"])
-                reply = _line({"ok": answer})
+                reply = _encode_line({"ok": answer})
             except (Exception, SystemExit) as error:
-                reply = _line(_raised(error))
-            near.sendall(reply)
+                reply = _encode_line(_format_exception(error))
+            connection.sendall(reply)
     finally:
         os._exit(0)
 
 
-def seeded() -> None:
+def seed_generators() -> None:
     """Seed the global random generators, so that unseeded code draws the same in every instance."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
 
 
-def _raised(error: BaseException) -> dict[str, Any]:
+def _format_exception(error: BaseException) -> dict[str, Any]:
     missing = {"missing": (error.name or "").split(".")[0]} if isinstance(error, ModuleNotFoundError) else {}
-    return {"raised": type(error).__name__, "why": str(error)[:LONGEST], **missing}
+    return {"raised": type(error).__name__, "why": str(error)[:MAX_ERROR_CHARS], **missing}
 
 
-def _line(value: Any) -> bytes:
+def _encode_line(value: Any) -> bytes:
     """Encode one line of JSON. NaN and infinity are kept, so that the host can reject them."""
     return json.dumps(value).encode() + b"\n"
 

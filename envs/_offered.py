@@ -8,7 +8,7 @@ from fractions import Fraction
 
 VERSION = "0.1.25"
 """The package version that the tables below were made with; `benchmarks/envs/puzzles.py` prints them again."""
-NAMES = frozenset(
+DATASET_NAMES = frozenset(
     str.split("""
     ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation binary_matrix bitwise_arithmetic
     boxnet caesar_cipher calendar_arithmetic chain_sum circuit_logic codeio coin_flip color_cube_rotation complex_arithmetic count_bits
@@ -24,17 +24,17 @@ NAMES = frozenset(
     word_sequence_reversal word_sorting zebra_puzzles
     """)
 )
-EXACT = frozenset(
+COMPARED_EXACTLY = frozenset(
     str.split("""
     fraction_simplification game_of_life_halting gsm_symbolic letter_jumble spell_backward time_intervals word_sorting binary_matrix
     n_queens spiral_matrix string_insertion
     """)
 )
 """Data sets whose own scorer rewards wrong answers or executes answers. They are compared with the gold answer; n_queens has several."""
-ALGEBRA = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration")
+COMPARED_BY_ALGEBRA = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration")
 """Data sets whose scorer passes the answer to SymPy, which executes it: see `_algebra`."""
-SANDBOXED = ALGEBRA[3:]
-FORMS: Mapping[str, re.Pattern[str]] = {
+COMPARED_IN_SANDBOX = COMPARED_BY_ALGEBRA[3:]
+ANSWER_PATTERNS: Mapping[str, re.Pattern[str]] = {
     "complex_arithmetic": re.compile(r"[-+()\s\d.ij]+"),  # its scorer rewards "nan"
     "coin_flip": re.compile(r"\d+(?:\.\d+)?(?:[eE]-?\d{1,3})?(?:\s*/\s*[1-9]\d*)?"),
     "advanced_geometry": re.compile(r"\(-?\d+(?:\.\d+)?,\s*-?\d+(?:\.\d+)?\)|-?\d+(?:\.\d+)?\s*°?"),
@@ -46,61 +46,61 @@ FORMS: Mapping[str, re.Pattern[str]] = {
     "polynomial_equations": re.compile(r"-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*"),
 }
 """Data sets whose own scorer rewards a sentence around an answer, or two answers: the whole answer must match this pattern."""
-COUNTED = frozenset(("knights_knaves", "polynomial_equations"))
+WORD_COUNT_CHECKED = frozenset(("knights_knaves", "polynomial_equations"))
 """Data sets whose answer must also have as many words as the gold answer."""
-RELATIVE: Mapping[str, Fraction] = {"coin_flip": Fraction(1, 1000)}
+RELATIVE_TOLERANCES: Mapping[str, Fraction] = {"coin_flip": Fraction(1, 1000)}
 """Relative tolerance for data sets whose own scorer allows an error larger than some gold answers."""
-NO_GOLD = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
+WITHOUT_GOLD = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
 """Data sets without a gold answer, so that no check can show that a correct answer is rewarded."""
-REFUSED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "composite": "a mixture of others; name them one by one, with one environment each",
 }
 
 
-def well_formed(name: str, said: str, gold: str | None) -> bool:
+def is_well_formed(name: str, answer: str, gold: str | None) -> bool:
     """Return whether a text has the required form of an answer to this data set.
 
     >>> well_formed("sokoban", "LLURD", "LL"), well_formed("sokoban", "The moves are LLURD", "LL")
     (True, False)
     """
-    form = FORMS.get(name)
-    if form is not None and not form.fullmatch(said):
+    form = ANSWER_PATTERNS.get(name)
+    if form is not None and not form.fullmatch(answer):
         return False
-    if name in RELATIVE and gold is not None:
-        return _close(said, gold, RELATIVE[name])
-    return name not in COUNTED or gold is None or len(said.split()) == len(gold.split())
+    if name in RELATIVE_TOLERANCES and gold is not None:
+        return _is_within_tolerance(answer, gold, RELATIVE_TOLERANCES[name])
+    return name not in WORD_COUNT_CHECKED or gold is None or len(answer.split()) == len(gold.split())
 
 
-def same(said: str, right: str) -> bool:
+def are_lines_equal(answer: str, reference: str) -> bool:
     r"""Return whether two texts are equal line by line, up to the width of spaces.
 
     >>> same("0 1\n1  0", "0 1\n1 0"), same("0 1 1 0", "0 1\n1 0"), same("a,b", "a, b")
     (True, False, True)
     """
-    one, other = ([re.sub(r"\s*,\s*", ", ", line).split() for line in text.strip().splitlines()] for text in (said, right))
+    one, other = ([re.sub(r"\s*,\s*", ", ", line).split() for line in text.strip().splitlines()] for text in (answer, reference))
     return one == other
 
 
-def scored_by(name: str) -> str:
+def describe_scoring(name: str) -> str:
     """Describe how an answer to this data set is scored.
 
     >>> scored_by("gcd"), scored_by("puzzle24")
     ("the package's scorer, full score only", 'exact arithmetic of our own')
     """
-    if name in SANDBOXED:
+    if name in COMPARED_IN_SANDBOX:
         return "SymPy in the sandbox, on checked formulas"
-    if name in ALGEBRA:
+    if name in COMPARED_BY_ALGEBRA:
         return "exact arithmetic of our own"
-    if name in EXACT:
+    if name in COMPARED_EXACTLY:
         return "equality with the right answer"
-    more = ", of answers in the form that is asked for" if name in FORMS else ""
-    return f"the package's scorer, full score only{more}" + ("; no right answer is known" if name in NO_GOLD else "")
+    more = ", of answers in the form that is asked for" if name in ANSWER_PATTERNS else ""
+    return f"the package's scorer, full score only{more}" + ("; no right answer is known" if name in WITHOUT_GOLD else "")
 
 
-def _close(said: str, gold: str, error: Fraction) -> bool:
-    if len(said) > 60:
+def _is_within_tolerance(answer: str, gold: str, error: Fraction) -> bool:
+    if len(answer) > 60:
         return False
-    above, _, below = said.partition("/")
+    above, _, below = answer.partition("/")
     try:
         value, right = Fraction(above.strip()) / Fraction(below.strip() or 1), Fraction(gold)
     except (ValueError, ZeroDivisionError):

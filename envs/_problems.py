@@ -10,38 +10,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr.envs._data.rows import Row, by_split, read, word_of
+from rlvr.envs._data.rows import Row, find_split_word, group_by_split, read_file_rows
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
 T = TypeVar("T")
 
 
-def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def read_problem_rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Read the objects of a JSON list or JSON lines, plain or gzipped; `path` is the file, or a folder with one of `names`."""
     file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
     if file is None:
         raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(names)} in it; give the path of the problems")
-    return [dict(row.values) for row in read(file)]
+    return [dict(row.values) for row in read_file_rows(file)]
 
 
-def each(found: Sequence[Row], parse: Callable[[dict[str, Any]], T], needs: str) -> list[T]:
+def parse_rows(rows: Sequence[Row], parse: Callable[[dict[str, Any]], T], requirement: str) -> list[T]:
     """Parse every row of a file; the error for a bad row names its line and what each line needs."""
     done = []
-    for row in found:
+    for row in rows:
         try:
             done.append(parse(dict(row.values)))
         except (ValueError, KeyError) as error:
-            raise ConfigError(f"{row.place}: {error}; {needs}") from error
+            raise ConfigError(f"{row.location}: {error}; {requirement}") from error
     return done
 
 
-def download(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
+def download_rows(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
     """Download the rows of a split through `datasets`; error messages suggest `instead` as the value of `path`."""
     otherwise = f"try again where the Hub can be reached, or set path to {instead} (--set path=..., in a suite --set NAME.path=...)"
-    return [dict(row) for row in _loaded(dataset, name, split, f"set path to {instead}", otherwise)]
+    return [dict(row) for row in _load_dataset(dataset, name, split, f"set path to {instead}", otherwise)]
 
 
-def published(target: str) -> dict[str, list[Row]]:
+def load_hub_dataset(target: str) -> dict[str, list[Row]]:
     """Load the rows of hf:ORG/NAME or hf:ORG/NAME:CONFIG, by split (train, test)."""
     name, _, config = target.removeprefix("hf:").partition(":")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
@@ -49,12 +49,12 @@ def published(target: str) -> dict[str, list[Row]]:
             f"{target!r} is not the name of a data set; write hf:ORG/NAME, or hf:ORG/NAME:CONFIG, such as hf:openai/gsm8k:main"
         )
     fetch = f"fetch it where the Hub can be reached (`hf download {name} --repo-type dataset --local-dir DIR`), and give the folder DIR"
-    found = _loaded(name, config or None, None, "give a data file", fetch)
-    named = by_split({word_of(split) or split: split for split in found})
+    found = _load_dataset(name, config or None, None, "give a data file", fetch)
+    named = group_by_split({find_split_word(split) or split: split for split in found})
     return {split: [Row(f"{name}/{of}:{number}", dict(row)) for number, row in enumerate(found[of], 1)] for split, of in named.items()}
 
 
-def _loaded(dataset: str, config: str | None, split: str | None, instead: str, otherwise: str) -> Any:
+def _load_dataset(dataset: str, config: str | None, split: str | None, instead: str, otherwise: str) -> Any:
     """Call `load_dataset`; turn every failure into one ConfigError."""
     try:
         from datasets import load_dataset
@@ -84,10 +84,10 @@ def _quiet_hub() -> Iterator[None]:
         hub.setLevel(before)
 
 
-def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
+def parse_problems(rows: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
     """Parse every problem; the error for a bad one names its number."""
     done = []
-    for number, row in enumerate(found):
+    for number, row in enumerate(rows):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)  # published code has invalid escapes, which give warnings

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 TAXI_STOPS = ("red (0,0)", "green (0,4)", "yellow (4,0)", "blue (4,3)")
-TAXI = (
+TAXI_INTRODUCTION = (
     "Drive a taxi on a 5 x 5 grid of (row,column), with (0,0) at the top left. Walls stand between columns 1 and 2 in rows 0 and 1, "
     "and in rows 3 and 4 between columns 0 and 1 and between columns 2 and 3. Fetch the passenger, and drop them at the destination."
 )
-WORDS: Mapping[str, tuple[str, ...]] = {
+ACTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "FrozenLake": ("left", "down", "right", "up"),
     "CliffWalking": ("up", "right", "down", "left"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
@@ -22,13 +22,13 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "MiniGrid": ("left", "right", "forward", "pickup", "drop", "toggle", "done"),
 }
 """Action words by prefix of the environment id, in Gymnasium's order. Other environments use the action numbers."""
-MOST_NUMBERS = 64
+MAX_NUMBERS = 64
 
 
-class Room:
+class GymnasiumInstance:
     """One Gymnasium environment.
 
-    >>> room = Room(id="FrozenLake", kwargs={})
+    >>> room = GymnasiumInstance(id="FrozenLake", kwargs={})
     >>> room.begin(seed=3).splitlines()[-1], room.words()
     ('Say one move: left, down, right or up.', ['left', 'down', 'right', 'up'])
     """
@@ -38,13 +38,13 @@ class Room:
         self.id, self.name, self.kwargs = id, id.rpartition(":")[2].rpartition("/")[2].split("-")[0], dict(kwargs)
         if self.name == "MiniGrid":
             importlib.import_module("minigrid")
-        self._make(seed=0)
+        self._make_env(seed=0)
         space = self.env.action_space
-        if not isinstance(space, self.gymnasium.spaces.Discrete) or int(space.n) > MOST_NUMBERS:
+        if not isinstance(space, self.gymnasium.spaces.Discrete) or int(space.n) > MAX_NUMBERS:
             raise TypeError(f"the actions of {id} are {space}; only a few discrete actions can be said as words")
-        self.first = int(space.start)
-        known = WORDS.get(self.name, ())
-        self._words = list(known) if len(known) == space.n else [str(self.first + number) for number in range(int(space.n))]
+        self.first_action = int(space.start)
+        known = ACTION_WORDS.get(self.name, ())
+        self._words = list(known) if len(known) == space.n else [str(self.first_action + number) for number in range(int(space.n))]
 
     @staticmethod
     def prepare() -> Any:
@@ -58,19 +58,19 @@ class Room:
     def begin(self, seed: int) -> str:
         """Reset with a seed; FrozenLake also gets a map drawn from the seed."""
         if self.name == "FrozenLake" and not self.kwargs.keys() & {"desc", "map_name"}:
-            self._make(seed)
+            self._make_env(seed)
         observation, _ = self.env.reset(seed=seed)
-        head = HEADS.get(self.name, f"Play {self.env.spec.id if self.env.spec else self.name}.")
+        head = INTRODUCTIONS.get(self.name, f"Play {self.env.spec.id if self.env.spec else self.name}.")
         *others, last = self._words
-        return f"{head}\n{self._said(observation)}\nSay one move: {', '.join(others)} or {last}."
+        return f"{head}\n{self._describe(observation)}\nSay one move: {', '.join(others)} or {last}."
 
     def act(self, move: str) -> dict[str, Any]:
         """Take one step."""
-        observation, reward, terminated, truncated, _ = self.env.step(self.first + self._words.index(move))
+        observation, reward, terminated, truncated, _ = self.env.step(self.first_action + self._words.index(move))
         over = bool(terminated) or bool(truncated)
         value = reward.item() if isinstance(reward, np.generic | np.ndarray) and np.size(reward) == 1 else reward
         plain = value if isinstance(value, int | float | str | None) else repr(value)
-        return {"text": self._said(observation), "rewards": [plain], "over": over, "cut": over and not terminated}
+        return {"text": self._describe(observation), "rewards": [plain], "over": over, "cut": over and not terminated}
 
     def solution(self, seed: int) -> list[str] | None:
         """Return the shortest moves to the goal if the environment has a deterministic transition table, else None."""
@@ -90,26 +90,26 @@ class Room:
                 _, following, reward, over = rows[0]
                 if over and reward == best:
                     before[-1] = (state, self._words[action])
-                    return _way(before, begin)
+                    return _trace_path(before, begin)
                 if not over and int(following) not in before:
                     before[int(following)] = (state, self._words[action])
                     queue.append(int(following))
         return None
 
-    def _make(self, seed: int) -> None:
+    def _make_env(self, seed: int) -> None:
         given = dict(self.kwargs)
         if self.name == "FrozenLake" and not given.keys() & {"desc", "map_name"}:
             maps = importlib.import_module("gymnasium.envs.toy_text.frozen_lake")
             given = {"is_slippery": False, "desc": maps.generate_random_map(size=given.pop("size", 4), seed=seed), **given}
         self.env = self.gymnasium.make(self.id, **given)
 
-    def _said(self, observation: Any) -> str:
-        if self.name in SAYS:
-            return SAYS[self.name](self.env.unwrapped, observation)
-        return _numbers(observation)
+    def _describe(self, observation: Any) -> str:
+        if self.name in DESCRIBERS:
+            return DESCRIBERS[self.name](self.env.unwrapped, observation)
+        return _format_observation(observation)
 
 
-def _way(before: dict[int, tuple[int, str]], begin: int) -> list[str]:
+def _trace_path(before: dict[int, tuple[int, str]], begin: int) -> list[str]:
     state, words = -1, []
     while state != begin:
         state, word = before[state]
@@ -117,49 +117,49 @@ def _way(before: dict[int, tuple[int, str]], begin: int) -> list[str]:
     return words[::-1]
 
 
-def _numbers(observation: Any) -> str:
+def _format_observation(observation: Any) -> str:
     """Format a small observation: texts, numbers, and mappings and tuples of them."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
-        return "\n".join(f"{key}: {_numbers(value)}" for key, value in observation.items())
+        return "\n".join(f"{key}: {_format_observation(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):
-        return ", ".join(_numbers(value) for value in observation)
+        return ", ".join(_format_observation(value) for value in observation)
     array = np.asarray(observation)
-    if array.size > MOST_NUMBERS or array.dtype.kind not in "biuf":
-        raise TypeError(f"an observation of {array.size} numbers of type {array.dtype} is not written as text; at most {MOST_NUMBERS} are")
+    if array.size > MAX_NUMBERS or array.dtype.kind not in "biuf":
+        raise TypeError(f"an observation of {array.size} numbers of type {array.dtype} is not written as text; at most {MAX_NUMBERS} are")
     return f"state {array.item()}" if array.ndim == 0 else " ".join(f"{number:g}" for number in array.ravel())
 
 
-def _grid(rows: list[list[str]], at: int) -> str:
+def _draw_grid(rows: list[list[str]], at: int) -> str:
     row, column = divmod(at, len(rows[0]))
     return "\n".join("".join("A" if (y, x) == (row, column) else cell for x, cell in enumerate(line)) for y, line in enumerate(rows))
 
 
-def _lake(env: Any, observation: Any) -> str:
-    return _grid([[cell.decode() for cell in line] for line in env.desc], int(observation))
+def _describe_lake(env: Any, observation: Any) -> str:
+    return _draw_grid([[cell.decode() for cell in line] for line in env.desc], int(observation))
 
 
-def _cliff(env: Any, observation: Any) -> str:
+def _describe_cliff(env: Any, observation: Any) -> str:
     height, width = env.shape
     rows = [["."] * width for _ in range(height)]
     rows[-1] = ["S", *["C"] * (width - 2), "G"]
-    return _grid(rows, int(observation))
+    return _draw_grid(rows, int(observation))
 
 
-def _taxi(env: Any, observation: Any) -> str:
+def _describe_taxi(env: Any, observation: Any) -> str:
     row, column, passenger, destination = env.decode(int(observation))
     where = "in the taxi" if passenger == 4 else f"at {TAXI_STOPS[passenger]}"
     return f"The taxi is at ({row},{column}). The passenger is {where}. The destination is {TAXI_STOPS[destination]}."
 
 
-def _blackjack(env: Any, observation: Any) -> str:
+def _describe_blackjack(env: Any, observation: Any) -> str:
     total, dealer, ace = (int(part) for part in observation)
     shown = "an ace" if dealer == 1 else str(dealer)
     return f"Your cards make {total}{', with an ace as 11' if ace else ''}. The dealer shows {shown}."
 
 
-def _minigrid(env: Any, observation: Any) -> str:
+def _describe_minigrid(env: Any, observation: Any) -> str:
     """Describe the visible objects relative to the player; MiniGrid's own tables decode the numbers of its image."""
     names = importlib.import_module("minigrid.core.constants")
     image, seen = observation["image"], list[str]()
@@ -181,17 +181,17 @@ def _minigrid(env: Any, observation: Any) -> str:
     return f"Mission: {observation['mission']}.\nYou face {facing}. In view: {'; '.join(seen) or 'nothing'}."
 
 
-SAYS: Mapping[str, Callable[[Any, Any], str]] = {
-    "FrozenLake": _lake,
-    "CliffWalking": _cliff,
-    "Taxi": _taxi,
-    "Blackjack": _blackjack,
-    "MiniGrid": _minigrid,
+DESCRIBERS: Mapping[str, Callable[[Any, Any], str]] = {
+    "FrozenLake": _describe_lake,
+    "CliffWalking": _describe_cliff,
+    "Taxi": _describe_taxi,
+    "Blackjack": _describe_blackjack,
+    "MiniGrid": _describe_minigrid,
 }
-HEADS: Mapping[str, str] = {
+INTRODUCTIONS: Mapping[str, str] = {
     "FrozenLake": "Walk over a frozen lake from the start S to the goal G. A is you, F is ice, H is a hole that ends the game.",
     "CliffWalking": "Walk from S to G. A is you. C is a cliff: who steps on it is back at S.",
-    "Taxi": TAXI,
+    "Taxi": TAXI_INTRODUCTION,
     "Blackjack": "Play a hand of blackjack against a dealer who draws to 17. Cards of 10 and pictures count 10.",
     "MiniGrid": "Find your way through rooms of which you see a part.",
 }

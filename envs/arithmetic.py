@@ -15,9 +15,9 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
-LEVEL = re.compile(r"([1-9])([+*-])([1-9])")
-HELD_OUT = 10  # one question in ten belongs to the test split
-TRIES = 100_000
+LEVEL_PATTERN = re.compile(r"([1-9])([+*-])([1-9])")
+HELD_OUT_EVERY = 10  # one question in ten belongs to the test split
+MAX_DRAWS = 100_000
 
 
 class Arithmetic(Environment):
@@ -37,7 +37,7 @@ class Arithmetic(Environment):
         verifier: Verifier,
         levels: Sequence[str] = ("1+1", "2+2", "2-2"),
         seed: int = 0,
-        worked: bool = False,
+        show_steps: bool = False,
         instruction: str = "",
     ) -> None:
         """Set the difficulty and the prompt.
@@ -50,40 +50,40 @@ class Arithmetic(Environment):
             instruction: a system message, for models that need one.
         """
         self.verifier = verifier
-        self.levels = [_level(text) for text in ([levels] if isinstance(levels, str) else levels)]
+        self.levels = [_parse_level(text) for text in ([levels] if isinstance(levels, str) else levels)]
         if not self.levels:
             raise ConfigError("levels is empty; name at least one, such as levels=['2+2']")
-        self.seed, self.worked, self.instruction = seed, worked, instruction
+        self.seed, self.show_steps, self.instruction = seed, show_steps, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index` of an endless stream."""
         draw = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             left_digits, sign, right_digits = draw.choice(self.levels)
-            left, right = _number(draw, left_digits), _number(draw, right_digits)
-            if split_of(left, sign, right) == split:
+            left, right = _draw_number(draw, left_digits), _draw_number(draw, right_digits)
+            if compute_split(left, sign, right) == split:
                 question = f"{left}{sign}{right}="
                 meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
                 prompt = user(question, system=self.instruction)
-                return Task(f"arithmetic/{split}/{self.seed}.{index}", prompt, str(_value(left, sign, right)), meta)
+                return Task(f"arithmetic/{split}/{self.seed}.{index}", prompt, str(_compute(left, sign, right)), meta)
         raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
 
     def gold(self, task: Task) -> str:
         """Return the answer, after its steps if `show_steps` is set."""
-        if not self.worked:
+        if not self.show_steps:
             return str(task.reference)
-        return "\n".join([*steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
+        return "\n".join([*format_steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
 
 
-def split_of(left: int, sign: str, right: int) -> str:
+def compute_split(left: int, sign: str, right: int) -> str:
     """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse."""
     a, b = (left, right) if sign == "-" else (min(left, right), max(left, right))
     digest = hashlib.blake2b(f"{a}{sign}{b}".encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "big") % HELD_OUT == 0 else "train"
+    return "test" if int.from_bytes(digest, "big") % HELD_OUT_EVERY == 0 else "train"
 
 
-def steps(left: int, sign: str, right: int) -> list[str]:
+def format_steps(left: int, sign: str, right: int) -> list[str]:
     """Return the steps to the answer: for a sum column by column, carry first; otherwise digit by digit.
 
     >>> steps(37, "+", 58)
@@ -92,7 +92,7 @@ def steps(left: int, sign: str, right: int) -> list[str]:
     ['37*50=1850', '37*8=296', '1850+296=2146']
     """
     if sign == "+":
-        return _columns(left, right)
+        return _format_column_sums(left, right)
     places = [int(digit) * 10**place for place, digit in zip(range(len(str(right)) - 1, -1, -1), str(right), strict=True)]
     parts = [part for part in places if part] or [0]
     lines = []
@@ -109,7 +109,7 @@ def steps(left: int, sign: str, right: int) -> list[str]:
     return lines
 
 
-def _columns(left: int, right: int) -> list[str]:
+def _format_column_sums(left: int, right: int) -> list[str]:
     """Return the sum of each column from the right, starting with the carry of the previous column."""
     lines, carry = [], 0
     width = max(len(str(left)), len(str(right)))
@@ -120,18 +120,18 @@ def _columns(left: int, right: int) -> list[str]:
     return lines
 
 
-def _level(text: object) -> tuple[int, str, int]:
-    found = LEVEL.fullmatch(text) if isinstance(text, str) else None
+def _parse_level(text: object) -> tuple[int, str, int]:
+    found = LEVEL_PATTERN.fullmatch(text) if isinstance(text, str) else None
     if not found:
         raise ConfigError(f"level {text!r} is not digits, an operation (+, -, *), digits; write for example '2+2' or '3*1'")
     return int(found[1]), found[2], int(found[3])
 
 
-def _number(draw: random.Random, digits: int) -> int:
+def _draw_number(draw: random.Random, digits: int) -> int:
     return draw.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
-def _value(left: int, sign: str, right: int) -> int:
+def _compute(left: int, sign: str, right: int) -> int:
     return left + right if sign == "+" else left - right if sign == "-" else left * right
 
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Session
-from rlvr.contracts.schema import Misfit, arguments
+from rlvr.contracts.schema import SchemaError, validate_arguments
 from rlvr.contracts.tool import Tool
-from rlvr.envs._games import held_out
-from rlvr.envs._host import ForeignError, Host
-from rlvr.envs._worlds.calling import PARALLEL, Calls, CallTalk, Listing, first_calls
+from rlvr.envs._games import is_held_out
+from rlvr.envs._host import ForeignError, ForeignHost
+from rlvr.envs._worlds.calling import PARALLEL_CATEGORIES, CallSession, CallsVerifier, PlaceholderTool, list_first_calls
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 from rlvr.turns import Call, ToolSpec
 
-SINGLE = (
+SINGLE_TURN_CATEGORIES = (
     "simple_python",
     "multiple",
     "parallel",
@@ -26,10 +26,10 @@ SINGLE = (
     "live_parallel",
     "live_parallel_multiple",
 )
-MOST_CALLS = 12
+MAX_CALLS = 12
 """More than the number of correct calls of any question."""
-LONG = ("multi_turn_base", "multi_turn_miss_param", "multi_turn_long_context")
-REFUSED: Mapping[str, str] = {
+MULTI_TURN_CATEGORIES = ("multi_turn_base", "multi_turn_miss_param", "multi_turn_long_context")
+UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("irrelevance", "live_irrelevance"), "any text without a call would be correct"),
     "live_relevance": "any call at all would be correct",
     "multi_turn_miss_func": "functions are added in the middle of the conversation, and tools here are fixed at its beginning",
@@ -37,8 +37,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("memory", "web_search"), "they need services outside of the package"),
     "format_sensitivity": "it varies the form of the prompt, which here is the chat template's",
 }
-TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "int": "integer", "str": "string", "bool": "boolean"}
-KNOWN = ("string", "integer", "number", "boolean", "array", "object")
+JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "int": "integer", "str": "string", "bool": "boolean"}
+KNOWN_JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object")
 
 
 class Bfcl(Environment):
@@ -57,11 +57,11 @@ class Bfcl(Environment):
 
     choice = "category"
     """Name of the setting whose value is a name of the catalog."""
-    must_call = True
+    requires_tool_call = True
     max_prompt_tokens = 8192
 
     def __init__(
-        self, *, category: str = "simple_python", limit: int = 2_000, turns: int | None = None, python: str = "", instruction: str = ""
+        self, *, category: str = "simple_python", limit: int = 2_000, max_turns: int | None = None, python: str = "", instruction: str = ""
     ) -> None:
         """Choose the questions.
 
@@ -72,163 +72,163 @@ class Bfcl(Environment):
             python: the interpreter of an environment that has bfcl-eval; empty: this one.
             instruction: a system message.
         """
-        if category in REFUSED:
-            raise ConfigError(f"the category {category!r} is not offered: {REFUSED[category]}")
-        if category not in (*SINGLE, *LONG):
-            raise ConfigError(f"there is no category {category!r}; {suggest(str(category), (*SINGLE, *LONG))}")
+        if category in UNSUPPORTED:
+            raise ConfigError(f"the category {category!r} is not offered: {UNSUPPORTED[category]}")
+        if category not in (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES):
+            raise ConfigError(f"there is no category {category!r}; {suggest(str(category), (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES))}")
         self.category, self.limit, self.instruction = category, limit, instruction
-        self.max_turns = (40 if category in LONG else MOST_CALLS + 1 if category in PARALLEL else 2) if turns is None else turns
+        self.max_turns = (40 if category in MULTI_TURN_CATEGORIES else MAX_CALLS + 1 if category in PARALLEL_CATEGORIES else 2) if max_turns is None else max_turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 2:
-            raise ConfigError(f"max_turns is {turns!r}; at least 2 are needed, a call and the answer")
-        self.max_new_tokens = 4096 if category in LONG else 2048 if category in PARALLEL else 512
-        self.verifier = Calls()
-        self.tools: Sequence[Tool] = (Listing(),)
-        self.host = Host("rlvr.envs._worlds.functions:Functions", extra="bfcl", call_s=20.0, python=python)
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 2 are needed, a call and the answer")
+        self.max_new_tokens = 4096 if category in MULTI_TURN_CATEGORIES else 2048 if category in PARALLEL_CATEGORIES else 512
+        self.verifier = CallsVerifier()
+        self.tools: Sequence[Tool] = (PlaceholderTool(),)
+        self.host = ForeignHost("rlvr.envs._worlds.functions:Functions", extra="bfcl", call_timeout_s=20.0, python=python)
         self._rows: dict[str, list[dict[str, Any]]] | None = None
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
-        how = {name: "the calls are compared, at once or one in each turn" for name in PARALLEL}
-        rows = [{"name": name, "offered": "yes", "why": how.get(name, "one turn; the calls are compared")} for name in SINGLE]
-        rows += [{"name": name, "offered": "yes", "why": "several requests; the states of the services are compared"} for name in LONG]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
+        how = {name: "the calls are compared, at once or one in each turn" for name in PARALLEL_CATEGORIES}
+        rows = [{"name": name, "offered": "yes", "why": how.get(name, "one turn; the calls are compared")} for name in SINGLE_TURN_CATEGORIES]
+        rows += [{"name": name, "offered": "yes", "why": "several requests; the states of the services are compared"} for name in MULTI_TURN_CATEGORIES]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of questions in the split."""
-        return len(self._of(split))
+        return len(self._load_split(split))
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; its reference holds the correct calls."""
-        rows = self._of(split)
+        rows = self._load_split(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"bfcl has no {split} task {index}; it has 0 to {len(rows) - 1}")
         row = rows[index]
         head: list[Any] = [{"role": "system", "content": self.instruction}] if self.instruction else []
-        prompt = (*head, *_messages(row["question"][0]))
-        reference = {"truth": row["truth"], "single": self.category in SINGLE}
+        prompt = (*head, *_make_messages(row["question"][0]))
+        reference = {"truth": row["truth"], "single": self.category in SINGLE_TURN_CATEGORIES}
         return Task(f"bfcl/{split}/{row['id']}", prompt, reference, {"place": index, "split": split})
 
-    def script(self, task: Task) -> list[Any]:
+    def oracle_turns(self, task: Task) -> list[Any]:
         """Return the correct calls, and a short text after those of each request."""
-        row = self._row(task)
-        if self.category in SINGLE:
-            calls = [Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"], _required(row))]
-            return [calls, "Done."] if self.category in PARALLEL else [calls]
-        return [said for turn in self._read(row) for said in (*([turn] if turn else ()), "Done.")]
+        row = self._find_row(task)
+        if self.category in SINGLE_TURN_CATEGORIES:
+            calls = [Call("0.0", make_tool_name(name), given) for name, given in list_first_calls(row["truth"], _list_required_arguments(row))]
+            return [calls, "Done."] if self.category in PARALLEL_CATEGORIES else [calls]
+        return [said for turn in self._parse_expected_calls(row) for said in (*([turn] if turn else ()), "Done.")]
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the calls are verified."""
         return "Done."
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a conversation; one with services gets a process of its own."""
-        row = self._row(task)
-        specs = [specified(one) for one in row["functions"]]
-        return CallTalk(task, specs, row, None if self.category in SINGLE else self.host, self.category)
+        row = self._find_row(task)
+        specs = [make_tool_spec(one) for one in row["functions"]]
+        return CallSession(task, specs, row, None if self.category in SINGLE_TURN_CATEGORIES else self.host, self.category)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process that imports the package."""
-        self.host.start()
+        self.host.ensure_started()
 
     def close(self) -> None:
         """End the process of the package."""
         super().close()
         self.host.close()
 
-    def _read(self, row: Mapping[str, Any]) -> list[list[Call]]:
-        from rlvr.envs._worlds.functions import _parsed
+    def _parse_expected_calls(self, row: Mapping[str, Any]) -> list[list[Call]]:
+        from rlvr.envs._worlds.functions import _parse_call
 
         names = {one["name"]: list(one["parameters"]["properties"]) for one in row["functions"]}
         turns = []
         for texts in row["truth"]:
             calls = []
             for text in texts:
-                name, places, given = _parsed(text)
-                calls.append(Call("0.0", plain_name(name), {**dict(zip(names.get(name, ()), places, strict=False)), **given}))
+                name, places, given = _parse_call(text)
+                calls.append(Call("0.0", make_tool_name(name), {**dict(zip(names.get(name, ()), places, strict=False)), **given}))
             turns.append(calls)
         return turns
 
-    def _row(self, task: Task) -> dict[str, Any]:
-        row: dict[str, Any] = self._of(task.meta["split"])[task.meta["place"]]
+    def _find_row(self, task: Task) -> dict[str, Any]:
+        row: dict[str, Any] = self._load_split(task.meta["split"])[task.meta["place"]]
         return row
 
-    def _of(self, split: str) -> list[dict[str, Any]]:
+    def _load_split(self, split: str) -> list[dict[str, Any]]:
         if self._rows is None:
             try:
-                with self.host.open(category=self.category) as world:
-                    rows = world.ask("entries", limit=self.limit)
+                with self.host.new_instance(category=self.category) as world:
+                    rows = world.call("entries", limit=self.limit)
             except ForeignError as error:
                 raise ConfigError(f"the questions of {self.category} cannot be read: {error}") from error
             made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
             for row in rows:
-                if self.category in LONG or answerable(row):
-                    made["test" if held_out(str(row["question"])) else "train"].append(row)
+                if self.category in MULTI_TURN_CATEGORIES or is_answerable(row):
+                    made["test" if is_held_out(str(row["question"])) else "train"].append(row)
             self._rows = made
         if split not in self._rows:
             raise ConfigError(f"bfcl has no split {split!r}; allowed: {', '.join(self._rows)}")
         return self._rows[split]
 
 
-def answerable(row: Mapping[str, Any]) -> bool:
+def is_answerable(row: Mapping[str, Any]) -> bool:
     """Return whether the expected calls fit the functions of their question: a few in the data do not, and cannot be answered.
 
     >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
-    >>> answerable({"functions": [f], "truth": [{"f": {"x": ["a"]}}]}), answerable({"functions": [f], "truth": [{"f": {"x": ["b"]}}]})
+    >>> is_answerable({"functions": [f], "truth": [{"f": {"x": ["a"]}}]}), is_answerable({"functions": [f], "truth": [{"f": {"x": ["b"]}}]})
     (True, False)
     """
-    specs = {spec.name: spec for spec in map(specified, row["functions"])}
+    specs = {spec.name: spec for spec in map(make_tool_spec, row["functions"])}
     try:
-        for name, given in first_calls(row["truth"], _required(row)):
-            arguments(specs[plain_name(name)].parameters, given)
-    except (Misfit, KeyError):
+        for name, given in list_first_calls(row["truth"], _list_required_arguments(row)):
+            validate_arguments(specs[make_tool_name(name)].parameters, given)
+    except (SchemaError, KeyError):
         return False
     return True
 
 
-def _required(row: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+def _list_required_arguments(row: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     return {one["name"]: one["parameters"].get("required", ()) for one in row["functions"]}
 
 
-def plain_name(name: str) -> str:
+def make_tool_name(name: str) -> str:
     """Return a function's name as a tool name: without dots, which chat templates do not accept.
 
-    >>> plain_name("spotify.play")
+    >>> make_tool_name("spotify.play")
     'spotify_play'
     """
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def specified(function: Mapping[str, Any]) -> ToolSpec:
+def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
     """Convert a function of the data into a tool spec with JSON Schema types.
 
     >>> given = {"type": "dict", "properties": {"x": {"type": "float"}}}
-    >>> specified({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
+    >>> make_tool_spec({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
     {'x': {'type': 'number'}}
     """
-    return ToolSpec(plain_name(function["name"]), function["description"], {"required": [], **schema(function["parameters"])})
+    return ToolSpec(make_tool_name(function["name"]), function["description"], {"required": [], **convert_schema(function["parameters"])})
 
 
-def schema(given: Mapping[str, Any]) -> dict[str, Any]:
+def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
     >>> schema({"type": "any", "description": "x", "default": 1}), schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
-    kind = str(given.get("type", "")).lower()
-    kind = TYPES.get(kind, kind)
-    found: dict[str, Any] = {"type": kind} if kind in KNOWN else {}
-    found |= {name: given[name] for name in ("description", "enum") if name in given}
-    if kind == "object" and isinstance(given.get("properties"), Mapping):
-        found["properties"] = {name: schema(of) for name, of in given["properties"].items()}
-        if isinstance(given.get("required"), list):
-            found["required"] = [name for name in given["required"] if name in found["properties"]]
-    if kind == "array" and isinstance(given.get("items"), Mapping):
-        found["items"] = schema(given["items"])
+    kind = str(source.get("type", "")).lower()
+    kind = JSON_TYPES.get(kind, kind)
+    found: dict[str, Any] = {"type": kind} if kind in KNOWN_JSON_TYPES else {}
+    found |= {name: source[name] for name in ("description", "enum") if name in source}
+    if kind == "object" and isinstance(source.get("properties"), Mapping):
+        found["properties"] = {name: convert_schema(of) for name, of in source["properties"].items()}
+        if isinstance(source.get("required"), list):
+            found["required"] = [name for name in source["required"] if name in found["properties"]]
+    if kind == "array" and isinstance(source.get("items"), Mapping):
+        found["items"] = convert_schema(source["items"])
     return found
 
 
-def _messages(turn: Sequence[Mapping[str, str]]) -> list[Any]:
+def _make_messages(turn: Sequence[Mapping[str, str]]) -> list[Any]:
     return [{"role": one["role"], "content": one["content"]} for one in turn] or list(user("Go on."))
 
 

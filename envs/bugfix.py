@@ -10,21 +10,21 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Session
-from rlvr.envs._box import NAMES, BoxEnvironment, BoxSession, named
+from rlvr.envs._box import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
 from rlvr.envs._families import FAMILIES, Bug
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
 KINDS = tuple(FAMILIES)
-CASES = 12
+NUM_CASES = 12
 """Number of hidden calls of the function with the bug; at least three of them fail at the beginning."""
-OTHERS = 2
+NUM_OTHER_CASES = 2
 """Number of hidden calls of every other function."""
 
 
 @dataclass(frozen=True)
-class Posed:
+class BuggyPackage:
     """A package with one bug, the failing call that the prompt shows, and the hidden test calls.
 
     >>> Posed("amber_1f", {}, {}, "", []).name
@@ -33,25 +33,25 @@ class Posed:
 
     name: str
     files: Mapping[str, str]
-    right: Mapping[str, str]
+    correct_files: Mapping[str, str]
     """The files without the bug."""
-    example: str
+    failing_call: str
     cases: list[dict[str, Any]]
 
 
-class Bugfix(BoxEnvironment):
+class Bugfix(SandboxEnvironment):
     """A Python package of a few files with one bug, and a call that fails. Other calls test the files, in a fresh sandbox.
 
     Only the files of the package count. Tests, settings and files that the policy adds do not affect the verdict.
 
-    >>> from rlvr.envs._families import FAMILIES
+    >>> from rlvr.envs._render_families import FAMILIES
     >>> sum(len(family.bugs) for family in FAMILIES.values())
     34
     """
 
     needs = {"verifier": "package_tests", "tools": ["bash", "files", "submit"], "sandbox": "docker"}
-    must_call = True
-    known = KINDS
+    requires_tool_call = True
+    all_kinds = KINDS
     max_turns = 16
     max_prompt_tokens = 640
     max_new_tokens = 2048
@@ -60,10 +60,10 @@ class Bugfix(BoxEnvironment):
         """Return the task at `index`. One package name in five is held out, so that no question is in two splits."""
         draw = random.Random(f"bugfix/{self.seed}/{split}/{index}")
         kind = draw.choice(self.kinds)
-        name = named(draw, split, lambda: f"{draw.choice(NAMES)}_{draw.randrange(16**4):04x}")
-        posed = _posed(f"bugfix/{self.seed}", kind, name)
+        name = draw_name_for_split(draw, split, lambda: f"{draw.choice(NAME_STEMS)}_{draw.randrange(16**4):04x}")
+        posed = _build_package(f"bugfix/{self.seed}", kind, name)
         question = (
-            f"The Python package {name} in this folder has a bug: {posed.example} Find it and correct it. The docstrings are right. "
+            f"The Python package {name} in this folder has a bug: {posed.failing_call} Find it and correct it. The docstrings are right. "
             f"Only the files {', '.join(sorted(posed.files))} count, and other calls will be tried. When you have finished, say so."
         )
         reference = {"files": sorted(posed.files), "cases": copy.deepcopy(posed.cases)}
@@ -73,75 +73,75 @@ class Bugfix(BoxEnvironment):
         """Return a placeholder answer: only the files are verified."""
         return "ready"
 
-    def script(self, task: Task) -> list[str | Call]:
+    def oracle_turns(self, task: Task) -> list[str | Call]:
         """Return the turns that write the correct module."""
-        posed = self._of(task)
-        path = next(path for path in posed.files if posed.files[path] != posed.right[path])
-        return [Call("0.0", "write_file", {"path": path, "text": posed.right[path]}), self.gold(task)]
+        posed = self._get_package(task)
+        path = next(path for path in posed.files if posed.files[path] != posed.correct_files[path])
+        return [Call("0.0", "write_file", {"path": path, "text": posed.correct_files[path]}), self.gold(task)]
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a sandbox session with the package."""
-        files = self._of(task).files
-        return BoxSession(
+        files = self._get_package(task).files
+        return SandboxFilesSession(
             task,
             self.tools,
             sandbox=self.sandbox,
             seed=seed,
             files={path: text.encode() for path, text in files.items()},
-            judged=sorted(files),
+            artifact_paths=sorted(files),
         )
 
-    def _of(self, task: Task) -> Posed:
-        return _posed(f"bugfix/{self.seed}", task.meta["kind"], task.meta["name"])
+    def _get_package(self, task: Task) -> BuggyPackage:
+        return _build_package(f"bugfix/{self.seed}", task.meta["kind"], task.meta["name"])
 
 
 @lru_cache(maxsize=4096)
-def _posed(seed: str, kind: str, name: str) -> Posed:
+def _build_package(seed: str, kind: str, name: str) -> BuggyPackage:
     """Build the package, its bug and its hidden calls."""
     draw = random.Random(f"{seed}/{kind}/{name}")
     bug = draw.choice(FAMILIES[kind].bugs)
     beside = draw.choice([other for other in KINDS if other != kind])
     right = {f"{name}/{one}.py": FAMILIES[one].source for one in (kind, beside)}
     right[f"{name}/__init__.py"] = f'"""The package {name}."""\n'
-    files = right | {f"{name}/{kind}.py": FAMILIES[kind].source.replace(bug.right, bug.wrong, 1)}
-    failing, passing = _inputs(draw, kind, bug)
+    files = right | {f"{name}/{kind}.py": FAMILIES[kind].source.replace(bug.correct_code, bug.buggy_code, 1)}
+    failing, passing = _draw_inputs(draw, kind, bug)
     shown, hidden = failing[0], failing[1:] + passing
-    expected = _called(kind, None, bug.function, [shown])[0]
+    expected = _run_function(kind, None, bug.function, [shown])[0]
     call = f"{name}.{kind}.{bug.function}({', '.join(map(repr, shown))})"
     again = "called a second time, " if bug.kind == "mutable default" else ""
-    cases = [_case(f"{name}.{kind}", kind, bug.function, args) for args in hidden]
+    cases = [_make_case(f"{name}.{kind}", kind, bug.function, args) for args in hidden]
     for one in (kind, beside):
-        for function, inputs in FAMILIES[one].inputs.items():
+        for function, inputs in FAMILIES[one].input_generators.items():
             if (one, function) != (kind, bug.function):
-                cases += [_case(f"{name}.{one}", one, function, inputs(draw)) for _ in range(OTHERS)]
-    return Posed(name, files, right, f"{again}{call} must return {expected!r}, and it does not.", cases)
+                cases += [_make_case(f"{name}.{one}", one, function, inputs(draw)) for _ in range(NUM_OTHER_CASES)]
+    return BuggyPackage(name, files, right, f"{again}{call} must return {expected!r}, and it does not.", cases)
 
 
-def _inputs(draw: random.Random, kind: str, bug: Bug) -> tuple[list[list[Any]], list[list[Any]]]:
+def _draw_inputs(draw: random.Random, kind: str, bug: Bug) -> tuple[list[list[Any]], list[list[Any]]]:
     """Draw arguments for which the bug shows (at least four different ones), and others."""
     failing: list[list[Any]] = []
     passing: list[list[Any]] = []
     for _ in range(5_000):
-        args = FAMILIES[kind].inputs[bug.function](draw)
+        args = FAMILIES[kind].input_generators[bug.function](draw)
         if args in failing or args in passing:
             continue
         before = [args] if bug.kind == "mutable default" else []  # the second call is the one that fails
-        wrong = _called(kind, bug, bug.function, [*before, args])[-1] != _called(kind, None, bug.function, [args])[-1]
+        wrong = _run_function(kind, bug, bug.function, [*before, args])[-1] != _run_function(kind, None, bug.function, [args])[-1]
         (failing if wrong else passing).append(args)
-        if len(failing) >= 4 and len(failing) + len(passing) > CASES:
-            return failing[:CASES], passing[: CASES - min(len(failing), CASES) + 1]
+        if len(failing) >= 4 and len(failing) + len(passing) > NUM_CASES:
+            return failing[:NUM_CASES], passing[: NUM_CASES - min(len(failing), NUM_CASES) + 1]
     raise ConfigError(f"the bug {bug} shows in too few inputs; this is a defect of the environment")
 
 
-def _case(module: str, kind: str, function: str, args: list[Any]) -> dict[str, Any]:
-    return {"module": module, "function": function, "args": args, "expected": _called(kind, None, function, [args])[0]}
+def _make_case(module: str, kind: str, function: str, args: list[Any]) -> dict[str, Any]:
+    return {"module": module, "function": function, "args": args, "expected": _run_function(kind, None, function, [args])[0]}
 
 
-def _called(kind: str, bug: Bug | None, function: str, inputs: Sequence[list[Any]]) -> list[Any]:
+def _run_function(kind: str, bug: Bug | None, function: str, inputs: Sequence[list[Any]]) -> list[Any]:
     """Run a function, with a bug or without, on several inputs in turn; an exception is returned by its name."""
     names: dict[str, Any] = {}
     source = FAMILIES[kind].source
-    exec(_compiled(source.replace(bug.right, bug.wrong, 1) if bug else source), names)
+    exec(_compile_source(source.replace(bug.correct_code, bug.buggy_code, 1) if bug else source), names)
     found = []
     for args in inputs:
         try:
@@ -152,7 +152,7 @@ def _called(kind: str, bug: Bug | None, function: str, inputs: Sequence[list[Any
 
 
 @lru_cache(maxsize=256)
-def _compiled(source: str) -> Any:
+def _compile_source(source: str) -> Any:
     return compile(source, "family.py", "exec")
 
 

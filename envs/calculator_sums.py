@@ -16,9 +16,9 @@ from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
-HELD_OUT = 10  # one pair of numbers in ten belongs to the test split
-TRIES = 100_000
-MOST_DIGITS = 40
+HELD_OUT_EVERY = 10  # one pair of numbers in ten belongs to the test split
+MAX_DRAWS = 100_000
+MAX_DIGITS = 40
 
 
 class CalculatorSums(Environment):
@@ -40,8 +40,8 @@ class CalculatorSums(Environment):
         tools: Sequence[Tool],
         sandbox: Sandbox | None = None,
         digits: Sequence[int] = (5, 8),
-        turns: int = 4,
-        shown: float = 1.0,
+        max_turns: int = 4,
+        tool_call_fraction: float = 1.0,
         seed: int = 0,
         instruction: str = "",
     ) -> None:
@@ -58,57 +58,57 @@ class CalculatorSums(Environment):
             seed: another seed gives different tasks; the split of a question does not depend on it.
             instruction: a system message, for models that need one.
         """
-        few, most = _range(digits)
-        if isinstance(shown, bool) or not isinstance(shown, int | float) or not 0 <= shown <= 1:
-            raise ConfigError(f"tool_call_fraction is {shown!r}; it must be a number from 0 to 1")
+        few, most = _parse_digit_range(digits)
+        if isinstance(tool_call_fraction, bool) or not isinstance(tool_call_fraction, int | float) or not 0 <= tool_call_fraction <= 1:
+            raise ConfigError(f"tool_call_fraction is {tool_call_fraction!r}; it must be a number from 0 to 1")
         self.verifier, self.tools, self.sandbox = verifier, tools, sandbox
-        self.few, self.most, self.shown, self.seed, self.instruction = few, most, shown, seed, instruction
-        self.max_turns = turns
+        self.min_digits, self.max_digits, self.tool_call_fraction, self.seed, self.instruction = few, most, tool_call_fraction, seed, instruction
+        self.max_turns = max_turns
         self.max_prompt_tokens = 2 * most + 8 + len(instruction.encode())  # at most one token for each byte
-        self.max_new_tokens = 64 + turns * (3 * most + 16)  # a call with its name, and the result as the answer
+        self.max_new_tokens = 64 + max_turns * (3 * most + 16)  # a call with its name, and the result as the answer
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index` of an endless stream."""
         draw = random.Random(f"calculator_sums/{self.seed}/{split}/{index}")
-        for _ in range(TRIES):
-            left, right = (_number(draw, draw.randint(self.few, self.most)) for _ in range(2))
-            if split_of(left, right) == split:
+        for _ in range(MAX_DRAWS):
+            left, right = (_draw_number(draw, draw.randint(self.min_digits, self.max_digits)) for _ in range(2))
+            if compute_split(left, right) == split:
                 prompt = user(f"{left}+{right}=", system=self.instruction)
                 return Task(f"calculator_sums/{split}/{self.seed}.{index}", prompt, str(left + right), {"left": left, "right": right})
-        raise ConfigError(f"calculator_sums has no {split!r} questions with {self.few} to {self.most} digits; use more digits")
+        raise ConfigError(f"calculator_sums has no {split!r} questions with {self.min_digits} to {self.max_digits} digits; use more digits")
 
     def gold(self, task: Task) -> str:
         """Return the sum."""
         return str(task.reference)
 
-    def script(self, task: Task) -> Sequence[str | Call] | None:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
         """Return a call of the calculator and the answer; None for the other fraction of tasks, which are answered at once."""
-        if random.Random(f"shown/{task.id}").random() >= self.shown or not any(
+        if random.Random(f"shown/{task.id}").random() >= self.tool_call_fraction or not any(
             spec.name == "calculator" for tool in self.tools for spec in tool.specs()
         ):
             return None
         return [Call("", "calculator", {"expression": f"{task.meta['left']}+{task.meta['right']}"}), str(task.reference)]
 
 
-def split_of(left: int, right: int) -> str:
+def compute_split(left: int, right: int) -> str:
     """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse.
 
-    >>> split_of(48213, 9907) == split_of(9907, 48213)
+    >>> compute_split(48213, 9907) == compute_split(9907, 48213)
     True
     """
     digest = hashlib.blake2b(f"{min(left, right)}+{max(left, right)}".encode(), digest_size=8).digest()
-    return "test" if int.from_bytes(digest, "big") % HELD_OUT == 0 else "train"
+    return "test" if int.from_bytes(digest, "big") % HELD_OUT_EVERY == 0 else "train"
 
 
-def _range(digits: object) -> tuple[int, int]:
+def _parse_digit_range(digits: object) -> tuple[int, int]:
     pair = list(digits) if isinstance(digits, Sequence) and not isinstance(digits, str) else []
     whole = len(pair) == 2 and all(type(number) is int for number in pair)
-    if not whole or not 2 <= pair[0] <= pair[1] <= MOST_DIGITS:
-        raise ConfigError(f"digits is {digits!r}; it must be two whole numbers from 2 to {MOST_DIGITS}, the fewest and the most: [5, 8]")
+    if not whole or not 2 <= pair[0] <= pair[1] <= MAX_DIGITS:
+        raise ConfigError(f"digits is {digits!r}; it must be two whole numbers from 2 to {MAX_DIGITS}, the fewest and the most: [5, 8]")
     return pair[0], pair[1]
 
 
-def _number(draw: random.Random, digits: int) -> int:
+def _draw_number(draw: random.Random, digits: int) -> int:
     return draw.randrange(10 ** (digits - 1), 10**digits)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.envs._contest import FAMILIES, Problem
-from rlvr.envs._problems import parsed, rows
+from rlvr.envs._problems import parse_problems, read_problem_rows
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 
@@ -59,49 +59,49 @@ class CodeContest(Environment):
                 raise ConfigError(f"there is no family {family!r}; {suggest(str(family), FAMILIES)}")
         self.verifier, self.shown, self.hidden, self.seed, self.instruction = verifier, shown, hidden, seed, instruction
         self.families = sorted(families or FAMILIES)
-        self._rows = parsed(rows(Path(path).expanduser(), ("problems.jsonl",)), _row, "code_contest") if path else None
+        self._rows = parse_problems(read_problem_rows(Path(path).expanduser(), ("problems.jsonl",)), _parse_row, "code_contest") if path else None
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`; a hash of the statement decides its split."""
         if split not in self.splits:
             raise ConfigError(f"code_contest has no split {split!r}; allowed: {', '.join(self.splits)}")
         if self._rows is not None:
-            mine = self._mine(split)
+            mine = self._rows_of_split(split)
             if not 0 <= index < len(mine):
                 raise ConfigError(f"code_contest has no {split} problem {index}; it has 0 to {len(mine) - 1}")
             row = mine[index]
-            return self._task(f"{split}/{index}", row["statement"], row["cases"], row["shown"], row["solution"])
+            return self._make_task(f"{split}/{index}", row["statement"], row["cases"], row["shown"], row["solution"])
         draw = random.Random(f"code_contest/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             problem: Problem = FAMILIES[draw.choice(self.families)](draw)
-            if _held_out(problem.statement) == (split == "test"):
-                cases = problem.cases(draw, self.shown + self.hidden)
-                return self._task(f"{split}/{self.seed}.{index}", problem.statement, cases, self.shown, problem.solution)
+            if _is_held_out(problem.statement) == (split == "test"):
+                cases = problem.make_cases(draw, self.shown + self.hidden)
+                return self._make_task(f"{split}/{self.seed}.{index}", problem.statement, cases, self.shown, problem.solution)
         raise ConfigError(f"there is no {split!r} task in families {', '.join(self.families)}; name more families")
 
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         """Return the number of problems in the file for the split; None for generated tasks, which are endless."""
-        return None if self._rows is None else len(self._mine(split))
+        return None if self._rows is None else len(self._rows_of_split(split))
 
     def gold(self, task: Task) -> str | None:
         """Return the known solution as a code block, or None."""
         solution = task.meta.get("solution")
         return f"```python\n{solution}\n```" if solution else None
 
-    def _mine(self, split: str) -> list[dict[str, Any]]:
-        return [row for row in self._rows or [] if _held_out(row["statement"]) == (split == "test")]
+    def _rows_of_split(self, split: str) -> list[dict[str, Any]]:
+        return [row for row in self._rows or [] if _is_held_out(row["statement"]) == (split == "test")]
 
-    def _task(self, name: str, statement: str, cases: list[dict[str, str]], shown: int, solution: str) -> Task:
+    def _make_task(self, name: str, statement: str, cases: list[dict[str, str]], shown: int, solution: str) -> Task:
         examples = "".join(f"\n\nInput:\n{case['stdin'].rstrip()}\nOutput:\n{case['stdout'].rstrip()}" for case in cases[:shown])
         text = f"{statement}{examples}\n\n{self.instruction}"
         return Task(f"code_contest/{name}", user(text), {"kind": "stdio", "cases": cases}, {"solution": solution})
 
 
-def _held_out(statement: str) -> bool:
+def _is_held_out(statement: str) -> bool:
     return hashlib.blake2b(statement.encode(), digest_size=1).digest()[0] % 5 == 0
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_row(row: dict[str, Any]) -> dict[str, Any]:
     cases = [{"stdin": str(case["stdin"]), "stdout": str(case["stdout"])} for case in row["cases"]]
     if not cases or not str(row["statement"]).strip():
         raise ValueError("the statement or the cases are empty")

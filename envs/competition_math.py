@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._data.rows import read
-from rlvr.envs._problems import download, each, parsed
+from rlvr.envs._data.rows import read_file_rows
+from rlvr.envs._problems import download_rows, parse_problems, parse_rows
 from rlvr.errors import ConfigError, NotFound
 from rlvr.task import Task, user
 
@@ -51,7 +51,7 @@ class CompetitionMath(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the problem at `index`, in the order of the file."""
-        rows = self._read(split)
+        rows = self._load_split(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         row = rows[index]
@@ -59,36 +59,36 @@ class CompetitionMath(Environment):
         meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "policy") if key in row}
         return Task(f"competition_math/{split}/{row.get('unique_id', index)}", prompt, row["answer"], meta)
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""
-        return len(self._read(split))
+        return len(self._load_split(split))
 
     def gold(self, task: Task) -> str:
         """Return the boxed reference."""
         return f"The answer is $\\boxed{{{task.reference}}}$."
 
-    def _read(self, split: str) -> list[dict[str, Any]]:
+    def _load_split(self, split: str) -> list[dict[str, Any]]:
         if split not in self.splits:
             raise ConfigError(f"competition_math has no split {split!r}; allowed: {', '.join(self.splits)}")
         if split not in self._rows and self.path is None:
-            self._rows[split] = self._of_subject(parsed(download("HuggingFaceH4/MATH-500", None, "test"), _complete, "competition"))
+            self._rows[split] = self._filter_subject(parse_problems(download_rows("HuggingFaceH4/MATH-500", None, "test"), _complete_row, "competition"))
         if split not in self._rows and self.path is not None:
             file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
             if not file.is_file():
                 raise NotFound(f"{self.path} has no {split}.jsonl; put the {split} split there")
-            self._rows[split] = self._of_subject(each(read(file), _complete, "each line needs problem, solution, answer"))
+            self._rows[split] = self._filter_subject(parse_rows(read_file_rows(file), _complete_row, "each line needs problem, solution, answer"))
         return self._rows[split]
 
-    def _of_subject(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _filter_subject(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [row for row in rows if not self.subject or row.get("subject") == self.subject]
 
 
-def _complete(row: Any) -> dict[str, Any]:
+def _complete_row(row: Any) -> dict[str, Any]:
     """Complete one row: a missing answer is taken from the last box of the solution."""
     if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
         raise ValueError("it has no 'problem'")
     if not isinstance(row.get("answer"), str):
-        row["answer"] = find(str(row.get("solution", "")), "boxed", several="last").text or ""
+        row["answer"] = extract_answer(str(row.get("solution", "")), "boxed", multiple_answers="last").text or ""
     if "type" in row and "subject" not in row:
         row["subject"] = row["type"]
     return row

@@ -22,7 +22,7 @@ class Countdown(Environment):
     needs = {"verifier": "countdown"}
     max_new_tokens = 64
 
-    def __init__(self, *, verifier: Verifier, numbers: int = 3, largest: int = 20, seed: int = 0, instruction: str = "") -> None:
+    def __init__(self, *, verifier: Verifier, numbers: int = 3, max_number: int = 20, seed: int = 0, instruction: str = "") -> None:
         """Set the difficulty and the prompt.
 
         Args:
@@ -34,34 +34,34 @@ class Countdown(Environment):
         """
         if not isinstance(numbers, int) or not 2 <= numbers <= 8:
             raise ConfigError(f"numbers is {numbers!r}; allowed: 2 to 8")
-        if not isinstance(largest, int) or not 5 <= largest <= 1000:
-            raise ConfigError(f"max_number is {largest!r}; allowed: 5 to 1000")
-        self.verifier, self.numbers, self.largest, self.seed, self.instruction = verifier, numbers, largest, seed, instruction
+        if not isinstance(max_number, int) or not 5 <= max_number <= 1000:
+            raise ConfigError(f"max_number is {max_number!r}; allowed: 5 to 1000")
+        self.verifier, self.numbers, self.max_number, self.seed, self.instruction = verifier, numbers, max_number, seed, instruction
 
     def task(self, split: str, index: int) -> Task:
         """Return the puzzle at `index`, built from a solution, so it has one; one puzzle in ten is held out."""
         draw = random.Random(f"countdown/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            expression, target = self._solved(draw)
-            numbers = sorted(int(part) for part in expression.replace("(", " ").replace(")", " ").translate(SPACED).split())
+            expression, target = self._draw_expression(draw)
+            numbers = sorted(int(part) for part in expression.replace("(", " ").replace(")", " ").translate(OPERATORS_TO_SPACES).split())
             question = f"Make {target} from {', '.join(map(str, numbers))}."
             held_out = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 10 == 0
             if target > 0 and target not in numbers and split == ("test" if held_out else "train"):
                 meta = {"solution": expression}
                 prompt = user(question, system=self.instruction)
                 return Task(f"countdown/{split}/{self.seed}.{index}", prompt, {"numbers": numbers, "target": target}, meta)
-        raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and max_number={self.largest}; raise max_number")
+        raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and max_number={self.max_number}; raise max_number")
 
     def gold(self, task: Task) -> str:
         """Return the expression that the puzzle was built from."""
         return str(task.meta["solution"])
 
-    def _solved(self, draw: random.Random) -> tuple[str, int]:
+    def _draw_expression(self, draw: random.Random) -> tuple[str, int]:
         """Draw a random expression and its value, always a whole number: only divisions without a remainder are drawn."""
-        value = draw.randint(1, self.largest)
+        value = draw.randint(1, self.max_number)
         expression = str(value)
         for _ in range(self.numbers - 1):
-            number = draw.randint(1, self.largest)
+            number = draw.randint(1, self.max_number)
             signs = "+-*" + ("/" if value % number == 0 and number > 1 else "")
             sign = draw.choice(signs)
             if sign in "*/" and not expression.isdigit():
@@ -71,5 +71,5 @@ class Countdown(Environment):
         return expression, value
 
 
-SPACED = str.maketrans("+-*/", "    ")
+OPERATORS_TO_SPACES = str.maketrans("+-*/", "    ")
 make = Countdown

@@ -7,24 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment
-from rlvr.envs._data.columns import CALCULATOR, Template, extracted, guessed, marked, missing, unknown
-from rlvr.envs._data.judged import ByRow, settle
+from rlvr.envs._data.columns import (
+    CALCULATOR_ANNOTATION,
+    Template,
+    detect_answer_mark,
+    extract_reference,
+    guess_column,
+    is_empty,
+    make_unknown_column_error,
+)
+from rlvr.envs._data.judged import RowVerifier, build_verifier
 from rlvr.envs._data.rows import Row
-from rlvr.envs._data.splits import by_column, held_out, key, matches, prompt_of, source
+from rlvr.envs._data.splits import build_prompt, hold_out, load_source, make_question_key, row_matches, split_by_column
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Message, Task
 
-MARKS = ("auto", "whole", "hash", "boxed")
-LISTED = 5
+EXTRACT_MODES = ("auto", "whole", "hash", "boxed")
+MAX_LISTED_ROWS = 5
 """Number of bad rows that a message lists."""
-GOLDS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```python\n{}\n```")
+GOLD_FORMATS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```python\n{}\n```")
 """Formats in which a reference is tried as an answer with the full score."""
 
 
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
-    Columns with the usual names are detected (`question`, `problem` or `prompt`; `answer`, `reference` or `solution`), unless several
+    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`), unless several
     match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
 
     >>> import rlvr
@@ -51,7 +59,7 @@ class Dataset(Environment):
         holdout: float = 0.1,
         split: str = "",
         where: Mapping[str, Any] | None = None,
-        longest: int | None = None,
+        max_question_chars: int | None = None,
         limit: int | None = None,
         skip_bad_rows: bool = False,
         meta: Sequence[str] = (),
@@ -78,24 +86,24 @@ class Dataset(Environment):
             skip_bad_rows: leave rows out that have no question or no reference; by default they are an error.
             meta: columns that go into the tasks' meta, for a curriculum or a verifier that reads them.
         """
-        _check(path, test, extract, holdout, shots, limit, longest)
-        self._wanted = {"question": question, "reference": reference, "solution": solution}
-        self._texts, self._extract, self._meta = {"system": system, "instruction": instruction}, extract, tuple(meta)
-        self._keep, self._longest, self._skip = dict(where or {}), longest, skip_bad_rows
-        self._said: list[str] = []
-        self.guessed: dict[str, str] = {}
-        self.verifier, self._by_row = settle(verifier)
+        _check_settings(path, test, extract, holdout, shots, limit, max_question_chars)
+        self._column_settings = {"question": question, "reference": reference, "solution": solution}
+        self._prompt_settings, self._extract, self._meta = {"system": system, "instruction": instruction}, extract, tuple(meta)
+        self._where, self._max_question_chars, self._skip_bad_rows = dict(where or {}), max_question_chars, skip_bad_rows
+        self._warnings: list[str] = []
+        self.guessed_columns: dict[str, str] = {}
+        self.verifier, self._verifier_columns = build_verifier(verifier)
         try:
-            self._read(path, test, split, holdout, shots, limit)
+            self._load(path, test, split, holdout, shots, limit)
         except Exception:
             self.verifier.close()
             raise
         vars(self)["splits"] = tuple(self._tasks)
-        self.notes = tuple(self._said)
+        self.warnings = tuple(self._warnings)
 
     def task(self, split: str, index: int) -> Task:
         """Return the row at `index`, in the order of the data."""
-        tasks = self._of(split)
+        tasks = self._tasks_of_split(split)
         if not 0 <= index < len(tasks):
             raise ConfigError(f"dataset has no {split} task {index}; it has 0 to {len(tasks) - 1}")
         task = tasks[index]
@@ -104,106 +112,106 @@ class Dataset(Environment):
         system = [message for message in task.prompt if message["role"] == "system"]
         return Task(task.id, (*system, *self._shots, *task.prompt[len(system) :]), task.reference, task.meta)
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of rows in the split."""
-        return len(self._of(split))
+        return len(self._tasks_of_split(split))
 
     def gold(self, task: Task) -> str | None:
         """Return the row's solution, or its reference in the first format that the verifier accepts."""
         own, right = str(task.meta.get("solution", "")), task.reference
         forms = [own] if own else []
         if isinstance(right, str):
-            forms += [f"{own}\n\\boxed{{{right}}}"] if own else [form.format(right) for form in GOLDS]
+            forms += [f"{own}\n\\boxed{{{right}}}"] if own else [form.format(right) for form in GOLD_FORMATS]
             forms += [f"<think>{own or '...'}</think><answer>{right}</answer>"]
         return next((text for text in forms if self.verifier.verify(task, text).passed), None)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that the verifier works here."""
-        self.verifier.ready()
+        self.verifier.check_ready()
 
-    def _read(self, path: str, test: str, split: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None) -> None:
+    def _load(self, path: str, test: str, split: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None) -> None:
         """Load the data, and set tasks, few-shot examples and limits."""
-        self._tasks = self._splits(path, test, split, holdout)
-        self._shots = self._examples(shots)
+        self._tasks = self._load_splits(path, test, split, holdout)
+        self._shots = self._build_shots(shots)
         self._tasks = {name: tasks[:limit] for name, tasks in self._tasks.items()}
         if empty := [name for name, tasks in self._tasks.items() if not tasks]:
-            told = "; ".join(self._said)
+            told = "; ".join(self._warnings)
             raise ConfigError(f"no rows are left for {' and '.join(empty)}; check where, max_question_chars, holdout and split: {told}")
-        if isinstance(self.verifier, ByRow):
+        if isinstance(self.verifier, RowVerifier):
             self.verifier.build(task.meta["settings"] for tasks in self._tasks.values() for task in tasks)
         looked_at = [task.prompt for tasks in self._tasks.values() for task in tasks[:10_000]]
-        self.max_prompt_tokens = max(map(_bytes, looked_at)) + _bytes(self._shots) + 512  # 512 for a chat template
+        self.max_prompt_tokens = max(map(_count_bytes, looked_at)) + _count_bytes(self._shots) + 512  # 512 for a chat template
 
-    def _of(self, split: str) -> list[Task]:
+    def _tasks_of_split(self, split: str) -> list[Task]:
         if split not in self._tasks:
             raise ConfigError(f"dataset has no split {split!r}; {suggest(split, self._tasks)}")
         return self._tasks[split]
 
-    def _splits(self, path: str, test: str, split: str, holdout: float) -> dict[str, list[Task]]:
+    def _load_splits(self, path: str, test: str, split: str, holdout: float) -> dict[str, list[Task]]:
         """Load the tasks of each split, without overlap."""
-        given = source(path) if path else {}
+        given = load_source(path) if path else {}
         if test:
-            other = source(test)
+            other = load_source(test)
             given = {"train": given["train"] if "train" in given else given.get("", [])} if path else {}
             given["test"] = other.get("test", other.get("", other.get("train", [])))
         if split:
-            given = by_column([row for rows in given.values() for row in rows], split)
-        made = {name: self._made(rows, path if name != "test" or not test else test) for name, rows in given.items()}
+            given = split_by_column([row for rows in given.values() for row in rows], split)
+        made = {name: self._make_tasks(rows, path if name != "test" or not test else test) for name, rows in given.items()}
         if set(made) <= {"", "train"} and made:
-            made = held_out(next(iter(made.values())), holdout)
+            made = hold_out(next(iter(made.values())), holdout)
             if "test" in made:
-                self._said.append(f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g})")
-        return self._apart(made)
+                self._warnings.append(f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g})")
+        return self._separate_splits(made)
 
-    def _made(self, rows: Sequence[Row], where: str) -> list[Task]:
+    def _make_tasks(self, rows: Sequence[Row], where: str) -> list[Task]:
         """Make the tasks of one source."""
-        kept = [row for row in rows if all(matches(row, column, wanted, where) for column, wanted in self._keep.items())]
+        kept = [row for row in rows if all(row_matches(row, column, wanted, where) for column, wanted in self._where.items())]
         columns = list(dict.fromkeys(column for row in rows for column in row.values))
-        templates = self._templates(columns, where)
+        templates = self._build_templates(columns, where)
         mark = self._extract
         if mark == "auto":
             column = templates["reference"].columns[0] if "reference" in templates else ""
-            mark = marked([row.values.get(column) for row in kept])
+            mark = detect_answer_mark([row.values.get(column) for row in kept])
         tasks, bad, long = [], [], 0
         for row in kept:
             try:
-                task = self._task(row, templates, mark)
+                task = self._make_task(row, templates, mark)
             except ValueError as error:
-                bad.append(f"{row.place}: {error}")
+                bad.append(f"{row.location}: {error}")
                 continue
-            if self._longest is not None and len(task.question) > self._longest:
+            if self._max_question_chars is not None and len(task.question) > self._max_question_chars:
                 long += 1
             else:
                 tasks.append(task)
-        if bad and not self._skip:
-            more = f"\n  and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+        if bad and not self._skip_bad_rows:
+            more = f"\n  and {len(bad) - MAX_LISTED_ROWS} more" if len(bad) > MAX_LISTED_ROWS else ""
             raise ConfigError(
                 f"{len(bad)} of {len(kept)} rows of {where} cannot be used; correct them, or leave them out with the setting "
                 "skip_bad_rows=true (`rlvr eval` takes --set skip_bad_rows=true, `rlvr train` takes env.skip_bad_rows=true):\n  "
-                + "\n  ".join(bad[:LISTED])
+                + "\n  ".join(bad[:MAX_LISTED_ROWS])
                 + more
             )
-        self._told(where, rows, kept, templates, mark, bad, long)
+        self._report_source(where, rows, kept, templates, mark, bad, long)
         return tasks
 
-    def _templates(self, columns: list[str], where: str) -> dict[str, Template]:
+    def _build_templates(self, columns: list[str], where: str) -> dict[str, Template]:
         """Build the templates that are filled for each row; columns that were not named are guessed."""
-        wanted: dict[str, str] = {name: text for name, text in self._wanted.items() if text}
-        wanted |= {name: text for name, text in self._texts.items() if text}
+        wanted: dict[str, str] = {name: text for name, text in self._column_settings.items() if text}
+        wanted |= {name: text for name, text in self._prompt_settings.items() if text}
         for name in ("question", "reference"):
-            wanted.setdefault(name, guessed(columns, name, where))
+            wanted.setdefault(name, guess_column(columns, name, where))
             if not wanted[name] and (name == "question" or self.verifier.needs_reference):
-                raise unknown(columns, name, where)
+                raise make_unknown_column_error(columns, name, where)
         solution = next((column for column in columns if column.lower() == "solution"), "")
         if solution and wanted["reference"] != solution:
             wanted.setdefault("solution", solution)
-        if self._texts["instruction"] is None and self.verifier.instruction:
+        if self._prompt_settings["instruction"] is None and self.verifier.instruction:
             wanted["instruction"] = self.verifier.instruction.replace("{", "{{").replace("}", "}}")
-        made = {name: Template.of(text, columns, name) for name, text in wanted.items() if text}
-        own = {name: template.text for name, template in made.items() if not {**self._wanted, **self._texts}.get(name)}
-        self.guessed = {name: text for name, text in own.items() if not self._said or self.guessed.get(name) == text}
-        made |= {f"verifier.{key}": Template.of(text, columns, f"verifier.{key}") for key, text in self._by_row.items()}
-        made |= {f"meta.{name}": Template.of(f"{{{name}}}", columns, "meta") for name in self._meta}
+        made = {name: Template.parse(text, columns, name) for name, text in wanted.items() if text}
+        own = {name: template.text for name, template in made.items() if not {**self._column_settings, **self._prompt_settings}.get(name)}
+        self.guessed_columns = {name: text for name, text in own.items() if not self._warnings or self.guessed_columns.get(name) == text}
+        made |= {f"verifier.{key}": Template.parse(text, columns, f"verifier.{key}") for key, text in self._verifier_columns.items()}
+        made |= {f"meta.{name}": Template.parse(f"{{{name}}}", columns, "meta") for name in self._meta}
         seen = {column for name in ("question", "system", "instruction") if name in made for column in made[name].columns}
         if "reference" in made and seen.issuperset(secret := made["reference"].columns):
             raise ConfigError(
@@ -211,60 +219,60 @@ class Dataset(Environment):
             )
         return made
 
-    def _task(self, row: Row, templates: Mapping[str, Template], mark: str) -> Task:
+    def _make_task(self, row: Row, templates: Mapping[str, Template], extract: str) -> Task:
         """Make the task of one row; ValueError says what is missing."""
         filled = {name: template.fill(row.values) for name, template in templates.items() if name not in ("solution", "reference")}
-        prompt = prompt_of(filled["question"], str(filled.get("system", "")), str(filled.get("instruction", "")))
+        prompt = build_prompt(filled["question"], str(filled.get("system", "")), str(filled.get("instruction", "")))
         reference, meta = None, {name.removeprefix("meta."): value for name, value in filled.items() if name.startswith("meta.")}
         if "reference" in templates:
             whole = templates["reference"].fill(row.values)
-            reference = extracted(whole, mark)
-            if isinstance(whole, str) and mark != "whole":
-                meta["solution"] = CALCULATOR.sub("", whole).strip()
+            reference = extract_reference(whole, extract)
+            if isinstance(whole, str) and extract != "whole":
+                meta["solution"] = CALCULATOR_ANNOTATION.sub("", whole).strip()
         own = templates.get("solution")
-        if own and not any(missing(row.values.get(column)) for column in own.columns):
+        if own and not any(is_empty(row.values.get(column)) for column in own.columns):
             meta["solution"] = str(own.fill(row.values)).strip()
-        if self._by_row:
-            meta["settings"] = {key: filled[f"verifier.{key}"] for key in self._by_row}
-        return Task(row.place, prompt, reference, meta)
+        if self._verifier_columns:
+            meta["settings"] = {key: filled[f"verifier.{key}"] for key in self._verifier_columns}
+        return Task(row.location, prompt, reference, meta)
 
-    def _told(
-        self, where: str, rows: Sequence[Row], kept: Sequence[Row], templates: Mapping[str, Template], mark: str, bad: list[str], long: int
+    def _report_source(
+        self, where: str, rows: Sequence[Row], kept: Sequence[Row], templates: Mapping[str, Template], extract: str, bad: list[str], long: int
     ) -> None:
         """Add the message about one source that is printed before a run."""
         used = [f"{name} = {templates[name].text}" for name in ("question", "reference") if name in templates]
-        used[-1] += {"hash": " (the part after ####)", "boxed": " (the box)"}.get(mark, "") if "reference" in templates else ""
+        used[-1] += {"hash": " (the part after ####)", "boxed": " (the box)"}.get(extract, "") if "reference" in templates else ""
         out = [
             (len(rows) - len(kept), "by where"),
-            (long, f"longer than {self._longest} characters"),
+            (long, f"longer than {self._max_question_chars} characters"),
             (len(bad), "as unusable"),
         ]
         less = "".join(f"; {count} left out {why}" for count, why in out if count)
-        files = list(dict.fromkeys(row.place.rpartition(":")[0] for row in rows))
-        names = f" of {', '.join(Path(file).name for file in files[:LISTED])}{', ...' * (len(files) > LISTED)}" if files != [where] else ""
-        self._said.append(f"{where}: {len(rows)} rows{names}, {', '.join(used)}{less}")
+        files = list(dict.fromkeys(row.location.rpartition(":")[0] for row in rows))
+        names = f" of {', '.join(Path(file).name for file in files[:MAX_LISTED_ROWS])}{', ...' * (len(files) > MAX_LISTED_ROWS)}" if files != [where] else ""
+        self._warnings.append(f"{where}: {len(rows)} rows{names}, {', '.join(used)}{less}")
 
-    def _apart(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
+    def _separate_splits(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
         """Give each task its final id, remove training rows whose question is held out, and add warnings about duplicates."""
-        held = {key(task) for task in made.get("test", ())}
-        shared = [task for task in made.get("train", ()) if key(task) in held]
+        held = {make_question_key(task) for task in made.get("test", ())}
+        shared = [task for task in made.get("train", ()) if make_question_key(task) in held]
         if shared:
-            self._said.append(f"{len(shared)} training rows ask a held-out question and are left out, such as {shared[0].id}")
-            made["train"] = [task for task in made["train"] if key(task) not in held]
+            self._warnings.append(f"{len(shared)} training rows ask a held-out question and are left out, such as {shared[0].id}")
+            made["train"] = [task for task in made["train"] if make_question_key(task) not in held]
         for name, tasks in made.items():
             first: dict[str, Task] = {}
-            again = [(first.setdefault(key(task), task), task) for task in tasks]
+            again = [(first.setdefault(make_question_key(task), task), task) for task in tasks]
             twice = [(one, other) for one, other in again if one is not other]
             if twice:
-                self._said.append(f"{len(twice)} rows of {name} repeat a question, such as {twice[0][1].id} that of {twice[0][0].id}")
+                self._warnings.append(f"{len(twice)} rows of {name} repeat a question, such as {twice[0][1].id} that of {twice[0][0].id}")
             if clash := next(((a, b) for a, b in twice if a.reference != b.reference), None):
-                self._said.append(f"{clash[0].id} and {clash[1].id} ask the same and have different references")
+                self._warnings.append(f"{clash[0].id} and {clash[1].id} ask the same and have different references")
             short = [task.id.rpartition("/")[2] for task in tasks]
             ids = short if len(set(short)) == len(short) else [task.id for task in tasks]
             made[name] = [Task(f"dataset/{name}/{own}", t.prompt, t.reference, t.meta) for own, t in zip(ids, tasks, strict=True)]
         return {name: made[name] for name in ("train", "test") if name in made}
 
-    def _examples(self, shots: int | Sequence[Mapping[str, str]]) -> tuple[Message, ...]:
+    def _build_shots(self, shots: int | Sequence[Mapping[str, str]]) -> tuple[Message, ...]:
         """Build the few-shot examples before each question; rows used as examples are not trained on."""
         if not isinstance(shots, int):
             pairs = [(str(shot["question"]), str(shot["answer"])) for shot in shots]
@@ -284,15 +292,15 @@ class Dataset(Environment):
         return tuple({"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True))
 
 
-def _check(path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, longest: int | None) -> None:
+def _check_settings(path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, max_question_chars: int | None) -> None:
     """Raise ConfigError for invalid settings."""
     if not path and not test:
         raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), or test")
-    if extract not in MARKS:
-        raise ConfigError(f"extract is {extract!r}; {suggest(extract, MARKS)}")
+    if extract not in EXTRACT_MODES:
+        raise ConfigError(f"extract is {extract!r}; {suggest(extract, EXTRACT_MODES)}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise ConfigError(f"holdout is {holdout!r}; it must be a number from 0 to below 1, such as 0.1")
-    for name, value in (("limit", limit), ("max_question_chars", longest)):
+    for name, value in (("limit", limit), ("max_question_chars", max_question_chars)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
     if isinstance(shots, int):
@@ -303,7 +311,7 @@ def _check(path: str, test: str, extract: str, holdout: float, shots: Any, limit
         raise ConfigError(f"shots is {shots!r:.120}; it must be a number of rows, or a list of {{question: ..., answer: ...}}")
 
 
-def _bytes(messages: Sequence[Message]) -> int:
+def _count_bytes(messages: Sequence[Message]) -> int:
     return sum(len(message["content"].encode("utf-8", "surrogatepass")) for message in messages)
 
 

@@ -26,7 +26,7 @@ class DigitSum(Environment):
     max_prompt_tokens = 12
     max_new_tokens = 3
 
-    def __init__(self, *, verifier: Verifier, digits: int = 2, largest: int = 9, seed: int = 0, instruction: str = "") -> None:
+    def __init__(self, *, verifier: Verifier, digits: int = 2, max_digit: int = 9, seed: int = 0, instruction: str = "") -> None:
         """Set the difficulty and the prompt.
 
         Args:
@@ -38,21 +38,21 @@ class DigitSum(Environment):
         """
         if not isinstance(digits, int) or not 2 <= digits <= 8:
             raise ConfigError(f"digits is {digits!r}; allowed: 2 to 8")
-        if not isinstance(largest, int) or not 1 <= largest <= 9:
-            raise ConfigError(f"max_digit is {largest!r}; allowed: 1 to 9")
-        self.verifier, self.digits, self.largest, self.seed, self.instruction = verifier, digits, largest, seed, instruction
+        if not isinstance(max_digit, int) or not 1 <= max_digit <= 9:
+            raise ConfigError(f"max_digit is {max_digit!r}; allowed: 1 to 9")
+        self.verifier, self.digits, self.max_digit, self.seed, self.instruction = verifier, digits, max_digit, seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
         draw = random.Random(f"digit_sum/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            drawn = [draw.randint(0, self.largest) for _ in range(self.digits)]
+            drawn = [draw.randint(0, self.max_digit) for _ in range(self.digits)]
             question = "".join(map(str, drawn)) + "="
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(f"digit_sum/{split}/{self.seed}.{index}", user(question, system=self.instruction), str(sum(drawn) % 10))
-        raise ConfigError(f"there is no {split!r} question with digits={self.digits} and max_digit={self.largest}; raise one of them")
+        raise ConfigError(f"there is no {split!r} question with digits={self.digits} and max_digit={self.max_digit}; raise one of them")
 
     def gold(self, task: Task) -> str:
         """Return the digit."""

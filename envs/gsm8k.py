@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._data.rows import read
-from rlvr.envs._problems import download, each
+from rlvr.envs._data.rows import read_file_rows
+from rlvr.envs._problems import download_rows, parse_rows
 from rlvr.errors import ConfigError, NotFound
 from rlvr.task import Task, user
 
-CALCULATOR = re.compile(r"<<[^>]*>>")
+CALCULATOR_ANNOTATION = re.compile(r"<<[^>]*>>")
 INSTRUCTION = "Reason step by step. Put the final number alone on the last line, after ####."
 
 
@@ -47,51 +47,51 @@ class GSM8K(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the problem at `index`, in the published order."""
-        rows = self._read(split)
+        rows = self._load_split(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         question, solution = rows[index]
         prompt = user(f"{question}\n\n{self.instruction}" if self.instruction else question)
-        return Task(f"gsm8k/{split}/{index}", prompt, _final(solution), {"solution": solution})
+        return Task(f"gsm8k/{split}/{index}", prompt, _extract_final_number(solution), {"solution": solution})
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""
-        return len(self._read(split))
+        return len(self._load_split(split))
 
     def gold(self, task: Task) -> str:
         """Return the published solution without its calculator annotations."""
-        return CALCULATOR.sub("", task.meta["solution"])
+        return CALCULATOR_ANNOTATION.sub("", task.meta["solution"])
 
-    def _read(self, split: str) -> list[tuple[str, str]]:
+    def _load_split(self, split: str) -> list[tuple[str, str]]:
         if split not in self.splits:
             raise ConfigError(f"gsm8k has no split {split!r}; allowed: {', '.join(self.splits)}")
         if split not in self._rows:
-            self._rows[split] = _from_folder(self.path, split) if self.path else _from_datasets(split)
+            self._rows[split] = _load_from_folder(self.path, split) if self.path else _download_split(split)
         return self._rows[split]
 
 
-def _from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
+def _load_from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
     candidates = [folder / f"{split}.jsonl", folder / f"gsm8k_{split}.jsonl"]
     file = next((path for path in candidates if path.is_file()), None)
     if file is None:
         raise NotFound(f"{folder} has neither {candidates[0].name} nor {candidates[1].name}; put the {split} split there")
-    return each(read(file), _pair, 'each line must be {"question": ..., "answer": "... #### 18"}')
+    return parse_rows(read_file_rows(file), _parse_row, 'each line must be {"question": ..., "answer": "... #### 18"}')
 
 
-def _from_datasets(split: str) -> list[tuple[str, str]]:
-    found = download("openai/gsm8k", "main", split, "a folder that holds train.jsonl and test.jsonl")
-    return [_pair(row) for row in found]
+def _download_split(split: str) -> list[tuple[str, str]]:
+    found = download_rows("openai/gsm8k", "main", split, "a folder that holds train.jsonl and test.jsonl")
+    return [_parse_row(row) for row in found]
 
 
-def _pair(row: Any) -> tuple[str, str]:
+def _parse_row(row: Any) -> tuple[str, str]:
     if not isinstance(row, Mapping) or not isinstance(row.get("question"), str) or not isinstance(row.get("answer"), str):
         raise ValueError("it is not an object with the strings question and answer")
-    if not row["question"].strip() or not _final(row["answer"]):
+    if not row["question"].strip() or not _extract_final_number(row["answer"]):
         raise ValueError("the question is empty, or the answer has no number after ####")
     return row["question"].strip(), row["answer"].strip()
 
 
-def _final(solution: str) -> str:
+def _extract_final_number(solution: str) -> str:
     return solution.rpartition("####")[2].strip().replace(",", "") if "####" in solution else ""
 
 

@@ -10,34 +10,34 @@ import random
 import re
 from collections.abc import Sequence
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
-NUMBER = r"([0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})"
-FORMS: tuple[tuple[str, str, str], ...] = (
-    (NUMBER, "the number alone", " 500. "),
-    (rf"(?:is\s+(?:it|(?:the|your)\s+number)\s+|(?:how|what)\s+about\s+){NUMBER}", "a question", "Is it 500?"),
+NUMBER_PATTERN = r"([0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})"
+GUESS_FORMS: tuple[tuple[str, str, str], ...] = (
+    (NUMBER_PATTERN, "the number alone", " 500. "),
+    (rf"(?:is\s+(?:it|(?:the|your)\s+number)\s+|(?:how|what)\s+about\s+){NUMBER_PATTERN}", "a question", "Is it 500?"),
     (
-        rf"(?:(?:my|the)\s+)?(?:(?:first|next|new|last|final)\s+)?(?:guess|answer|number)(?:\s+(?:is|would\s+be))?:?\s*{NUMBER}",
+        rf"(?:(?:my|the)\s+)?(?:(?:first|next|new|last|final)\s+)?(?:guess|answer|number)(?:\s+(?:is|would\s+be))?:?\s*{NUMBER_PATTERN}",
         "a guess by name",
         "My guess: 500",
     ),
     (
-        rf"(?:I|I['’]ll|I['’]d|I\s+will|let\s+me|let['’]s)\s+(?:(?:guess|try|say|choose|pick|go\s+with)\s+){NUMBER}",
+        rf"(?:I|I['’]ll|I['’]d|I\s+will|let\s+me|let['’]s)\s+(?:(?:guess|try|say|choose|pick|go\s+with)\s+){NUMBER_PATTERN}",
         "what the player does",
         "I guess 500.",
     ),
-    (rf"(?:it['’]s|it\s+is|guess|guessing|try|trying|maybe|perhaps)\s+{NUMBER}", "a short remark", "It's 500!"),
+    (rf"(?:it['’]s|it\s+is|guess|guessing|try|trying|maybe|perhaps)\s+{NUMBER_PATTERN}", "a short remark", "It's 500!"),
 )
 """Accepted forms of a guess: pattern, description, example (each guesses 500). Denials and comparisons match none of them."""
-ASIDE = re.compile(
+FILLER_PATTERN = re.compile(
     r"(?:(?:ok(?:ay)?|sure|great|thanks|thank you|hmm|got it|alright|then|so|now|next|higher|lower)\b[\s,.!:…]*)+(?=\S)", re.IGNORECASE
 )
 """Filler words that may precede a guess."""
-EMPHASIS = re.compile(r"(?<![\w*`_])([*_`]{1,3})([^*_`]+)\1(?![\w*`_])")
-LONGEST = 200
+EMPHASIS_PATTERN = re.compile(r"(?<![\w*`_])([*_`]{1,3})([^*_`]+)\1(?![\w*`_])")
+MAX_GUESS_CHARS = 200
 """Longest turn in characters that is read as a guess, unless the guess is declared in a box or a tag."""
 
 
@@ -57,7 +57,7 @@ class GuessNumber(Environment):
     max_prompt_tokens = 160
     max_new_tokens = 32
 
-    def __init__(self, *, verifier: Verifier, largest: int = 100, turns: int = 7, seed: int = 0, instruction: str = "") -> None:
+    def __init__(self, *, verifier: Verifier, max_number: int = 100, max_turns: int = 7, seed: int = 0, instruction: str = "") -> None:
         """Set the difficulty and the prompt.
 
         Args:
@@ -67,58 +67,58 @@ class GuessNumber(Environment):
             seed: another seed gives different secrets.
             instruction: a system message, for models that were not trained on these prompts.
         """
-        if not isinstance(largest, int) or not 10 <= largest <= 10**8:
-            raise ConfigError(f"max_number is {largest!r}; allowed: 10 to 100000000")
-        if not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"max_turns is {turns!r}; at least 1 guess must be allowed")
-        self.verifier, self.largest, self.max_turns, self.seed, self.instruction = verifier, largest, turns, seed, instruction
+        if not isinstance(max_number, int) or not 10 <= max_number <= 10**8:
+            raise ConfigError(f"max_number is {max_number!r}; allowed: 10 to 100000000")
+        if not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 1 guess must be allowed")
+        self.verifier, self.max_number, self.max_turns, self.seed, self.instruction = verifier, max_number, max_turns, seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """Return the secret at `index`; one number in five is held out, for any seed."""
         draw = random.Random(f"guess_number/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            secret = draw.randint(1, self.largest)
+            secret = draw.randint(1, self.max_number)
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(
                     f"guess_number/{split}/{self.seed}.{index}",
-                    user(f"Guess my number from 1 to {self.largest}.", system=self.instruction),
+                    user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction),
                     str(secret),
                 )
-        raise ConfigError(f"there is no {split!r} number up to {self.largest}; raise max_number")
+        raise ConfigError(f"there is no {split!r} number up to {self.max_number}; raise max_number")
 
     def gold(self, task: Task) -> str:
         """Return the secret itself, as the first guess."""
         return str(task.reference)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Reply `higher` or `lower`; None if the guess is correct."""
-        if self.verifier.verify(task, self.answer(task, said)).passed:
+        if self.verifier.verify(task, self.answer(task, completions)).passed:
             return None
-        guess = guess_in(said[-1])
+        guess = parse_guess(completions[-1])
         if guess is None:
             return "say one number"
         return "higher" if guess < int(task.reference) else "lower"
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the number of the last guess, or the whole last turn if it is not a guess."""
-        guess = guess_in(said[-1]) if said else None
-        return str(guess) if guess is not None else said[-1] if said else ""
+        guess = parse_guess(completions[-1]) if completions else None
+        return str(guess) if guess is not None else completions[-1] if completions else ""
 
 
-def guess_in(text: str) -> int | None:
+def parse_guess(text: str) -> int | None:
     r"""Parse the number that a turn guesses; None if it is not a guess, or guesses more than one.
 
-    >>> guess_in("Is it **500**?"), guess_in(r"Between 1 and 1000: \boxed{500}"), guess_in("500 or 501"), guess_in("more than 500?")
+    >>> parse_guess("Is it **500**?"), parse_guess(r"Between 1 and 1000: \boxed{500}"), parse_guess("500 or 501"), parse_guess("more than 500?")
     (500, 500, None, None)
     """
-    found = find(text)
+    found = extract_answer(text)
     said = found.text if found.text is not None else text
-    if len(said) > LONGEST:
+    if len(said) > MAX_GUESS_CHARS:
         return None
-    plain = ASIDE.sub("", EMPHASIS.sub(r"\2", said.strip(" \n$")), count=1).strip() if said else ""
-    for pattern, _what, _example in FORMS:
+    plain = FILLER_PATTERN.sub("", EMPHASIS_PATTERN.sub(r"\2", said.strip(" \n$")), count=1).strip() if said else ""
+    for pattern, _what, _example in GUESS_FORMS:
         if form := re.fullmatch(pattern + r"\s*[.?!]*", plain, re.IGNORECASE):
             return int(form[1].replace(",", ""))
     return None

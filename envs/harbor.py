@@ -8,22 +8,22 @@ from pathlib import Path
 
 from rlvr.contracts import Environment, Sandbox, Session
 from rlvr.contracts.tool import Tool
-from rlvr.envs._harbor.boxes import FolderSession, solving
-from rlvr.envs._harbor.folders import Folder, Unplayable, found, read
-from rlvr.envs._harbor.images import prepared
-from rlvr.envs._harbor.judging import FolderTests
+from rlvr.envs._harbor.boxes import FolderSession, build_solution_command
+from rlvr.envs._harbor.folders import TaskFolder, UnsupportedTask, find_task_folders, read_task_folder
+from rlvr.envs._harbor.images import prepare_image
+from rlvr.envs._harbor.judging import TaskFolderVerifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
-LISTED = 5
-OFFERED: Mapping[str, str] = {
+MAX_LISTED_FOLDERS = 5
+SUPPORTED: Mapping[str, str] = {
     "Harbor folders": "task.toml, instruction.md, environment/Dockerfile or docker_image, tests/test.sh, solution/solve.sh",
     "terminal-bench 0.2 folders": "task.yaml, Dockerfile, run-tests.sh, solution.sh, tests judged by the summary of pytest",
     "verifier mode shared": "the working folder is copied to a fresh box; processes and variables of the conversation are not",
     "verifier mode separate": "only the declared artifacts and /logs/artifacts are copied",
 }
-REFUSED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "a network": "boxes have none: a folder whose tests download something gives its own solution no reward",
     "several steps": "only tasks of one step are played",
     "several containers": "a conversation has one",
@@ -48,7 +48,7 @@ class Harbor(Environment):
     """
 
     needs = {"tools": ["bash", "submit"], "sandbox": "docker"}
-    must_call = True
+    requires_tool_call = True
     max_turns = 30
     max_new_tokens = 8192
 
@@ -59,7 +59,7 @@ class Harbor(Environment):
         sandbox: Sandbox | None = None,
         path: str = "",
         test: str = "",
-        turns: int | None = None,
+        max_turns: int | None = None,
         partial: bool = False,
         disk_mb: int = 128,
         skip_refused: bool = False,
@@ -79,66 +79,66 @@ class Harbor(Environment):
             instruction: a system message.
         """
         self.tools, self.sandbox, self.disk_mb, self.instruction = tuple(tools), sandbox, disk_mb, instruction
-        self.max_turns = self.max_turns if turns is None else turns
+        self.max_turns = self.max_turns if max_turns is None else max_turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 2:
-            raise ConfigError(f"max_turns is {turns!r}; at least 2 are needed, a call and the answer")
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 2 are needed, a call and the answer")
         if isinstance(disk_mb, bool) or not isinstance(disk_mb, int) or not 8 <= disk_mb <= 4096:
             raise ConfigError(f"disk_mb is {disk_mb!r}; a whole number from 8 to 4096 is needed")
-        self._folders = {name: _read(where, skip_refused) for name, where in (("", path), ("test", test)) if where}
+        self._folders = {name: _load_folders(where, skip_refused) for name, where in (("", path), ("test", test)) if where}
         if not self._folders:
             raise ConfigError("path is empty; give a folder of task folders, each with a task.toml or a task.yaml")
-        self.notes = tuple(note for _, notes in self._folders.values() for note in notes)
-        self._tasks = self._splits()
+        self.warnings = tuple(note for _, notes in self._folders.values() for note in notes)
+        self._tasks = self._split_folders()
         vars(self)["splits"] = tuple(self._tasks)
         folders = {folder.name: folder for rows in self._tasks.values() for folder in rows}
-        self.verifier = self.tests = FolderTests(folders, sandbox=sandbox, disk_mb=disk_mb, partial=partial)
+        self.verifier = self.test_verifier = TaskFolderVerifier(folders, sandbox=sandbox, disk_mb=disk_mb, partial=partial)
         self.max_prompt_tokens = max(len(folder.instruction.encode()) for folder in folders.values()) + len(instruction.encode()) + 256
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List which parts of the formats are supported and which are not."""
-        rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
+        rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of task folders in the split."""
-        return len(self._of(split))
+        return len(self._tasks_of_split(split))
 
     def task(self, split: str, index: int) -> Task:
         """Return the task of the folder at `index`, ordered by name."""
-        rows = self._of(split)
+        rows = self._tasks_of_split(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"harbor has no {split} task {index}; it has 0 to {len(rows) - 1}")
         folder = rows[index]
         reference = {"folder": folder.name, "digest": folder.digest}
-        return Task(f"harbor/{split}/{folder.name}", user(folder.instruction, system=self.instruction), reference, dict(folder.about))
+        return Task(f"harbor/{split}/{folder.name}", user(folder.instruction, system=self.instruction), reference, dict(folder.metadata))
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the files are verified."""
         return "done"
 
-    def script(self, task: Task) -> list[str | Call] | None:
+    def oracle_turns(self, task: Task) -> list[str | Call] | None:
         """Return the turns that run the folder's solution, or None if it has none."""
-        folder = self.tests.folders[task.reference["folder"]]
-        return [Call("0.0", "bash", {"command": solving(folder)}), self.gold(task)] if folder.solver else None
+        folder = self.test_verifier.folders[task.reference["folder"]]
+        return [Call("0.0", "bash", {"command": build_solution_command(folder)}), self.gold(task)] if folder.solution_script else None
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a sandbox session from the image of the folder."""
-        folder = self.tests.folders[task.reference["folder"]]
+        folder = self.test_verifier.folders[task.reference["folder"]]
         return FolderSession(task, folder, self.tools, sandbox=self.sandbox, disk_mb=self.disk_mb, seed=seed)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the sandbox and build every image, so that a failed build stops the run before it begins."""
-        super().ready()
-        for folder in self.tests.folders.values():
-            prepared(folder)
+        super().check_ready()
+        for folder in self.test_verifier.folders.values():
+            prepare_image(folder)
 
-    def _of(self, split: str) -> list[Folder]:
+    def _tasks_of_split(self, split: str) -> list[TaskFolder]:
         if split not in self._tasks:
             raise ConfigError(f"harbor has no split {split!r}; allowed: {', '.join(self._tasks)}")
         return self._tasks[split]
 
-    def _splits(self) -> dict[str, list[Folder]]:
+    def _split_folders(self) -> dict[str, list[TaskFolder]]:
         rows = self._folders.get("", ([], []))[0]
         if "test" in self._folders:
             test = self._folders["test"][0]
@@ -146,31 +146,31 @@ class Harbor(Environment):
                 raise ConfigError(f"the task {both[0]!r} is in path and in test; a task belongs to one of them")
             made = {"train": rows, "test": test}
         else:
-            made = {"train": [row for row in rows if not held_out(row.name)], "test": [row for row in rows if held_out(row.name)]}
+            made = {"train": [row for row in rows if not is_held_out(row.name)], "test": [row for row in rows if is_held_out(row.name)]}
         return {name: some for name, some in made.items() if some}
 
 
-def held_out(name: str) -> bool:
+def is_held_out(name: str) -> bool:
     """Return whether a task is held out: one in four, by a hash of its name.
 
-    >>> held_out("hello"), held_out("b")
+    >>> held_out("handshake"), held_out("b")
     (False, False)
     """
     return hashlib.blake2b(name.encode(), digest_size=4).digest()[0] % 4 == 0
 
 
-def _read(where: str, skip_refused: bool) -> tuple[list[Folder], list[str]]:
+def _load_folders(where: str, skip_refused: bool) -> tuple[list[TaskFolder], list[str]]:
     root = Path(where).expanduser()
     if not root.is_dir():
         raise ConfigError(f"there is no folder {where!r}; give a folder of task folders")
     rows, refused = [], []
-    for path in found(root):
+    for path in find_task_folders(root):
         try:
-            rows.append(read(path))
-        except Unplayable as why:
+            rows.append(read_task_folder(path))
+        except UnsupportedTask as why:
             refused.append(f"{path.name}: {why}")
-    more = f"\n  and {len(refused) - LISTED} more" if len(refused) > LISTED else ""
-    listed = "\n  " + "\n  ".join(refused[:LISTED]) + more
+    more = f"\n  and {len(refused) - MAX_LISTED_FOLDERS} more" if len(refused) > MAX_LISTED_FOLDERS else ""
+    listed = "\n  " + "\n  ".join(refused[:MAX_LISTED_FOLDERS]) + more
     if refused and not skip_refused:
         raise ConfigError(f"{len(refused)} of the task folders in {where} cannot be played; leave them out with skip_refused=true:{listed}")
     if not rows:

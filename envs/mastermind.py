@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.answers import find
-from rlvr.contracts import Environment, Heard, Session, Verifier
+from rlvr.answers import extract_answer
+from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Turn
 
-LEAD = r"(?:(?:i|i['’]ll|let me|let['’]s)\s+(?:guess|try|say)|(?:my\s+)?(?:(?:next|last|final)\s+)?(?:guess|answer|code)(?:\s+is)?|is\s+it)"
+LEAD_PATTERN = r"(?:(?:i|i['’]ll|let me|let['’]s)\s+(?:guess|try|say)|(?:my\s+)?(?:(?:next|last|final)\s+)?(?:guess|answer|code)(?:\s+is)?|is\s+it)"
 """Words that may precede a guess."""
-EMPHASIS = re.compile(r"[*_`]{1,3}")
-LONGEST = 200
+EMPHASIS_PATTERN = re.compile(r"[*_`]{1,3}")
+MAX_GUESS_CHARS = 200
 """Longest turn in characters that is read as a guess, unless the guess is declared in a box or a tag."""
-LARGEST = 10_000
+MAX_CODES = 10_000
 """Most possible codes: the oracle turns of a task enumerate them."""
 
 
@@ -47,7 +47,7 @@ class Mastermind(Environment):
     max_new_tokens = 256
 
     def __init__(
-        self, *, verifier: Verifier, length: int = 4, symbols: str = "ABCDEF", turns: int = 10, seed: int = 0, instruction: str = ""
+        self, *, verifier: Verifier, length: int = 4, symbols: str = "ABCDEF", max_turns: int = 10, seed: int = 0, instruction: str = ""
     ) -> None:
         """Set the difficulty and the prompt.
 
@@ -61,15 +61,15 @@ class Mastermind(Environment):
         """
         if not isinstance(symbols, str) or not re.fullmatch(r"[A-Za-z0-9]{2,}", symbols) or len(set(symbols.upper())) != len(symbols):
             raise ConfigError(f"symbols is {symbols!r}; allowed: two or more letters or digits, each once, such as ABCDEF or 123456")
-        if not isinstance(length, int) or length < 2 or len(symbols) ** length > LARGEST:
-            raise ConfigError(f"length is {length!r} with {len(symbols)} symbols; allowed: from 2, with at most {LARGEST:,} codes in all")
-        if not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"max_turns is {turns!r}; at least 1 guess must be allowed")
-        self.verifier, self.length, self.symbols, self.max_turns = verifier, length, symbols.upper(), turns
+        if not isinstance(length, int) or length < 2 or len(symbols) ** length > MAX_CODES:
+            raise ConfigError(f"length is {length!r} with {len(symbols)} symbols; allowed: from 2, with at most {MAX_CODES:,} codes in all")
+        if not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 1 guess must be allowed")
+        self.verifier, self.length, self.symbols, self.max_turns = verifier, length, symbols.upper(), max_turns
         self.seed, self.instruction = seed, instruction
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
         code = rf"[{self.symbols}](?:[\s,-]?[{self.symbols}]){{{length - 1}}}"
-        self._guess = re.compile(rf"(?:{LEAD}:?\s+)?({code})\s*[.?!]*", re.IGNORECASE)
+        self._guess_pattern = re.compile(rf"(?:{LEAD_PATTERN}:?\s+)?({code})\s*[.?!]*", re.IGNORECASE)
 
     def task(self, split: str, index: int) -> Task:
         """Return the code at `index`; one code in five is held out, for any seed."""
@@ -78,47 +78,47 @@ class Mastermind(Environment):
             code = "".join(draw.choices(self.symbols, k=self.length))
             held_out = hashlib.blake2b(code.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"mastermind/{split}/{self.seed}.{index}", user(self._question(), system=self.instruction), code)
+                return Task(f"mastermind/{split}/{self.seed}.{index}", user(self._format_question(), system=self.instruction), code)
         raise ConfigError(f"there is no {split!r} code of {self.length} symbols from {self.symbols}; allow more symbols")
 
     def gold(self, task: Task) -> str:
         """Return the code itself, as the first guess."""
         return str(task.reference)
 
-    def script(self, task: Task) -> list[str]:
+    def oracle_turns(self, task: Task) -> list[str]:
         """Return the guesses of a player who always guesses a code that is consistent with all replies so far."""
         left = ["".join(code) for code in itertools.product(self.symbols, repeat=self.length)]
         random.Random(task.id).shuffle(left)
         said: list[str] = []
         while len(said) < self.max_turns - 1 and left[0] != task.reference:
             said.append(left[0])
-            counts = compared(left[0], str(task.reference))
-            left = [code for code in left if compared(said[-1], code) == counts]
+            counts = count_matches(left[0], str(task.reference))
+            left = [code for code in left if count_matches(said[-1], code) == counts]
         return [*said, str(task.reference)]
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a game without guesses. The code is part of the task, so `seed` is ignored."""
-        return Board(self, task)
+        return MastermindSession(self, task)
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the code of the last guess, or the whole last turn if it is not a guess."""
-        return (self.guess_in(said[-1]) or said[-1]) if said else ""
+        return (self.parse_guess(completions[-1]) or completions[-1]) if completions else ""
 
-    def guess_in(self, text: str) -> str | None:
+    def parse_guess(self, text: str) -> str | None:
         """Parse the code that a turn guesses; None if it is not a guess, or has more than one."""
-        found = find(text)
+        found = extract_answer(text)
         said = found.text if found.text is not None else text
-        form = self._guess.fullmatch(EMPHASIS.sub("", said).strip(" \n$")) if len(said) <= LONGEST else None
+        form = self._guess_pattern.fullmatch(EMPHASIS_PATTERN.sub("", said).strip(" \n$")) if len(said) <= MAX_GUESS_CHARS else None
         return re.sub(r"[\s,-]", "", form[1]).upper() if form else None
 
-    def _question(self) -> str:
+    def _format_question(self) -> str:
         return (
             f"Find my code: {self.length} symbols out of {', '.join(self.symbols)}, each as often as I like. Guess one code a turn, "
             f"{self.max_turns} at most. I tell you how many symbols are exact, and how many are misplaced."
         )
 
 
-class Board(Session):
+class MastermindSession(Session):
     """Session of one game: the guesses so far and their counts."""
 
     def __init__(self, environment: Mastermind, task: Task) -> None:
@@ -126,28 +126,28 @@ class Board(Session):
         self.guesses: list[list[Any]] = []
         """Each guess with its two counts."""
 
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         """Record a guess and reply with its counts; None once the code is found."""
-        guess = self.environment.guess_in(turn.text)
+        guess = self.environment.parse_guess(turn.text)
         if guess is None:
             form = f"write one code of {self.environment.length} symbols out of {', '.join(self.environment.symbols)}"
-            return Heard(({"role": "user", "content": form},))
-        exact, misplaced = compared(guess, str(self.task.reference))
+            return StepResult(({"role": "user", "content": form},))
+        exact, misplaced = count_matches(guess, str(self.task.reference))
         self.guesses.append([guess, exact, misplaced])
         if exact == self.environment.length:
             return None
-        return Heard(({"role": "user", "content": f"{exact} exact, {misplaced} misplaced"},))
+        return StepResult(({"role": "user", "content": f"{exact} exact, {misplaced} misplaced"},))
 
     def answer(self, turns: Sequence[Turn]) -> str:
         """Return the last guess."""
         return self.environment.answer(self.task, [turn.text for turn in turns])
 
-    def evidence(self) -> Mapping[str, Any]:
+    def artifacts(self) -> Mapping[str, Any]:
         """Return all guesses with their counts, for the record."""
         return {"guesses": self.guesses}
 
 
-def compared(guess: str, code: str) -> tuple[int, int]:
+def count_matches(guess: str, code: str) -> tuple[int, int]:
     """Count the symbols of a guess that are exact, and the others that are in the code at another position.
 
     >>> compared("AABB", "ABBC"), compared("AAAA", "ABBC")

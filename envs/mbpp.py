@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._problems import download, parsed, rows
+from rlvr.envs._problems import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
-LIMITS = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
+LIMITS_BY_PROBLEM = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
 """Limits of problems whose published solution may exceed the default 5 s: 123 tries every divisor of every number to 9999."""
 INSTRUCTION = "Write the function `{signature}`. Answer with one fenced block of Python."
 
@@ -48,7 +48,7 @@ class MBPP(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the problem at `index` of the split, in the order of the file."""
-        problems = self._read(split)
+        problems = self._load_problems(split)
         if not 0 <= index < len(problems):
             raise ConfigError(f"mbpp has no {split} problem {index}; it has 0 to {len(problems) - 1}")
         problem = problems[index]
@@ -59,37 +59,37 @@ class MBPP(Environment):
             "entry_point": problem["entry_point"],
             "test": "\n".join(problem["tests"]),
             "setup": problem["setup"],
-            "limits": LIMITS.get(problem["id"], {}),
+            "limits": LIMITS_BY_PROBLEM.get(problem["id"], {}),
         }
         return Task(f"mbpp/{split}/{problem['id']}", user("\n".join(lines)), reference, {"solution": problem["code"]})
 
-    def size(self, split: str) -> int:
+    def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""
-        return len(self._read(split))
+        return len(self._load_problems(split))
 
     def gold(self, task: Task) -> str:
         """Return the published solution."""
         return f"```python\n{task.meta['solution']}\n```"
 
-    def _read(self, split: str) -> list[dict[str, Any]]:
+    def _load_problems(self, split: str) -> list[dict[str, Any]]:
         if split not in self.splits:
             raise ConfigError(f"mbpp has no split {split!r}; allowed: {', '.join(self.splits)}")
         if not self._problems:
             if self.path:
-                found = rows(self.path, ("mbpp_sanitized.json", "sanitized-mbpp.json", "mbpp.jsonl"))
+                found = read_problem_rows(self.path, ("mbpp_sanitized.json", "sanitized-mbpp.json", "mbpp.jsonl"))
             else:
-                found = [row for part in ("train", "test") for row in download("google-research-datasets/mbpp", "sanitized", part)]
-            everything = parsed(found, _problem, "MBPP")
-            self._problems = {name: [p for p in everything if _split(p) == name] for name in self.splits}
+                found = [row for part in ("train", "test") for row in download_rows("google-research-datasets/mbpp", "sanitized", part)]
+            everything = parse_problems(found, _parse_problem, "MBPP")
+            self._problems = {name: [p for p in everything if _compute_split(p) == name] for name in self.splits}
         return self._problems[split]
 
 
-def _split(problem: dict[str, Any]) -> str:
+def _compute_split(problem: dict[str, Any]) -> str:
     """Compute the split from a hash of the question, so that no question is in both; each gets about half."""
     return "test" if hashlib.blake2b(problem["prompt"].encode(), digest_size=1).digest()[0] % 2 else "train"
 
 
-def _problem(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_problem(row: dict[str, Any]) -> dict[str, Any]:
     code, tests = str(row["code"]).replace("\r\n", "\n"), [str(test) for test in row["test_list"]]
     tree = ast.parse(code)
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -98,7 +98,7 @@ def _problem(row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("its assertions call no function that its code defines")
     function = defined[used[0]]
     # the published assertions may use what the published code imports
-    imports = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import) and _standard(node)]
+    imports = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import) and _is_standard_library(node)]
     return {
         "id": row["task_id"],
         "prompt": str(row.get("prompt") or row["text"]).strip(),
@@ -110,7 +110,7 @@ def _problem(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _standard(node: ast.Import) -> bool:
+def _is_standard_library(node: ast.Import) -> bool:
     return all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlvr.contracts import Begun, Environment, Session, Transcript, Verifier
 from rlvr.errors import ConfigError, suggest
-from rlvr.plugins.registry import from_config
-from rlvr.task import Earned, Fault, Task, Verdict
+from rlvr.plugins.registry import build_from_config
+from rlvr.task import Fault, StepReward, Task, Verdict
 
-CYCLE = 100
+MAX_CYCLE_TASKS = 100
 """Longest cycle of tasks; weights are rounded to this resolution."""
 
 
@@ -36,22 +36,22 @@ class Mixture(Environment):
         """
         if not isinstance(envs, Mapping) or not envs:
             raise ConfigError(f"envs is {envs!r:.120}; it must name environments: {{sums: {{env: arithmetic, weight: 2}}, words: gsm8k}}")
-        parts = {str(name): _part(str(name), part) for name, part in envs.items()}
+        parts = {str(name): _parse_weight(str(name), part) for name, part in envs.items()}
         if not sum(weight for _, weight in parts.values()):
             raise ConfigError("all weights are 0; at least one must be above 0")
-        self.inner: dict[str, Environment] = {}
+        self.environments: dict[str, Environment] = {}
         try:
             for name, (wanted, weight) in parts.items():
                 if weight:
-                    self.inner[name] = from_config("env", wanted)
-            self.cycle = cycle_of({name: parts[name][1] for name in self.inner})
-            self._settle()
+                    self.environments[name] = build_from_config("env", wanted)
+            self.cycle = build_cycle({name: parts[name][1] for name in self.environments})
+            self._set_common_limits()
         except Exception:
-            for environment in self.inner.values():
+            for environment in self.environments.values():
                 environment.close()
             raise
-        self.verifier = Shared({name: environment.verifier for name, environment in self.inner.items()})
-        self._orders = {split: self._order(split) for split in self.splits if split != "train"}
+        self.verifier = MixtureVerifier({name: environment.verifier for name, environment in self.environments.items()})
+        self._orders = {split: self._build_order(split) for split in self.splits if split != "train"}
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`: the cycle selects the environment, whose tasks come in their own order."""
@@ -60,102 +60,102 @@ class Mixture(Environment):
         order = self._orders.get(split)
         if order is not None and not 0 <= index < len(order):
             raise ConfigError(f"mixture has no {split} task {index}; it has 0 to {len(order) - 1}")
-        name, place = self._at(index) if order is None else order[index]
-        environment = self.inner[name]
-        size = environment.size(split)
+        name, place = self._locate(index) if order is None else order[index]
+        environment = self.environments[name]
+        size = environment.num_tasks(split)
         turn, place = (0, place) if size is None else divmod(place, size)
         task = environment.task(split, place)
         again = f"/again-{turn}" if turn else ""
         return Task(f"mixture/{name}/{task.id}{again}", task.prompt, task.reference, {**task.meta, "member": name})
 
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks until every environment has posed all of its tasks; None if one of them is endless."""
         if split in self._orders:
             order = self._orders[split]
             return None if order is None else len(order)
-        sizes = {name: environment.size(split) for name, environment in self.inner.items()}
-        counts = {name: self.cycle.count(name) for name in self.inner}
+        sizes = {name: environment.num_tasks(split) for name, environment in self.environments.items()}
+        counts = {name: self.cycle.count(name) for name in self.environments}
         if any(size is None for size in sizes.values()):
             return None
         return len(self.cycle) * max(math.ceil((size or 0) / counts[name]) for name, size in sizes.items())
 
     def gold(self, task: Task) -> str | None:
         """Return the gold answer of the task's environment."""
-        return self._of(task).gold(task)
+        return self._environment_of(task).gold(task)
 
-    def script(self, task: Task) -> Sequence[Any] | None:
+    def oracle_turns(self, task: Task) -> Sequence[Any] | None:
         """Return the oracle turns of the task's environment."""
-        return self._of(task).script(task)
+        return self._environment_of(task).oracle_turns(task)
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the task's environment."""
-        return self._of(task).open(task, seed=seed)
+        return self._environment_of(task).new_session(task, seed=seed)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Return the reply of the task's environment."""
-        return self._of(task).reply(task, said)
+        return self._environment_of(task).reply(task, completions)
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the task's environment verifies."""
-        return self._of(task).answer(task, said)
+        return self._environment_of(task).answer(task, completions)
 
-    def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
+    def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
         """Return the step rewards of the task's environment."""
-        return self._of(task).earned(task, said, verdict)
+        return self._environment_of(task).step_rewards(task, completions, verdict)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that every environment works here."""
-        for environment in self.inner.values():
-            environment.ready()
+        for environment in self.environments.values():
+            environment.check_ready()
 
     def close(self) -> None:
         """Close every environment."""
-        for environment in self.inner.values():
+        for environment in self.environments.values():
             environment.close()
 
-    def _settle(self) -> None:
+    def _set_common_limits(self) -> None:
         """Set the limits to the largest of all environments, and the splits to the common ones."""
-        every = list(self.inner.values())
+        every = list(self.environments.values())
         shared = [split for split in every[0].splits if all(split in environment.splits for environment in every)]
         if not shared:
-            told = "; ".join(f"{name}: {', '.join(environment.splits)}" for name, environment in self.inner.items())
+            told = "; ".join(f"{name}: {', '.join(environment.splits)}" for name, environment in self.environments.items())
             raise ConfigError(f"the environments have no split in common ({told}); a mixture has the splits that all of them have")
         dialects = {environment.dialect for environment in every if environment.tools}
         if len(dialects) > 1:
             raise ConfigError(f"the environments write calls in different dialects ({', '.join(sorted(dialects))}); set `dialect` alike")
-        self.splits, self.members, self.dialect = tuple(shared), tuple(self.inner), next(iter(dialects), "")
+        self.splits, self.sub_environments, self.dialect = tuple(shared), tuple(self.environments), next(iter(dialects), "")
         self.max_turns = max(environment.max_turns for environment in every)
         self.max_prompt_tokens = max(environment.max_prompt_tokens for environment in every)
         self.max_new_tokens = max(environment.max_new_tokens for environment in every)
-        shares = ", ".join(f"{name} {self.cycle.count(name) / len(self.cycle):.0%}" for name in self.inner)
-        self.notes = [f"mixture: {shares}", *(f"{name}: {note}" for name, environment in self.inner.items() for note in environment.notes)]
+        shares = ", ".join(f"{name} {self.cycle.count(name) / len(self.cycle):.0%}" for name in self.environments)
+        self.warnings = [f"mixture: {shares}", *(f"{name}: {note}" for name, environment in self.environments.items() for note in environment.warnings)]
 
-    def _order(self, split: str) -> list[tuple[str, int]] | None:
+    def _build_order(self, split: str) -> list[tuple[str, int]] | None:
         """Return the order of the held-out tasks, each once; None if they are endless."""
-        sizes = {name: environment.size(split) for name, environment in self.inner.items()}
+        sizes = {name: environment.num_tasks(split) for name, environment in self.environments.items()}
         if any(size is None for size in sizes.values()):
             return None
         left = {name: size or 0 for name, size in sizes.items()}
         order: list[tuple[str, int]] = []
         index = 0
         while len(order) < sum(left.values()):
-            name, place = self._at(index)
+            name, place = self._locate(index)
             if place < left[name]:
                 order.append((name, place))
             index += 1
         return order
 
-    def _at(self, index: int) -> tuple[str, int]:
+    def _locate(self, index: int) -> tuple[str, int]:
         """Return the environment at a position, and the number of its tasks before that position."""
         rounds, place = divmod(index, len(self.cycle))
         name = self.cycle[place]
         return name, rounds * self.cycle.count(name) + self.cycle[:place].count(name)
 
-    def _of(self, task: Task) -> Environment:
-        return self.inner[str(task.meta["member"])]
+    def _environment_of(self, task: Task) -> Environment:
+        return self.environments[str(task.meta["member"])]
 
 
-class Shared(Verifier):
+class MixtureVerifier(Verifier):
     """The verifiers of a mixture: each verifies the tasks of its own environment."""
 
     def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
@@ -166,34 +166,34 @@ class Shared(Verifier):
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the verifier of the task's environment."""
-        return self.judge(task, Transcript(answer))
+        return self.verify_transcript(task, Transcript(answer))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a transcript with the verifier of the task's environment."""
-        verifier = self._of(task)
-        return verifier if isinstance(verifier, Verdict) else verifier.judge(task, transcript)
+        verifier = self._verifier_of(task)
+        return verifier if isinstance(verifier, Verdict) else verifier.verify_transcript(task, transcript)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
         """Start the verification of a transcript; waiting for the verdict needs no thread."""
-        verifier = self._of(task)
+        verifier = self._verifier_of(task)
         return verifier if isinstance(verifier, Verdict) else verifier.begin(task, transcript)
 
-    def _of(self, task: Task) -> Verifier | Verdict:
+    def _verifier_of(self, task: Task) -> Verifier | Verdict:
         """Return the verifier of a task, or a verdict that says why there is none."""
         wrong = Verdict(None, f"the task {task.id} is of no environment of this mixture", fault=Fault.TASK)
         return self.verifiers.get(str(task.meta.get("member")), wrong)
 
 
-def cycle_of(weights: Mapping[str, float]) -> list[str]:
+def build_cycle(weights: Mapping[str, float]) -> list[str]:
     """Build a cycle of names in proportion to their weights, evenly spread.
 
-    >>> cycle_of({"a": 2, "b": 1})
+    >>> build_cycle({"a": 2, "b": 1})
     ['a', 'b', 'a']
     """
     total = math.fsum(weights.values())
     shares = {name: weight / total for name, weight in weights.items()}
-    counts = {name: max(round(share * CYCLE), 1) for name, share in shares.items()}
-    for length in range(len(weights), CYCLE):
+    counts = {name: max(round(share * MAX_CYCLE_TASKS), 1) for name, share in shares.items()}
+    for length in range(len(weights), MAX_CYCLE_TASKS):
         exact = {name: round(share * length) for name, share in shares.items()}
         if all(abs(exact[name] - share * length) < 1e-6 for name, share in shares.items()):
             counts = exact
@@ -202,7 +202,7 @@ def cycle_of(weights: Mapping[str, float]) -> list[str]:
     return [name for _, _, name in spots]
 
 
-def _part(name: str, part: Any) -> tuple[Any, float]:
+def _parse_weight(name: str, part: Any) -> tuple[Any, float]:
     """Split one entry of `envs` into an environment and its weight."""
     if not isinstance(part, Mapping) or "env" not in part or "name" in part:
         return part, 1.0

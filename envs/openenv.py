@@ -7,56 +7,56 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Session
-from rlvr.envs._games import Games, Playing
+from rlvr.envs._games import GameEnvironment, GameSession
 from rlvr.envs._host import ForeignError
-from rlvr.envs._worlds.sockets import Server
+from rlvr.envs._worlds.sockets import EnvServer
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 
-OFFERED: Mapping[str, str] = {
+SUPPORTED: Mapping[str, str] = {
     "any server of OpenEnv 0.10": "url of one that runs, or the command that starts one; its actions are texts, numbers or JSON objects",
 }
-REFUSED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "tools over MCP": "an environment whose actions are list_tools and call_tool is not translated to tools",
     "plain HTTP": "each request is an environment of its own there, so nothing is remembered: sessions need the WebSocket",
     "Docker and Hub providers": "start the server yourself, or by the setting server",
 }
-MOST_BRACKETS = 200
-UNREAD = object()
+MAX_BRACKETS = 200
+NOT_JSON = object()
 """Result of parsing a text that is not JSON; None cannot be used, because null may be an action."""
-KINDS = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+PYTHON_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
-class OpenEnv(Games):
+class OpenEnv(GameEnvironment):
     """An environment behind an OpenEnv server. The policy reads the fields of the observation, and never its metadata.
 
     A failed connection, a timed-out step or a lost server ends the conversation without a score; it is never continued in another
     session. An action that the server refuses gets a message and changes nothing.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "openenv", url="http://127.0.0.1:8000", won=1.0)                # doctest: +SKIP
+    >>> env = rlvr.make("env", "openenv", url="http://127.0.0.1:8000", success_threshold=1.0)                # doctest: +SKIP
     >>> env.task("train", 0).question                                                        # doctest: +SKIP
     'Guess a number from 1 to 9.'
     """
 
     max_prompt_tokens = 8192
-    open_worlds = False
+    splits_by_first_text = False
 
     def __init__(
         self,
         *,
         url: str = "",
         server: Sequence[str] = (),
-        turns: int = 16,
-        won: float | None = None,
+        max_turns: int = 16,
+        success_threshold: float | None = None,
         scale: Sequence[float] | None = None,
         fields: Sequence[str] = (),
         reset: Mapping[str, Any] | None = None,
-        step_s: float = 30.0,
-        told: bool = False,
-        harmless: Sequence[Mapping[str, Any]] = (),
+        step_timeout_s: float = 30.0,
+        fully_observed: bool = False,
+        safe_actions: Sequence[Mapping[str, Any]] = (),
         seed: int = 0,
         instruction: str = "",
     ) -> None:
@@ -84,92 +84,92 @@ class OpenEnv(Games):
             raise ConfigError(f"url is {url!r}; write for example http://127.0.0.1:8000")
         if server and (isinstance(server, str) or not any("{port}" in part for part in server)):
             raise ConfigError(f"server is {server!r}; write a list such as ['python', 'serve.py', '--port', '{{port}}']")
-        if won is not None and scale is not None:
+        if success_threshold is not None and scale is not None:
             raise ConfigError("success_threshold and scale are both set; a conversation is scored by one of them")
         if scale is not None and (len(scale) != 2 or not scale[0] < scale[1]):
             raise ConfigError(f"scale is {scale!r}; write [low, high], such as [-1, 1]")
-        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"max_turns is {turns!r}; at least 1 action must be allowed")
-        self.seed, self.instruction, self.max_turns, self.open_worlds = seed, instruction, turns, told
-        self.source = f"openenv/{urlsplit(url).netloc or 'local'}"
-        self.settings: Mapping[str, Any] = {}
-        self.reference = {"won": won, "most": won} if won is not None else {"scale": list(scale or (0.0, 1.0))}
-        self.max_new_tokens = 64 * turns
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 1 action must be allowed")
+        self.seed, self.instruction, self.max_turns, self.splits_by_first_text = seed, instruction, max_turns, fully_observed
+        self.id_prefix = f"openenv/{urlsplit(url).netloc or 'local'}"
+        self.instance_settings: Mapping[str, Any] = {}
+        self.reference = {"won": success_threshold, "most": success_threshold} if success_threshold is not None else {"scale": list(scale or (0.0, 1.0))}
+        self.max_new_tokens = 64 * max_turns
         self.max_prompt_tokens += len(instruction.encode())
-        self.host = Server(url, server, fields=fields, reset=dict(reset or {}), call_s=step_s)
-        self.harmless = [dict(one) for one in harmless]
+        self.host = EnvServer(url, server, fields=fields, reset=dict(reset or {}), call_timeout_s=step_timeout_s)
+        self.harmless_moves = [dict(one) for one in safe_actions]
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
-        rows = [{"name": name, "offered": "yes", "why": why} for name, why in OFFERED.items()]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
+        rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def scouted(self, what: str, **given: Any) -> Any:
+    def call_scout(self, method: str, **given: Any) -> Any:
         """Call a method in a session that is closed at once, because a server may allow few."""
-        with self._scouting:
+        with self._scout_lock:
             try:
-                with self.host.open() as world:
-                    return world.ask(what, **given)
+                with self.host.new_instance() as world:
+                    return world.call(method, **given)
             except ForeignError as error:
-                raise ConfigError(f"{self.source} cannot be played: {error}") from error
+                raise ConfigError(f"{self.id_prefix} cannot be played: {error}") from error
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the server, reset with the task's seed."""
-        return Playing(self, task)
+        return GameSession(self, task)
 
-    def action(self, text: str) -> dict[str, Any] | None:
+    def parse_action(self, text: str) -> dict[str, Any] | None:
         """Parse an action from a text: the value itself if the action has one field, else a JSON object."""
-        fields = self.form()
-        said = find(text).text or text.strip()
+        fields = self.get_action_fields()
+        said = extract_answer(text).text or text.strip()
         if len(fields) == 1:
             ((name, kind),) = fields.items()
             if kind == "string":
                 return {name: text.strip()} if text.strip() else None
-            value: Any = _parsed(said)
-            return {name: value} if value is not UNREAD and _fits(value, kind) else None
-        value = _parsed(said)
+            value: Any = _parse_json(said)
+            return {name: value} if value is not NOT_JSON and _matches_kind(value, kind) else None
+        value = _parse_json(said)
         if not isinstance(value, dict) or not value or not set(value) <= set(fields):
             return None
-        return value if all(_fits(value[name], fields[name]) for name in value) else None
+        return value if all(_matches_kind(value[name], fields[name]) for name in value) else None
 
-    def move(self, text: str) -> dict[str, Any] | None:
+    def parse_move(self, text: str) -> dict[str, Any] | None:
         """Parse the action of a turn."""
-        return self.action(text)
+        return self.parse_action(text)
 
-    def unread(self) -> str:
+    def format_unreadable(self) -> str:
         """Return a message that says how to write an action."""
-        fields = self.form()
+        fields = self.get_action_fields()
         if len(fields) == 1:
             return f"That is no action. Write one value of the kind {next(iter(fields.values())) or 'JSON'}, and nothing else."
         kinds = ", ".join(f"{name} ({kind or 'JSON'})" for name, kind in fields.items())
         return f"That is no action. Write a JSON object with the fields {kinds}, and nothing else."
 
-    def form(self) -> dict[str, str]:
+    def get_action_fields(self) -> dict[str, str]:
         """Return the fields of an action with their types, from the server's schema."""
-        action = self.host.start().get("action")
+        action = self.host.ensure_started().get("action")
         properties = action.get("properties") if isinstance(action, dict) else None
         if not isinstance(properties, dict):
-            raise ConfigError(f"the schema of {self.source} describes no action: {action!r:.200}")
+            raise ConfigError(f"the schema of {self.id_prefix} describes no action: {action!r:.200}")
         fields = {str(name): str(of.get("type", "")) for name, of in properties.items() if name != "metadata" and isinstance(of, dict)}
         if not fields or {"tool_name", "arguments"} <= set(fields):
             raise ConfigError(
-                f"{self.source} takes {'tool calls' if fields else 'no action'}, which is not translated: {REFUSED['tools over MCP']}"
+                f"{self.id_prefix} takes {'tool calls' if fields else 'no action'}, which is not translated: {UNSUPPORTED['tools over MCP']}"
             )
         return fields
 
 
-def _parsed(text: str) -> Any:
-    if text.count("[") + text.count("{") > MOST_BRACKETS:  # JSON that can be parsed at this depth may fail to be serialized
-        return UNREAD
+def _parse_json(text: str) -> Any:
+    if text.count("[") + text.count("{") > MAX_BRACKETS:  # JSON that can be parsed at this depth may fail to be serialized
+        return NOT_JSON
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return UNREAD
+        return NOT_JSON
 
 
-def _fits(value: Any, kind: str) -> bool:
-    wanted = KINDS.get(kind)
+def _matches_kind(value: Any, kind: str) -> bool:
+    wanted = PYTHON_TYPES.get(kind)
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
     return wanted is None or (isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)))

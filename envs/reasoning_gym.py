@@ -8,76 +8,87 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Example, Sandbox, Verifier
-from rlvr.envs._algebra import answerable, facts_of, judged
-from rlvr.envs._host import ForeignError, ForeignLate, ForeignRaised, Host, World
-from rlvr.envs._offered import ALGEBRA, EXACT, NAMES, NO_GOLD, REFUSED, SANDBOXED, VERSION, same, scored_by, well_formed
+from rlvr.envs._algebra import get_required_metadata, is_answerable, verify_answer
+from rlvr.envs._host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost, ForeignRaised
+from rlvr.envs._offered import (
+    COMPARED_BY_ALGEBRA,
+    COMPARED_EXACTLY,
+    COMPARED_IN_SANDBOX,
+    DATASET_NAMES,
+    UNSUPPORTED,
+    VERSION,
+    WITHOUT_GOLD,
+    are_lines_equal,
+    describe_scoring,
+    is_well_formed,
+)
 from rlvr.errors import ConfigError, RlvrError, suggest
 from rlvr.task import Fault, Task, Verdict, user
 
-TRIES = 128
+MAX_QUESTION_DRAWS = 128
 """Number of questions drawn to find one that belongs to the split."""
-LONGEST = 20_000
+MAX_ANSWER_CHARS = 20_000
 """Longest answer in characters; a longer one is wrong."""
 INSTRUCTION = "Write your final answer, and nothing else, between <answer> and </answer>."
-CALL_S = 30.0
+CALL_TIMEOUT_S = 30.0
 
 
-class Scored(Verifier):
+class ReasoningGymVerifier(Verifier):
     """Verify an answer to a question of reasoning_gym: 1 if the package gives the full score to a well-formed answer, else 0."""
 
     version = f"1+{VERSION}"
-    examples = (Example({"number": 0, "gold": "12"}, right=("<answer>12</answer>",), wrong=("", "12 or 13")),)
+    examples = (Example({"number": 0, "gold": "12"}, correct=("<answer>12</answer>",), incorrect=("", "12 or 13")),)
 
-    def __init__(self, *, dataset: str, config: Mapping[str, Any], channel: str, sandbox: Sandbox | None) -> None:
-        find("", channel)  # raises now for an unknown extractor, not at the first answer
-        self.dataset, self.config, self.channel, self.sandbox = dataset, dict(config), channel, sandbox
-        self.host = Host("rlvr.envs._reasoning:Questions", extra="reasoning_gym", call_s=CALL_S)
-        self._idle: list[World] = []
+    def __init__(self, *, dataset: str, config: Mapping[str, Any], extractor: str, sandbox: Sandbox | None) -> None:
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
+        self.dataset, self.config, self.extractor, self.sandbox = dataset, dict(config), extractor, sandbox
+        self.host = ForeignHost("rlvr.envs._reasoning:Questions", extra="reasoning_gym", call_timeout_s=CALL_TIMEOUT_S)
+        self._idle: list[ForeignInstance] = []
         self._lock = Lock()
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the answer, check its form, and score it with the package."""
         number, gold = task.reference["number"], task.reference["gold"]
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None or not found.text.strip():
             return Verdict(0.0, f"no answer: {found.reason}")
         said = found.text.strip()
-        if len(said) > LONGEST:
-            return Verdict(0.0, f"the answer has {len(said):,} characters, at most {LONGEST:,} are read")
+        if len(said) > MAX_ANSWER_CHARS:
+            return Verdict(0.0, f"the answer has {len(said):,} characters, at most {MAX_ANSWER_CHARS:,} are read")
         try:
             said.encode()
         except UnicodeEncodeError:
             return Verdict(0.0, "the answer is no valid text: it holds lone surrogates")
         try:
-            if self.dataset in EXACT:
-                others = self.ask("facts", number=number, names=["valid_answers"]) if self.dataset == "n_queens" else {}
-                right = same(said, str(gold)) or any(same(said, other) for other in others.get("valid_answers", ()))
+            if self.dataset in COMPARED_EXACTLY:
+                others = self.call_instance("facts", number=number, names=["valid_answers"]) if self.dataset == "n_queens" else {}
+                right = are_lines_equal(said, str(gold)) or any(are_lines_equal(said, other) for other in others.get("valid_answers", ()))
                 return Verdict(float(right), f"{said!r:.80} is {'right' if right else 'wrong'}")
-            if self.dataset in ALGEBRA:
-                facts = self.ask("facts", number=number, names=list(facts_of(self.dataset)))
-                return judged(self.dataset, said, facts, gold, self.sandbox)
-            if not well_formed(self.dataset, said, gold):
+            if self.dataset in COMPARED_BY_ALGEBRA:
+                facts = self.call_instance("facts", number=number, names=list(get_required_metadata(self.dataset)))
+                return verify_answer(self.dataset, said, facts, gold, self.sandbox)
+            if not is_well_formed(self.dataset, said, gold):
                 return Verdict(0.0, f"{said!r:.80} does not have the form of an answer")
-            return self._asked(number, said, gold)
+            return self._score_by_package(number, said, gold)
         except RlvrError as error:
             return Verdict(None, f"reasoning_gym could not score it: {error}", fault=Fault.INFRA)
 
-    def ask(self, what: str, **given: Any) -> Any:
+    def call_instance(self, method: str, **given: Any) -> Any:
         """Call a method of an idle instance; an instance that timed out is discarded."""
         with self._lock:
             world = self._idle.pop() if self._idle else None
         if world is None:
-            world = self.host.open(dataset=self.dataset, config=self.config)
+            world = self.host.new_instance(dataset=self.dataset, config=self.config)
         try:
-            answer = world.ask(what, **given)
-        except ForeignLate:
+            answer = world.call(method, **given)
+        except ForeignProcessLost:
             raise
         except ForeignRaised:
-            self._free(world)
+            self._return_instance(world)
             raise
-        self._free(world)
+        self._return_instance(world)
         return answer
 
     def close(self) -> None:
@@ -88,27 +99,27 @@ class Scored(Verifier):
             world.close()
         self.host.close()
 
-    def _free(self, world: World) -> None:
+    def _return_instance(self, world: ForeignInstance) -> None:
         with self._lock:
             self._idle.append(world)
 
-    def _asked(self, number: int, said: str, gold: str | None) -> Verdict:
+    def _score_by_package(self, number: int, answer: str, gold: str | None) -> Verdict:
         try:
-            found = self.ask("score", number=number, answer=said)
+            found = self.call_instance("score", number=number, answer=answer)
         except ForeignError as error:
-            return self._blame(number, gold, error)
+            return self._find_fault(number, gold, error)
         score = found["score"]
         if isinstance(score, float) and math.isfinite(score) and -1e-9 <= score < 1 - 1e-9:
             stopped = "; its scorer was stopped from executing the answer" if found["stopped"] else ""
-            return Verdict(0.0, f"{said!r:.80} is wrong{stopped}", detail={"reasoning_gym": score})
+            return Verdict(0.0, f"{answer!r:.80} is wrong{stopped}", detail={"reasoning_gym": score})
         if isinstance(score, float) and abs(score - 1.0) <= 1e-9:
-            return Verdict(1.0, f"{said!r:.80} is right")
+            return Verdict(1.0, f"{answer!r:.80} is right")
         return Verdict(None, f"the scorer of {self.dataset} gave {score!r:.80}; it must be a number from 0 to 1", fault=Fault.INFRA)
 
-    def _blame(self, number: int, gold: str | None, error: ForeignError) -> Verdict:
+    def _find_fault(self, number: int, gold: str | None, error: ForeignError) -> Verdict:
         """Find the fault of a failed scorer: the answer's, if the scorer accepts another answer."""
         try:
-            self.ask("score", number=number, answer=gold if gold is not None else "")
+            self.call_instance("score", number=number, answer=gold if gold is not None else "")
         except ForeignError as other:
             return Verdict(None, f"the scorer of {self.dataset} failed: {other}", fault=Fault.INFRA)
         return Verdict(0.0, f"the scorer of {self.dataset} cannot read the answer: {error}"[:400], fault=Fault.ANSWER)
@@ -138,7 +149,7 @@ class ReasoningGym(Environment):
         sandbox: Sandbox,
         dataset: str = "chain_sum",
         config: Mapping[str, Any] | None = None,
-        channel: str = "tag",
+        extractor: str = "tag",
         seed: int = 0,
         instruction: str = INSTRUCTION,
     ) -> None:
@@ -152,24 +163,24 @@ class ReasoningGym(Environment):
             seed: another seed gives other questions.
             instruction: the text after each question.
         """
-        if dataset in REFUSED:
-            raise ConfigError(f"the data set {dataset!r} is not offered: {REFUSED[dataset]}")
-        if dataset not in NAMES:
-            raise ConfigError(f"reasoning_gym {VERSION} has no data set {dataset!r}; {suggest(str(dataset), NAMES)}")
+        if dataset in UNSUPPORTED:
+            raise ConfigError(f"the data set {dataset!r} is not offered: {UNSUPPORTED[dataset]}")
+        if dataset not in DATASET_NAMES:
+            raise ConfigError(f"reasoning_gym {VERSION} has no data set {dataset!r}; {suggest(str(dataset), DATASET_NAMES)}")
         config = dict(config or {})
         if given := sorted({"seed", "size"} & set(config)):
             raise ConfigError(f"config sets {', '.join(given)}; the environment chooses these itself: use its own setting seed")
         self.sandbox = sandbox
         self.dataset, self.config, self.seed, self.instruction = dataset, config, seed, instruction
-        self.verifier = self.scored = Scored(dataset=dataset, config=config, channel=channel, sandbox=sandbox)
-        self.channel = channel
+        self.verifier = self.package_verifier = ReasoningGymVerifier(dataset=dataset, config=config, extractor=extractor, sandbox=sandbox)
+        self.extractor = extractor
         self._tasks: dict[tuple[str, int], Task] = {}
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
-        rows = [{"name": name, "offered": "no gold" if name in NO_GOLD else "yes", "why": scored_by(name)} for name in sorted(NAMES)]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(REFUSED.items())]
+        rows = [{"name": name, "offered": "no gold" if name in WITHOUT_GOLD else "yes", "why": describe_scoring(name)} for name in sorted(DATASET_NAMES)]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(UNSUPPORTED.items())]
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`: the first one drawn for it whose text belongs to the split."""
@@ -178,7 +189,7 @@ class ReasoningGym(Environment):
         if (split, index) not in self._tasks:
             if len(self._tasks) > 10_000:
                 self._tasks.clear()
-            self._tasks[split, index] = self._made(split, index)
+            self._tasks[split, index] = self._make_task(split, index)
         return self._tasks[split, index]
 
     def gold(self, task: Task) -> str | None:
@@ -186,32 +197,32 @@ class ReasoningGym(Environment):
         gold = task.reference["gold"]
         if gold is None:
             return None
-        return {"tag": f"<answer>{gold}</answer>", "boxed": f"\\boxed{{{gold}}}"}.get(self.channel, str(gold))
+        return {"tag": f"<answer>{gold}</answer>", "boxed": f"\\boxed{{{gold}}}"}.get(self.extractor, str(gold))
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process of the package, and the sandbox for data sets that need it."""
-        about = self.scored.host.start()
+        about = self.package_verifier.host.ensure_started()
         if about["version"] != VERSION:
             raise ConfigError(f"reasoning_gym {about['version']} is installed, {VERSION} is needed: pip install reasoning-gym=={VERSION}")
-        if self.dataset in SANDBOXED and self.sandbox is not None:
-            self.sandbox.ready()
+        if self.dataset in COMPARED_IN_SANDBOX and self.sandbox is not None:
+            self.sandbox.check_ready()
 
-    def _made(self, split: str, index: int) -> Task:
-        for attempt in range(TRIES):
+    def _make_task(self, split: str, index: int) -> Task:
+        for attempt in range(MAX_QUESTION_DRAWS):
             number = int.from_bytes(hashlib.blake2b(f"{self.seed}/{split}/{index}/{attempt}".encode(), digest_size=4).digest()) >> 1
             try:
-                item = self.scored.ask("item", number=number)
+                item = self.package_verifier.call_instance("item", number=number)
             except ForeignRaised as error:
                 raise ConfigError(f"reasoning_gym cannot make {self.dataset} with {self.config!r:.200}: {error}") from error
             question, gold = item["question"], item["answer"]
-            if (gold is None or (gold.strip() and answerable(self.dataset, gold))) and (split == "test") == held_out(question):
+            if (gold is None or (gold.strip() and is_answerable(self.dataset, gold))) and (split == "test") == is_held_out(question):
                 text = f"{question}\n\n{self.instruction}" if self.instruction else question
                 reference = {"number": number, "gold": gold}
                 return Task(f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}", user(text), reference)
         raise ConfigError(f"{self.dataset} with {self.config!r:.200} has hardly any {split} question; choose other settings")
 
 
-def held_out(question: str) -> bool:
+def is_held_out(question: str) -> bool:
     """Return whether a question is held out: one in four, by a hash of its text.
 
     >>> held_out("1 + 1 ="), held_out("4 + 1 =")

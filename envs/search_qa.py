@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
-from rlvr.contracts.environment import Replying
+from rlvr.contracts.environment import StatelessSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
-ONSETS, VOWELS, ENDS = "b br c d dr f g gl h k l m n p r s st t tr v w z".split(), "aeiou", "l m n r s th x nd rk".split()  # noqa: SIM905
+ONSETS, VOWELS, WORD_ENDS = "b br c d dr f g gl h k l m n p r s st t tr v w z".split(), "aeiou", "l m n r s th x nd rk".split()  # noqa: SIM905
 JOBS = ("botanist", "bookbinder", "surveyor", "cellist", "chemist", "printer", "pilot", "potter")
-FORMS = ("novel", "play", "song cycle", "long poem", "travel report")
+WORK_FORMS = ("novel", "play", "song cycle", "long poem", "travel report")
 TRADES = ("builds clocks", "makes paper", "ships grain", "prints maps", "repairs bridges", "weaves sails")
-SENTENCES = {
+PASSAGE_TEMPLATES = {
     "work": "{name} is a {form}. It was written by {author}. A critic compared it to {other}.",
     "person": "{name} is a {job}. {name} was born in {home}, moved to {moved} as a child, and works for {employer}. A cousin is {other}.",
     "company": "{name} {trade}. It was founded by {founder}, has its head office in {seat}, and employs {employees}. It buys from {other}.",
@@ -40,14 +40,14 @@ RELATIONS = {
     "mayor": ("town", "", "", "Who is the mayor of {}?"),
 }
 """Per relation: source kind, target kind, phrase inside a question, and the final question."""
-DRAWS = 500
+MAX_DRAWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class Entity:
     """An entity with its passage; it has the fields of the passages of the tool `search`.
 
-    >>> Thing("3", "town", "Brelnal", "Brelnal has 5310 inhabitants.", {"population": "5310"}).title
+    >>> Entity("3", "town_column", "Brelnal", "Brelnal has 5310 inhabitants.", {"population": "5310"}).title
     'Brelnal'
     """
 
@@ -82,7 +82,7 @@ class SearchQa(Environment):
         verifier: Verifier,
         tools: Sequence[Tool],
         hops: Sequence[int] = (2, 3),
-        things: int = 60,
+        num_entities: int = 60,
         seed: int = 0,
         max_turns: int = 8,
         dialect: str = "",
@@ -100,60 +100,60 @@ class SearchQa(Environment):
         """
         if not isinstance(hops, Sequence) or not hops or not set(hops) <= {2, 3}:
             raise ConfigError(f"hops is {hops!r}; it must be a list out of 2 and 3, such as [2]")
-        if isinstance(things, bool) or not isinstance(things, int) or not 40 <= things <= 400:
-            raise ConfigError(f"num_entities is {things!r}; it must be a whole number from 40 to 400")
+        if isinstance(num_entities, bool) or not isinstance(num_entities, int) or not 40 <= num_entities <= 400:
+            raise ConfigError(f"num_entities is {num_entities!r}; it must be a whole number from 40 to 400")
         self.verifier, self.tools, self.dialect, self.max_turns = verifier, tools, dialect, max_turns
-        self.hops, self.things, self.seed = tuple(hops), things, seed
+        self.hops, self.num_entities, self.seed = tuple(hops), num_entities, seed
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
         name = f"{split}/{self.seed}.{index}"
         dice = random.Random(f"search_qa/{name}")
-        named = world(name, self.things)
-        for _ in range(DRAWS):
+        named = build_entities(name, self.num_entities)
+        for _ in range(MAX_DRAWS):
             hops = dice.choice(self.hops)
-            walk = _walk(named, hops, dice)
+            walk = _draw_path(named, hops, dice)
             if walk is None:
                 continue
             question, path, answer = walk
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"search_qa/{name}", user(_prompt(question)), answer, {"hops": hops, "path": path, "world": name})
+                return Task(f"search_qa/{name}", user(_format_prompt(question)), answer, {"hops": hops, "path": path, "world": name})
         raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `num_entities`")
 
     def gold(self, task: Task) -> str:
         """Return the name or the number."""
         return str(task.reference[0])
 
-    def script(self, task: Task) -> list[str | Call]:
+    def oracle_turns(self, task: Task) -> list[str | Call]:
         """Return the searches for each entity on the path, and the submission of the answer."""
         looks = [Call(f"{turn}.0", "search", {"query": title}) for turn, title in enumerate(task.meta["path"])]
         return [*looks, Call(f"{len(looks)}.0", "submit", {"answer": self.gold(task)})]
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session with the passages of the task. They never change, so `seed` is ignored."""
-        return Looking(task, self.tools, sandbox=self.sandbox, seed=seed, things=self.things, inner=Replying(self, task))
+        return SearchSession(task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=StatelessSession(self, task))
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the answer that the last turn declares, without Markdown emphasis; the whole turn if it declares none."""
-        last = said[-1] if said else ""
-        return (find(last).text or last).strip(" \n*_`")
+        last = completions[-1] if completions else ""
+        return (extract_answer(last).text or last).strip(" \n*_`")
 
 
-class Looking(ToolSession):
+class SearchSession(ToolSession):
     """Session with the passages of one task."""
 
-    def __init__(self, task: Task, tools: Sequence[Tool], *, things: int, **more: Any) -> None:
+    def __init__(self, task: Task, tools: Sequence[Tool], *, num_entities: int, **more: Any) -> None:
         super().__init__(task, tools, **more)
-        self.things = things
+        self.num_entities = num_entities
 
-    def data(self) -> Mapping[str, Any]:
+    def tool_data(self) -> Mapping[str, Any]:
         """Return the passages for the search tool."""
-        return {"passages": tuple(world(str(self.task.meta["world"]), self.things).values())}
+        return {"passages": tuple(build_entities(str(self.task.meta["world"]), self.num_entities).values())}
 
 
 @lru_cache(maxsize=256)
-def world(name: str, count: int) -> dict[str, Thing]:
+def build_entities(name: str, count: int) -> dict[str, Entity]:
     """Build all entities of one task, by name.
 
     >>> sorted({thing.kind for thing in world("train/0.0", 60).values()})
@@ -164,7 +164,7 @@ def world(name: str, count: int) -> dict[str, Thing]:
 
     def word() -> str:
         while True:
-            made = "".join(dice.choice(ONSETS) + dice.choice(VOWELS) for _ in range(2)) + dice.choice(ENDS)
+            made = "".join(dice.choice(ONSETS) + dice.choice(VOWELS) for _ in range(2)) + dice.choice(WORD_ENDS)
             if made not in used:
                 used.add(made)
                 return made.capitalize()
@@ -180,18 +180,18 @@ def world(name: str, count: int) -> dict[str, Thing]:
             facts = {of: others[to] for of, (start, to, _, _) in RELATIONS.items() if start == kind and to}
             facts |= {"river": word(), "mayor": f"{word()} {word()}"} if kind == "town" else {}
             facts |= {of: str(dice.randint(1_001, 99_999)) for of in ("population", "employees") if RELATIONS[of][0] == kind}
-            words = {"form": dice.choice(FORMS), "job": dice.choice(JOBS), "trade": dice.choice(TRADES)}
+            words = {"form": dice.choice(WORK_FORMS), "job": dice.choice(JOBS), "trade": dice.choice(TRADES)}
             moved = dice.choice([town for town in names["town"] if town != facts.get("home")])
-            text = SENTENCES[kind].format(name=title, other=others[kind], moved=moved, **words, **facts)
-            things.append(Thing("", kind, title, text, facts))
+            text = PASSAGE_TEMPLATES[kind].format(name=title, other=others[kind], moved=moved, **words, **facts)
+            things.append(Entity("", kind, title, text, facts))
     dice.shuffle(things)
-    return {thing.title: Thing(str(n), thing.kind, thing.title, thing.text, thing.facts) for n, thing in enumerate(things)}
+    return {thing.title: Entity(str(n), thing.kind, thing.title, thing.text, thing.facts) for n, thing in enumerate(things)}
 
 
-def _walk(named: Mapping[str, Thing], hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
+def _draw_path(entities: Mapping[str, Entity], hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
     """Draw a question, the path of entities to its answer, and the accepted answers; None if the path has a loop."""
     kind = dice.choice(["work", "person", "company"])
-    thing = dice.choice([thing for thing in named.values() if thing.kind == kind])
+    thing = dice.choice([thing for thing in entities.values() if thing.kind == kind])
     path, phrase = [thing.title], thing.title
     for hop in range(hops):
         last = hop == hops - 1
@@ -203,15 +203,15 @@ def _walk(named: Mapping[str, Thing], hops: int, dice: random.Random) -> tuple[s
         if found in path:
             return None
         if last:
-            seen = any(found in passage.text and path[0] in passage.text for passage in named.values())
-            return None if seen else (RELATIONS[relation][3].format(phrase), path, _readings(relation, found))
+            seen = any(found in passage.text and path[0] in passage.text for passage in entities.values())
+            return None if seen else (RELATIONS[relation][3].format(phrase), path, _list_accepted_answers(relation, found))
         phrase = RELATIONS[relation][2].format(phrase)
-        thing = named[found]
+        thing = entities[found]
         path.append(found)
     return None
 
 
-def _readings(relation: str, answer: str) -> list[str]:
+def _list_accepted_answers(relation: str, answer: str) -> list[str]:
     """Return the accepted spellings of an answer."""
     if answer.isdigit():
         return [answer, f"{int(answer):,}"]
@@ -220,7 +220,7 @@ def _readings(relation: str, answer: str) -> list[str]:
     )
 
 
-def _prompt(question: str) -> str:
+def _format_prompt(question: str) -> str:
     return (
         f"{question}\n\nThe passages that say it are found with the tool search; no other source knows. "
         "Answer with the name or the number alone; write a number in digits."

@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlvr.contracts import Session
-from rlvr.envs._box import NAMES, BoxEnvironment, BoxSession, named
+from rlvr.envs._box import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
 REGIONS = ("east", "west", "south", "north")
 LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
-ENDING = "Change nothing else. When you have finished, say so."
-READY = "ready"
+FINAL_INSTRUCTION = "Change nothing else. When you have finished, say so."
+READY_ANSWER = "ready"
 """Placeholder answer where only the files are verified."""
 
 
 @dataclass(frozen=True)
-class Posed:
+class ShellTask:
     r"""One task: the question, the initial files, the expected result, and a command that achieves it.
 
     >>> Posed("How many lines has a.txt?", {"a.txt": "1\n"}, "wc -l < a.txt", answers=("1",)).wanted
@@ -35,145 +35,145 @@ class Posed:
     command: str
     """A bash command that solves the task; if there is an answer, it is the last line of the output."""
     answers: tuple[str, ...] = ()
-    wanted: Mapping[str, str | None] = field(default_factory=dict)
+    expected_files: Mapping[str, str | None] = field(default_factory=dict)
     """The expected final content of files; None if the file must not exist."""
     executable: tuple[str, ...] = ()
 
 
-def count(draw: random.Random, root: str) -> Posed:
+def count(draw: random.Random, root: str) -> ShellTask:
     """How many lines of all logs have a level."""
-    files, level = _logs(draw, root), draw.choice(LEVELS)
+    files, level = _draw_logs(draw, root), draw.choice(LEVELS)
     total = sum(line.split()[1] == level for text in files.values() for line in text.splitlines())
     question = f"How many lines have the level {level} (the second word), in all .log files below {root} together? Answer with the number."
     other = {f"{root}/old/notes.txt": f"09:00:00 {level} this is not a log\n"}
     command = f"find {root} -name '*.log' -exec cat {{}} + | awk '$2 == \"{level}\"' | wc -l"
-    return Posed(question, files | other, command, (str(total),))
+    return ShellTask(question, files | other, command, (str(total),))
 
 
-def find(draw: random.Random, root: str) -> Posed:
+def find(draw: random.Random, root: str) -> ShellTask:
     """Which file contains a word."""
-    files = _logs(draw, root)
+    files = _draw_logs(draw, root)
     token, path = f"req-{draw.randrange(16**6):06x}", draw.choice(sorted(files))
     lines = files[path].splitlines()
     lines.insert(draw.randrange(len(lines)), f"12:00:00 INFO request {token} was slow")
     files[path] = "\n".join(lines) + "\n"
     question = f"Which file below {root} mentions {token}? Answer with its path, which begins with {root}/."
-    return Posed(question, files, f"grep -rl {token} {root}", (path, f"./{path}"))
+    return ShellTask(question, files, f"grep -rl {token} {root}", (path, f"./{path}"))
 
 
-def total(draw: random.Random, root: str) -> Posed:
+def total(draw: random.Random, root: str) -> ShellTask:
     """The sum of a column over some rows."""
-    rows, region = _sales(draw), draw.choice(REGIONS)
+    rows, region = _draw_sales(draw), draw.choice(REGIONS)
     answer = sum(amount for _, where, amount in rows if where == region)
     question = f"What is the sum of the column amount in {root}/sales.csv, over the rows of the region {region}? Answer with the number."
     command = f"awk -F, '$2 == \"{region}\" {{s += $3}} END {{print s + 0}}' {root}/sales.csv"
-    return Posed(question, {f"{root}/sales.csv": _table(rows)}, command, (str(answer),))
+    return ShellTask(question, {f"{root}/sales.csv": _format_table(rows)}, command, (str(answer),))
 
 
-def executable(draw: random.Random, root: str) -> Posed:
+def executable(draw: random.Random, root: str) -> ShellTask:
     """Which files may be executed."""
-    paths = [f"{root}/bin/{name}{draw.randrange(10)}.sh" for name in draw.sample(NAMES, 8)]
+    paths = [f"{root}/bin/{name}{draw.randrange(10)}.sh" for name in draw.sample(NAME_STEMS, 8)]
     some = sorted(draw.sample(paths, draw.randint(2, 6)))
     files = {path: f"#!/bin/sh\necho {position}\n" for position, path in enumerate(paths)}
-    question = f"Write the paths of all files below {root}/bin that are executable to {root}/list.txt, one on a line, sorted. {ENDING}"
+    question = f"Write the paths of all files below {root}/bin that are executable to {root}/list.txt, one on a line, sorted. {FINAL_INSTRUCTION}"
     command = f"find {root}/bin -type f -perm -u+x | LC_ALL=C sort > {root}/list.txt"
-    return Posed(question, files, command, wanted={**files, f"{root}/list.txt": _lines(some)}, executable=tuple(some))
+    return ShellTask(question, files, command, expected_files={**files, f"{root}/list.txt": _join_lines(some)}, executable=tuple(some))
 
 
-def extract(draw: random.Random, root: str) -> Posed:
+def extract(draw: random.Random, root: str) -> ShellTask:
     """All addresses in a file, each once."""
-    people = [f"{draw.choice(NAMES)}{draw.randrange(100)}@{draw.choice(NAMES)}.example" for _ in range(9)]
+    people = [f"{draw.choice(NAME_STEMS)}{draw.randrange(100)}@{draw.choice(NAME_STEMS)}.example" for _ in range(9)]
     said = [f"From {draw.choice(people)} to {draw.choice(people)}: message {n} at {draw.randrange(24):02d}h" for n in range(20)]
     found = sorted({word.rstrip(":") for line in said for word in line.split() if "@" in word})
-    question = f"Write all e-mail addresses in {root}/mail.log to {root}/people.txt: one on a line, each once, sorted. {ENDING}"
+    question = f"Write all e-mail addresses in {root}/mail.log to {root}/people.txt: one on a line, each once, sorted. {FINAL_INSTRUCTION}"
     command = f"grep -oE '[a-z0-9]+@[a-z]+[.]example' {root}/mail.log | LC_ALL=C sort -u > {root}/people.txt"
-    return Posed(
+    return ShellTask(
         question,
-        {f"{root}/mail.log": _lines(said)},
+        {f"{root}/mail.log": _join_lines(said)},
         command,
-        wanted={f"{root}/mail.log": _lines(said), f"{root}/people.txt": _lines(found)},
+        expected_files={f"{root}/mail.log": _join_lines(said), f"{root}/people.txt": _join_lines(found)},
     )
 
 
-def order(draw: random.Random, root: str) -> Posed:
+def order(draw: random.Random, root: str) -> ShellTask:
     """A table with its rows in another order."""
-    rows = _sales(draw)
+    rows = _draw_sales(draw)
     question = (
         f"Write {root}/sales.csv to {root}/sorted.csv with its rows in descending order of amount; the header stays first. "
-        f"All amounts are different. {ENDING}"
+        f"All amounts are different. {FINAL_INSTRUCTION}"
     )
     command = f"(head -n 1 {root}/sales.csv; tail -n +2 {root}/sales.csv | sort -t, -k3,3nr) > {root}/sorted.csv"
-    ordered = _table(sorted(rows, key=lambda row: -row[2]))
-    files = {f"{root}/sales.csv": _table(rows)}
-    return Posed(question, files, command, wanted={**files, f"{root}/sorted.csv": ordered})
+    ordered = _format_table(sorted(rows, key=lambda row: -row[2]))
+    files = {f"{root}/sales.csv": _format_table(rows)}
+    return ShellTask(question, files, command, expected_files={**files, f"{root}/sorted.csv": ordered})
 
 
-def once(draw: random.Random, root: str) -> Posed:
+def once(draw: random.Random, root: str) -> ShellTask:
     """A list without its repeated lines."""
-    some = [f"{draw.choice(NAMES)}-{draw.randrange(4)}" for _ in range(30)]
-    question = f"Remove the repeated lines from {root}/items.txt: of equal lines only the first stays, and the order stays. {ENDING}"
+    some = [f"{draw.choice(NAME_STEMS)}-{draw.randrange(4)}" for _ in range(30)]
+    question = f"Remove the repeated lines from {root}/items.txt: of equal lines only the first stays, and the order stays. {FINAL_INSTRUCTION}"
     command = f"awk '!seen[$0]++' {root}/items.txt > tmp.$$ && mv tmp.$$ {root}/items.txt"
-    return Posed(question, {f"{root}/items.txt": _lines(some)}, command, wanted={f"{root}/items.txt": _lines(list(dict.fromkeys(some)))})
+    return ShellTask(question, {f"{root}/items.txt": _join_lines(some)}, command, expected_files={f"{root}/items.txt": _join_lines(list(dict.fromkeys(some)))})
 
 
-def rename(draw: random.Random, root: str) -> Posed:
+def rename(draw: random.Random, root: str) -> ShellTask:
     """Another ending for some files."""
-    paths = [f"{root}/{folder}{name}" for name in draw.sample(NAMES, 6) for folder in [draw.choice(("", "a/", "b/c/"))]]
+    paths = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 6) for folder in [draw.choice(("", "a/", "b/c/"))]]
     files = {path + draw.choice((".txt", ".txt", ".rst")): f"Notes on {path}: {draw.randrange(1000)}\n" for path in paths}
     files[f"{root}/first.txt"] = f"first {draw.randrange(1000)}\n"
     wanted: dict[str, str | None] = {path: None if path.endswith(".txt") else text for path, text in files.items()}
     wanted |= {path.removesuffix(".txt") + ".md": text for path, text in files.items() if path.endswith(".txt")}
-    question = f"Rename every .txt file below {root}, in all folders, so that it ends with .md instead. {ENDING}"
+    question = f"Rename every .txt file below {root}, in all folders, so that it ends with .md instead. {FINAL_INSTRUCTION}"
     command = f'find {root} -name "*.txt" | while read -r f; do mv "$f" "${{f%.txt}}.md"; done'
-    return Posed(question, files, command, wanted=wanted)
+    return ShellTask(question, files, command, expected_files=wanted)
 
 
-def change(draw: random.Random, root: str) -> Posed:
+def change(draw: random.Random, root: str) -> ShellTask:
     """Another value of a setting in several files."""
     old, new = draw.sample(range(1024, 9999), 2)
-    names = [f"{root}/{folder}{name}.conf" for name in draw.sample(NAMES, 4) for folder in [draw.choice(("", "site/"))]]
+    names = [f"{root}/{folder}{name}.conf" for name in draw.sample(NAME_STEMS, 4) for folder in [draw.choice(("", "site/"))]]
     files, wanted = {}, {}
     for position, path in enumerate(names):
         port = old if position == 0 else draw.choice((old, old + 1))
-        text = f"# port = {old}\nname = {draw.choice(NAMES)}\nport = {{}}\nreport = {old}\nsize = {old}\n"
+        text = f"# port = {old}\nname = {draw.choice(NAME_STEMS)}\nport = {{}}\nreport = {old}\nsize = {old}\n"
         files[path], wanted[path] = text.format(port), text.format(new if port == old else port)
     question = (
-        f"In every .conf file below {root}, change the setting port from {old} to {new}, in lines that are exactly `port = {old}`. {ENDING}"
+        f"In every .conf file below {root}, change the setting port from {old} to {new}, in lines that are exactly `port = {old}`. {FINAL_INSTRUCTION}"
     )
     command = f"find {root} -name '*.conf' -exec sed -i 's/^port = {old}$/port = {new}/' {{}} +"
-    return Posed(question, files, command, wanted=wanted)
+    return ShellTask(question, files, command, expected_files=wanted)
 
 
-def delete(draw: random.Random, root: str) -> Posed:
+def delete(draw: random.Random, root: str) -> ShellTask:
     """Some files are deleted, the others stay."""
-    names = [f"{root}/{folder}{name}" for name in draw.sample(NAMES, 8) for folder in [draw.choice(("", "cache/", "cache/deep/"))]]
+    names = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 8) for folder in [draw.choice(("", "cache/", "cache/deep/"))]]
     files = {path + draw.choice((".tmp", ".dat")): draw.choice(("", f"{draw.randrange(1000)}\n")) for path in names}
     files |= {f"{root}/empty.tmp": "", f"{root}/full.tmp": "kept\n", f"{root}/empty.dat": ""}
     wanted = {path: None if path.endswith(".tmp") and not text else text for path, text in files.items()}
-    question = f"Delete every empty file below {root} whose name ends with .tmp, in all folders. {ENDING}"
-    return Posed(question, files, f"find {root} -name '*.tmp' -empty -delete", wanted=wanted)
+    question = f"Delete every empty file below {root} whose name ends with .tmp, in all folders. {FINAL_INSTRUCTION}"
+    return ShellTask(question, files, f"find {root} -name '*.tmp' -empty -delete", expected_files=wanted)
 
 
-KINDS: Mapping[str, Callable[[random.Random, str], Posed]] = {
+KINDS: Mapping[str, Callable[[random.Random, str], ShellTask]] = {
     make.__name__: make for make in (count, find, total, executable, extract, order, once, rename, change, delete)
 }
 
 
-class Shell(BoxEnvironment):
+class Shell(SandboxEnvironment):
     """Tasks on files in a sandbox, with bash and file tools. The final files are verified, or the answer to a question.
 
     Files are read from outside when the conversation ends, and compared with the expected content. No program in the sandbox affects
     the score.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "shell", kinds=["once"], sandbox={"name": "process", "trusted": True})
+    >>> env = rlvr.make("env", "shell", kinds=["once"], sandbox={"name": "process", "check_model": True})
     >>> env.task("train", 0).question.split(":")[0]
     'Remove the repeated lines from ember-f909/items.txt'
     >>> env.close()
     """
 
     needs = {"verifier": "final_state", "tools": ["bash", "files", "submit"], "sandbox": "docker"}
-    known = tuple(KINDS)
+    all_kinds = tuple(KINDS)
     max_turns = 12
     max_prompt_tokens = 512
     max_new_tokens = 1024
@@ -182,56 +182,56 @@ class Shell(BoxEnvironment):
         """Return the task at `index`. One folder name in five is held out, so that no question is in two splits."""
         draw = random.Random(f"shell/{self.seed}/{split}/{index}")
         kind = draw.choice(self.kinds)
-        root = named(draw, split, lambda: f"{draw.choice(NAMES)}-{draw.randrange(16**4):04x}")
-        posed = self._posed(kind, root)
-        reference = ({"answer": list(posed.answers)} if posed.answers else {}) | ({"files": dict(posed.wanted)} if posed.wanted else {})
+        root = draw_name_for_split(draw, split, lambda: f"{draw.choice(NAME_STEMS)}-{draw.randrange(16**4):04x}")
+        posed = self._build_task(kind, root)
+        reference = ({"answer": list(posed.answers)} if posed.answers else {}) | ({"files": dict(posed.expected_files)} if posed.expected_files else {})
         meta = {"kind": kind, "folder": root}
         return Task(f"shell/{split}/{self.seed}.{index}", user(posed.question, system=self.instruction), reference, meta)
 
     def gold(self, task: Task) -> str:
         """Return the answer to a question; a placeholder if the files are verified."""
-        return str(task.reference.get("answer", [READY])[0])
+        return str(task.reference.get("answer", [READY_ANSWER])[0])
 
-    def script(self, task: Task) -> list[str | Call]:
+    def oracle_turns(self, task: Task) -> list[str | Call]:
         """Return one command that solves the task, then the answer."""
-        command = self._posed(**_kind_and_root(task)).command
+        command = self._build_task(**_get_kind_and_root(task)).command
         return [Call("0.0", "bash", {"command": command}), self.gold(task)]
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a sandbox session with the files of the task."""
-        posed = self._posed(**_kind_and_root(task))
+        posed = self._build_task(**_get_kind_and_root(task))
         files = {path: text.encode() for path, text in posed.files.items()}
-        return BoxSession(task, self.tools, sandbox=self.sandbox, seed=seed, files=files, judged=posed.wanted, executable=posed.executable)
+        return SandboxFilesSession(task, self.tools, sandbox=self.sandbox, seed=seed, files=files, artifact_paths=posed.expected_files, executable=posed.executable)
 
-    def _posed(self, kind: str, root: str) -> Posed:
+    def _build_task(self, kind: str, root: str) -> ShellTask:
         return KINDS[kind](random.Random(f"shell/{self.seed}/{kind}/{root}"), shlex.quote(root))
 
 
-def _kind_and_root(task: Task) -> dict[str, str]:
+def _get_kind_and_root(task: Task) -> dict[str, str]:
     return {"kind": task.meta["kind"], "root": task.meta["folder"]}
 
 
-def _logs(draw: random.Random, root: str) -> dict[str, str]:
+def _draw_logs(draw: random.Random, root: str) -> dict[str, str]:
     """Draw log files in nested folders."""
-    paths = [f"{root}/{folder}{name}.log" for name in draw.sample(NAMES, 4) for folder in [draw.choice(("", "app/", "app/old/"))]]
-    return {path: _lines([_event(draw) for _ in range(draw.randint(15, 30))]) for path in paths}
+    paths = [f"{root}/{folder}{name}.log" for name in draw.sample(NAME_STEMS, 4) for folder in [draw.choice(("", "app/", "app/old/"))]]
+    return {path: _join_lines([_draw_event(draw) for _ in range(draw.randint(15, 30))]) for path in paths}
 
 
-def _event(draw: random.Random) -> str:
+def _draw_event(draw: random.Random) -> str:
     time = f"{draw.randrange(24):02d}:{draw.randrange(60):02d}:{draw.randrange(60):02d}"
-    return f"{time} {draw.choice(LEVELS)} {draw.choice(NAMES)} reported {draw.choice(LEVELS)} {draw.randrange(100)}"
+    return f"{time} {draw.choice(LEVELS)} {draw.choice(NAME_STEMS)} reported {draw.choice(LEVELS)} {draw.randrange(100)}"
 
 
-def _sales(draw: random.Random) -> list[tuple[str, str, int]]:
+def _draw_sales(draw: random.Random) -> list[tuple[str, str, int]]:
     amounts = draw.sample(range(1, 2000), 25)
-    return [(draw.choice(NAMES), draw.choice(REGIONS), amount) for amount in amounts]
+    return [(draw.choice(NAME_STEMS), draw.choice(REGIONS), amount) for amount in amounts]
 
 
-def _table(rows: Sequence[tuple[str, str, int]]) -> str:
-    return _lines(["item,region,amount", *(f"{item},{region},{amount}" for item, region, amount in rows)])
+def _format_table(rows: Sequence[tuple[str, str, int]]) -> str:
+    return _join_lines(["item,region,amount", *(f"{item},{region},{amount}" for item, region, amount in rows)])
 
 
-def _lines(some: Sequence[str]) -> str:
+def _join_lines(some: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in some)
 
 

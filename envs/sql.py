@@ -11,13 +11,13 @@ from typing import Any
 
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
 from rlvr.contracts.tool import Tool
-from rlvr.envs._queries import KINDS, Asked
+from rlvr.envs._queries import QUESTION_KINDS, SqlQuestion
 from rlvr.envs._tables import DOMAINS, Layout
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
-DRAWS = 200
+MAX_DRAWS = 200
 """Most databases drawn to find some on which the question is unambiguous."""
 
 
@@ -42,7 +42,7 @@ class Sql(Environment):
         *,
         verifier: Verifier,
         tools: Sequence[Tool],
-        kinds: Sequence[str] = tuple(KINDS),
+        kinds: Sequence[str] = tuple(QUESTION_KINDS),
         tables: Sequence[int] = (2, 3, 4),
         hidden: int = 2,
         seed: int = 0,
@@ -62,9 +62,9 @@ class Sql(Environment):
             dialect: how calls are written; by default as the model's chat template does.
         """
         if isinstance(kinds, str) or not kinds:
-            raise ConfigError(f"kinds is {kinds!r}; it must be a list out of {', '.join(KINDS)}, such as [count, sum]")
-        if unknown := [str(kind) for kind in kinds if kind not in KINDS]:
-            raise ConfigError(f"kinds holds {unknown[0]!r}; {suggest(unknown[0], KINDS)}")
+            raise ConfigError(f"kinds is {kinds!r}; it must be a list out of {', '.join(QUESTION_KINDS)}, such as [count, sum]")
+        if unknown := [str(kind) for kind in kinds if kind not in QUESTION_KINDS]:
+            raise ConfigError(f"kinds holds {unknown[0]!r}; {suggest(unknown[0], QUESTION_KINDS)}")
         if not isinstance(tables, Sequence) or not tables or not set(tables) <= {2, 3, 4}:
             raise ConfigError(f"tables is {tables!r}; it must be a list out of 2, 3 and 4, such as [3]")
         if isinstance(hidden, bool) or not isinstance(hidden, int) or not 1 <= hidden <= 8:
@@ -75,40 +75,40 @@ class Sql(Environment):
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
         dice = random.Random(f"sql/{self.seed}/{split}/{index}")
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             layout = Layout(dice.choice(DOMAINS), dice.choice(self.tables))
             kind = dice.choice(self.kinds)
-            asked = KINDS[kind](layout, dice)
+            asked = QUESTION_KINDS[kind](layout, dice)
             held_out = hashlib.blake2b(asked.text.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                shown, *hidden = _databases(layout, asked, self.hidden, dice.random())
-                reference = {"query": asked.query, "databases": hidden, "ordered": asked.ordered}
-                return Task(f"sql/{split}/{self.seed}.{index}", user(_prompt(asked)), reference, {"kind": kind, "script": shown})
+                shown, *hidden = _draw_databases(layout, asked, self.hidden, dice.random())
+                reference = {"query": asked.query, "databases": hidden, "ordered": asked.is_ordered}
+                return Task(f"sql/{split}/{self.seed}.{index}", user(_format_prompt(asked)), reference, {"kind": kind, "script": shown})
         raise ConfigError(f"there is no question of the kinds {list(self.kinds)} in {split!r}; allow more kinds")
 
     def gold(self, task: Task) -> str:
         """Return the correct query."""
         return str(task.reference["query"])
 
-    def script(self, task: Task) -> list[str | Call]:
+    def oracle_turns(self, task: Task) -> list[str | Call]:
         """Return the turns that read the schema, try the query, and submit it."""
         schema = Call("0.0", "sql", {"query": "SELECT sql FROM sqlite_schema"})
         return [schema, Call("1.0", "sql", {"query": self.gold(task)}), Call("2.0", "submit", {"answer": self.gold(task)})]
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session with the database of the task. It is read-only, so `seed` is ignored."""
-        return Reading(task, self.tools, sandbox=self.sandbox, seed=seed)
+        return SqlSession(task, self.tools, sandbox=self.sandbox, seed=seed)
 
 
-class Reading(ToolSession):
+class SqlSession(ToolSession):
     """Session with the database of one task."""
 
-    def data(self) -> Mapping[str, Any]:
+    def tool_data(self) -> Mapping[str, Any]:
         """Return the script of the database that the policy may read, which is never one used for verification."""
         return {"script": self.task.meta["script"]}
 
 
-def _prompt(asked: Asked) -> str:
+def _format_prompt(asked: SqlQuestion) -> str:
     return (
         f"A SQLite database holds the answer to this question:\n{asked.text}\n\n"
         "Look at the database with the tool sql; you can only read it. Then answer with one SQL query that gives exactly the columns asked "
@@ -116,14 +116,14 @@ def _prompt(asked: Asked) -> str:
     )
 
 
-def _databases(layout: Layout, asked: Asked, hidden: int, seed: float) -> list[str]:
+def _draw_databases(layout: Layout, asked: SqlQuestion, hidden: int, seed: float) -> list[str]:
     """Draw databases on which the correct query gives different rows each time, and no wrong query gives the same rows."""
     dice = random.Random(seed)
     found: list[str] = []
     seen: list[list[Any]] = []
-    for _ in range(DRAWS):
-        script = layout.script(dice)
-        if (rows := _telling(script, asked)) and rows not in seen:
+    for _ in range(MAX_DRAWS):
+        script = layout.build_script(dice)
+        if (rows := _query_if_unambiguous(script, asked)) and rows not in seen:
             seen.append(rows)
             found.append(script)
         if len(found) == hidden + 1:
@@ -132,13 +132,13 @@ def _databases(layout: Layout, asked: Asked, hidden: int, seed: float) -> list[s
 
 
 @lru_cache(maxsize=1024)
-def _telling(script: str, asked: Asked) -> list[Any]:
+def _query_if_unambiguous(script: str, asked: SqlQuestion) -> list[Any]:
     """Return the rows of the correct query; none if a wrong query gives the same, the order is ambiguous, or a value is missing."""
     connection = sqlite3.connect(":memory:")
     try:
         connection.executescript(script)
-        rows, *others = (connection.execute(query).fetchall() for query in (asked.query, *asked.wrong))
-        places = [row[-1] for row in connection.execute(asked.untied)] if asked.ordered else []
+        rows, *others = (connection.execute(query).fetchall() for query in (asked.query, *asked.wrong_queries))
+        places = [row[-1] for row in connection.execute(asked.tie_check_query)] if asked.is_ordered else []
     finally:
         connection.close()
     same = any(sorted(map(repr, rows)) == sorted(map(repr, other)) for other in others)

@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.envs._games import Games
-from rlvr.envs._host import Host
-from rlvr.envs._hosted import version_of
+from rlvr.envs._games import GameEnvironment
+from rlvr.envs._host import ForeignHost
+from rlvr.envs._hosted import find_version
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task
 
 VERSION = "0.7.4"
-ALONE: Mapping[str, int] = {
+ONE_PLAYER_GAMES: Mapping[str, int] = {
     "Bandit": 22,
     "Countdown": 12,
     "Crosswords": 40,
@@ -37,7 +37,7 @@ ALONE: Mapping[str, int] = {
     "TowerOfHanoi": 30,
 }
 """Games for one player, with the number of turns of the policy."""
-AGAINST: Mapping[str, tuple[int, tuple[str, ...]]] = {
+TWO_PLAYER_GAMES: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ConnectFour": (24, tuple(f"[{column}]" for column in range(7))),
     "KuhnPoker": (24, ("[check]", "[bet]", "[call]", "[fold]")),
     "Nim": (12, tuple(f"[{pile} {count}]" for pile in range(4) for count in range(1, 8))),
@@ -46,7 +46,7 @@ AGAINST: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "WildTicTacToe": (6, tuple(f"[{mark} {cell}]" for mark in "XO" for cell in range(9))),
 }
 """Two-player games, with the number of turns of the policy and the opponent's moves: it plays a random legal one."""
-REFUSED: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "Blackjack": "its reward is the share of hands won, so no game is won",
     "Game2048": "nothing is won within a reasonable number of moves",
     "MarketEntryGame": "it does not end within a deadline",
@@ -65,18 +65,18 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("ScorableGames", "UsedCarNegotiation"), "files of it are missing from the package"),
     **dict.fromkeys(("Sokoban", "SpellingBee"), "it needs packages that TextArena does not install"),
 }
-MOVE = re.compile(
+MOVE_PATTERN = re.compile(
     r"(?:(?:my\s+)?(?:next\s+|final\s+)?(?:move|guess|action|answer)(?:\s+is)?\s*:?\s*)?(\[[^\[\]]{1,80}\])[.!]?", re.IGNORECASE
 )
 """The last line of a turn that makes a move. A move inside a sentence may be denied or compared, so it does not count."""
-TOLD = ("GuessTheNumber", "Mastermind", "TowerOfHanoi")
+GAMES_WITH_SOLUTION = ("GuessTheNumber", "Mastermind", "TowerOfHanoi")
 """Games whose state reveals a winning solution."""
-SAME = ("TowerOfHanoi",)
+SEED_INDEPENDENT_GAMES = ("TowerOfHanoi",)
 """Games that do not depend on the seed."""
-HARMLESS = ("[0]", "[1]", "[5]", "[0 0]", "[A B]", "")
+HARMLESS_MOVES = ("[0]", "[1]", "[5]", "[0 0]", "[A B]", "")
 
 
-class Board:
+class TextArenaInstance:
     """Worker class of `textarena`: one game of TextArena. The policy is player 0."""
 
     def __init__(self, *, game: str, variant: str, moves: list[str]) -> None:
@@ -88,7 +88,7 @@ class Board:
     @staticmethod
     def prepare() -> Any:
         """Import the package and return its version."""
-        return {"version": version_of("textarena", importlib.import_module("textarena"))}
+        return {"version": find_version("textarena", importlib.import_module("textarena"))}
 
     def begin(self, seed: int) -> str:
         """Start a new game; some games draw random numbers when created, others when reset."""
@@ -96,15 +96,15 @@ class Board:
         self.env = self.arena.make(self.id)
         self.env.reset(num_players=self.players, seed=seed)
         self.dice = random.Random(f"opponent/{seed}")
-        done = self._others()
-        return self._new() if not done else "The game is over before it begins."
+        done = self._play_opponent()
+        return self._read_new_text() if not done else "The game is over before it begins."
 
     def act(self, move: str) -> dict[str, Any]:
         """Play the policy's move, and the opponent's moves after it."""
         done, _ = self.env.step(move)
-        done = bool(done) or self._others()
+        done = bool(done) or self._play_opponent()
         if not done:
-            return {"text": self._new(), "rewards": [], "over": False}
+            return {"text": self._read_new_text(), "rewards": [], "over": False}
         rewards, info = self.env.close()
         foul = bool(info.get(0, {}).get("invalid_move"))  # some games then return a text as reward: the game counts as lost
         return {"text": str(info.get(0, {}).get("reason") or ""), "rewards": [0 if foul else (rewards or {}).get(0)], "over": True}
@@ -116,25 +116,25 @@ class Board:
         if "game_number" in state:
             return [f"[{state['game_number']}]"]
         if "towers" in state:
-            return _hanoi(len(state["towers"]["A"]), "A", "C", "B")
+            return _solve_hanoi(len(state["towers"]["A"]), "A", "C", "B")
         if "secret_code" in state:
             return [f"[{' '.join(map(str, state['secret_code']))}]"]
         return None
 
-    def _others(self) -> bool:
+    def _play_opponent(self) -> bool:
         """Play the opponent until it is the policy's turn; return whether the game is over. Each move is tried in a copy first."""
         for _ in range(100):
             if not self.moves or self.env.state.current_player_id == 0 or self.env.state.done:
                 return bool(self.env.state.done)
             for move in self.dice.sample(self.moves, len(self.moves)):
-                if self._legal(move):
+                if self._is_legal(move):
                     self.env.step(move)
                     break
             else:
                 raise RuntimeError("the opponent found no legal move")
         raise RuntimeError("the opponent moved a hundred times in a row")
 
-    def _legal(self, move: str) -> bool:
+    def _is_legal(self, move: str) -> bool:
         trial, before = copy.deepcopy(self.env), random.getstate()
         state, player = trial.state, trial.state.current_player_id
         seen = len(state.observations[player])
@@ -144,19 +144,19 @@ class Board:
         fouls = any("attempted an invalid move" in text for text in told)
         return not fouls and not state.game_info[player].get("invalid_move")
 
-    def _new(self) -> str:
+    def _read_new_text(self) -> str:
         """Return the text that the policy has not read yet, without its own text, which some games record with swapped fields."""
         _, seen = self.env.get_observation()
         return "\n".join(text for who, text, _ in seen if type(who) is int and who != 0 and isinstance(text, str)).strip()
 
 
-def _hanoi(disks: int, begin: str, end: str, spare: str) -> list[str]:
+def _solve_hanoi(disks: int, begin: str, end: str, spare: str) -> list[str]:
     if not disks:
         return []
-    return [*_hanoi(disks - 1, begin, spare, end), f"[{begin} {end}]", *_hanoi(disks - 1, spare, end, begin)]
+    return [*_solve_hanoi(disks - 1, begin, spare, end), f"[{begin} {end}]", *_solve_hanoi(disks - 1, spare, end, begin)]
 
 
-class TextArena(Games):
+class TextArena(GameEnvironment):
     """A game of TextArena, one move per turn, in brackets as the game asks for it. The score is 1 if the game is won, else 0.
 
     The move is alone on the last line of a turn, and only the move is passed to the game, which runs in a process of its own. Two invalid
@@ -171,11 +171,11 @@ class TextArena(Games):
     choice = "game"
     """Name of the setting whose value is a name of the catalog."""
     max_prompt_tokens = 8192
-    open_worlds = False
-    harmless = HARMLESS
+    splits_by_first_text = False
+    harmless_moves = HARMLESS_MOVES
 
     def __init__(
-        self, *, game: str = "GuessTheNumber", variant: str = "", turns: int | None = None, seed: int = 0, instruction: str = ""
+        self, *, game: str = "GuessTheNumber", variant: str = "", max_turns: int | None = None, seed: int = 0, instruction: str = ""
     ) -> None:
         """Choose the game.
 
@@ -187,57 +187,57 @@ class TextArena(Games):
             instruction: a system message.
         """
         super().__init__()
-        if game in REFUSED:
-            raise ConfigError(f"the game {game!r} is not offered: {REFUSED[game]}")
-        if game not in ALONE and game not in AGAINST:
-            raise ConfigError(f"there is no game {game!r}; {suggest(str(game), {*ALONE, *AGAINST})}")
-        usual, moves = (ALONE[game], ()) if game in ALONE else AGAINST[game]
+        if game in UNSUPPORTED:
+            raise ConfigError(f"the game {game!r} is not offered: {UNSUPPORTED[game]}")
+        if game not in ONE_PLAYER_GAMES and game not in TWO_PLAYER_GAMES:
+            raise ConfigError(f"there is no game {game!r}; {suggest(str(game), {*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES})}")
+        usual, moves = (ONE_PLAYER_GAMES[game], ()) if game in ONE_PLAYER_GAMES else TWO_PLAYER_GAMES[game]
         self.game, self.seed, self.instruction = game, seed, instruction
-        self.source = f"textarena/{game}{'-' + variant if variant else ''}"
-        self.settings = {"game": game, "variant": variant, "moves": list(moves)}
+        self.id_prefix = f"textarena/{game}{'-' + variant if variant else ''}"
+        self.instance_settings = {"game": game, "variant": variant, "moves": list(moves)}
         self.reference = {"won": 1.0, "most": 1.0}
-        self.max_turns = usual if turns is None else turns
+        self.max_turns = usual if max_turns is None else max_turns
         if not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise ConfigError(f"max_turns is {turns!r}; at least 1 move must be allowed")
+            raise ConfigError(f"max_turns is {max_turns!r}; at least 1 move must be allowed")
         self.max_new_tokens = 32 * self.max_turns
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
-        if game in SAME:
+        if game in SEED_INDEPENDENT_GAMES:
             self.splits = ("train",)
-        self.host = Host("rlvr.envs.textarena:Board", extra="textarena", call_s=10.0)
+        self.host = ForeignHost("rlvr.envs.textarena:Board", extra="textarena", call_timeout_s=10.0)
 
     @classmethod
-    def offered(cls) -> list[dict[str, str]]:
+    def catalog(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
-        rows = [{"name": name, "offered": "yes", "why": f"one player, {turns} turns"} for name, turns in ALONE.items()]
-        rows += [{"name": name, "offered": "yes", "why": f"against a random opponent, {row[0]} turns"} for name, row in AGAINST.items()]
-        return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(REFUSED.items())]
+        rows = [{"name": name, "offered": "yes", "why": f"one player, {turns} turns"} for name, turns in ONE_PLAYER_GAMES.items()]
+        rows += [{"name": name, "offered": "yes", "why": f"against a random opponent, {row[0]} turns"} for name, row in TWO_PLAYER_GAMES.items()]
+        return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(UNSUPPORTED.items())]
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process, and check that the version is the one that the tables of this file were made with."""
-        about = self.host.start()
+        about = self.host.ensure_started()
         if about["version"] != VERSION:
             raise ConfigError(f"textarena {about['version']} is installed, {VERSION} is needed: pip install textarena=={VERSION}")
 
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         """Return 1 if the game does not depend on the seed, else None."""
-        return 1 if self.game in SAME else None
+        return 1 if self.game in SEED_INDEPENDENT_GAMES else None
 
-    def move(self, text: str) -> str | None:
+    def parse_move(self, text: str) -> str | None:
         """Parse the move in brackets on the last line of the turn; None if there is none."""
-        form = MOVE.fullmatch(text.rstrip().rpartition("\n")[2].strip().strip("*_`").strip())
+        form = MOVE_PATTERN.fullmatch(text.rstrip().rpartition("\n")[2].strip().strip("*_`").strip())
         return form[1] if form else None
 
-    def script(self, task: Task) -> list[str] | None:
+    def oracle_turns(self, task: Task) -> list[str] | None:
         """Return winning moves, for TowerOfHanoi, GuessTheNumber and Mastermind; else None."""
-        found = self.scouted("solution", seed=task.reference["seed"]) if self.game in TOLD else None
+        found = self.call_scout("solution", seed=task.reference["seed"]) if self.game in GAMES_WITH_SOLUTION else None
         return list(found) if found else None
 
     def gold(self, task: Task) -> str | None:
         """Return the first move of the oracle turns."""
-        script = self.script(task)
+        script = self.oracle_turns(task)
         return script[0] if script else None
 
-    def unread(self) -> str:
+    def format_unreadable(self) -> str:
         """Return a message that says how to write a move."""
         return "That is no move. Write one move in square brackets, as the game asks for it, alone on the last line."
 

@@ -1,4 +1,4 @@
-"""Any environment, with tools: `{name: with_tools, env: gsm8k, tools: [python], max_turns: 6}`.
+"""Any environment, with tools: `{name: wrap_with_tools, env: gsm8k, tools: [python], max_turns: 6}`.
 
 Shorter, as settings of the environment itself: `{name: gsm8k, tools: [python], max_turns: 6}`.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlvr.contracts import Environment, Sandbox, Session, ToolSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
-from rlvr.task import Earned, Task, Verdict
+from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Turn
 
 
@@ -22,7 +22,7 @@ class WithTools(Environment):
     adds no tools.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "with_tools", env="arithmetic", tools=["calculator"])
+    >>> env = rlvr.make("env", "wrap_with_tools", env="arithmetic", tools=["calculator"])
     >>> env.task("train", 0).question, env.max_turns
     ('37+58=', 6)
     """
@@ -61,28 +61,28 @@ class WithTools(Environment):
         """Return the task of the wrapped environment."""
         return self.env.task(split, index)
 
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks of the wrapped environment."""
-        return self.env.size(split)
+        return self.env.num_tasks(split)
 
     def gold(self, task: Task) -> str | None:
         """Return the gold answer of the wrapped environment, which calls no tools."""
         return self.env.gold(task)
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the wrapped environment, with the tools."""
-        inner = self.env.open(task, seed=seed)
+        inner = self.env.new_session(task, seed=seed)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=inner) if self.tools else inner
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the wrapped environment verifies."""
-        return self.env.answer(task, said)
+        return self.env.answer(task, completions)
 
-    def earned_in(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[Earned]:
+    def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Return the step rewards; the wrapped environment sees only the turns without calls, so their turn numbers are mapped back."""
-        heard = [place for place, turn in enumerate(turns) if not turn.pending]
+        heard = [place for place, turn in enumerate(turns) if not turn.open_calls]
         places = heard if self.env.max_turns > 1 else [len(turns) - 1]
-        found = self.env.earned(task, [turns[place].text for place in places], verdict)
+        found = self.env.step_rewards(task, [turns[place].text for place in places], verdict)
         return [replace(earned, turn=places[earned.turn] if places else -1) for earned in found]
 
     def close(self) -> None:

@@ -9,32 +9,32 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 """
 
 from rlvr.contracts import (
-    Box,
     Completion,
     Environment,
     Example,
-    Heard,
+    ExecutionResult,
+    ExitStatus,
     Limits,
-    Outcome,
-    Place,
     Program,
     Request,
     Sampler,
     Sampling,
     Sandbox,
+    SandboxSession,
+    SandboxSpec,
     Session,
-    Stop,
+    StepResult,
     Tokenizer,
     Transcript,
     Verifier,
 )
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, ToolError
-from rlvr.mdp._gymnasium import announce as _announce
+from rlvr.mdp._gymnasium import register_when_imported as _announce
 from rlvr.plugins.registry import build as make
-from rlvr.task import Earned, Fault, Message, Task, Verdict, user
+from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
 from rlvr.turns import Turn
 
 __version__ = "0.1.0"
@@ -43,27 +43,27 @@ _announce()
 
 __all__ = [
     "Algorithm",
-    "Box",
     "Completion",
-    "Earned",
-    "End",
     "Environment",
     "Episode",
     "Example",
+    "ExecutionResult",
+    "ExitStatus",
     "Fault",
-    "Heard",
     "Limits",
     "Message",
-    "Outcome",
-    "Place",
     "Program",
     "Request",
     "RlvrError",
     "Sampler",
     "Sampling",
     "Sandbox",
+    "SandboxSession",
+    "SandboxSpec",
     "Session",
-    "Stop",
+    "StepResult",
+    "StepReward",
+    "StopReason",
     "Task",
     "Tokenizer",
     "Tool",

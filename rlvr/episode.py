@@ -13,11 +13,11 @@ from typing import Any
 
 from rlvr.task import Verdict
 
-ABOVE_ZERO = 1e-6
+LOGPROB_EPS = 1e-6
 """The largest positive log-probability that is accepted as a rounding error."""
 
 
-class End(StrEnum):
+class StopReason(StrEnum):
     """Why an episode ended."""
 
     TERMINATED = "terminated"
@@ -41,13 +41,13 @@ class Episode:
     group: str
     """The id of the group: the completions of one task in one step."""
     tokens: list[int]
-    acted: list[bool]
+    action_mask: list[bool]
     """True where the policy generated the token; only these tokens are trained on."""
     logprobs: list[float]
     """The sampler's log-probability of each policy token under its sampling distribution; 0.0 elsewhere."""
     rewards: list[float]
     """The reward of each token. A score without step rewards is on the last policy token."""
-    end: End
+    stop_reason: StopReason
     policy_version: int = 0
     """The version of the weights that sampled the tokens; a whole batch is sampled by one version.
     -1: not sampled by a policy (a gold solution); the log-probabilities are meaningless."""
@@ -59,30 +59,30 @@ class Episode:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "end", End(self.end))
-        aligned = len(self.tokens) == len(self.acted) == len(self.logprobs) == len(self.rewards)
-        if not aligned or any(self.acted[:1]) or (self.end is End.FAILED and any(self.rewards)):
-            raise self._mistake()
-        for logprob, reward, acted in zip(self.logprobs, self.rewards, self.acted, strict=True):
+        object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
+        aligned = len(self.tokens) == len(self.action_mask) == len(self.logprobs) == len(self.rewards)
+        if not aligned or any(self.action_mask[:1]) or (self.stop_reason is StopReason.FAILED and any(self.rewards)):
+            raise self._build_error()
+        for logprob, reward, acted in zip(self.logprobs, self.rewards, self.action_mask, strict=True):
             fits = acted or not (logprob or reward)
-            if not fits or not -math.inf < logprob <= ABOVE_ZERO or not math.isfinite(reward):
-                raise self._mistake()
+            if not fits or not -math.inf < logprob <= LOGPROB_EPS or not math.isfinite(reward):
+                raise self._build_error()
 
-    def _mistake(self) -> ValueError:
+    def _build_error(self) -> ValueError:
         """Build the error that describes the inconsistency of the lists."""
         whose, lists = f"episode of {self.task_id!r}", ("tokens", "acted", "logprobs", "rewards")
         lengths = {name: len(getattr(self, name)) for name in lists}
         if len(set(lengths.values())) > 1:
             return ValueError(f"{whose}: {lengths}; all lists must have the same length")
-        if any(self.acted[:1]):
+        if any(self.action_mask[:1]):
             return ValueError(f"{whose}: the first token cannot be a policy token, because no prompt precedes it")
         for name in ("logprobs", "rewards"):
-            for i, (value, acted) in enumerate(zip(getattr(self, name), self.acted, strict=True)):
+            for i, (value, acted) in enumerate(zip(getattr(self, name), self.action_mask, strict=True)):
                 if not math.isfinite(value):
                     return ValueError(f"{whose}: {name}[{i}] is {value}, not a finite number")
                 if value and not acted:
                     return ValueError(f"{whose}: {name}[{i}] is {value}, at a token that the policy did not generate")
-        if max(self.logprobs, default=0.0) > ABOVE_ZERO:
+        if max(self.logprobs, default=0.0) > LOGPROB_EPS:
             return ValueError(f"{whose}: a log-probability is above 0 ({max(self.logprobs)})")
         return ValueError(f"{whose} failed but has a reward")
 
@@ -92,19 +92,19 @@ class Episode:
         return math.fsum(self.rewards)
 
     @property
-    def scored(self) -> bool:
+    def is_scored(self) -> bool:
         """Whether the episode counts for training and metrics: it did not fail, and its verdict has a score."""
-        return self.end is not End.FAILED and (self.verdict is None or self.verdict.scored)
+        return self.stop_reason is not StopReason.FAILED and (self.verdict is None or self.verdict.is_scored)
 
     @property
-    def aside(self) -> bool:
+    def auxiliary(self) -> bool:
         """Whether the episode is only a baseline of its group (greedy or mismatched) or a canary. It is then not trained on."""
         return any(self.meta.get(name) for name in ("greedy", "mismatched", "honeypot"))
 
     @property
-    def cut_off(self) -> bool:
+    def truncated_mid_turn(self) -> bool:
         """Whether a token limit truncated a turn. Reaching the turn limit does not count, because every turn is complete."""
-        return self.end is End.TRUNCATED and self.meta.get("cut") != "turns"
+        return self.stop_reason is StopReason.TRUNCATED and self.meta.get("cut") != "turns"
 
     @property
     def turn_spans(self) -> list[tuple[int, int]]:
@@ -113,25 +113,25 @@ class Episode:
         >>> Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED).turn_spans
         [(1, 2), (3, 4)]
         """
-        found, edges = list[tuple[int, int]](), [*self.acted, True, False]  # `index` looks at a million tokens in milliseconds
+        found, edges = list[tuple[int, int]](), [*self.action_mask, True, False]  # `index` looks at a million tokens in milliseconds
         end = 0
-        while (start := edges.index(True, end)) < len(self.acted):
-            end = min(edges.index(False, start), len(self.acted))
+        while (start := edges.index(True, end)) < len(self.action_mask):
+            end = min(edges.index(False, start), len(self.action_mask))
             found.append((start, end))
         return found
 
     @property
-    def malformed_spans(self) -> list[tuple[int, int]]:
+    def malformed_turn_spans(self) -> list[tuple[int, int]]:
         """The start and end in `tokens` of each turn with a call that could not be parsed (see `meta["malformed_turns"]`)."""
         unread = set(self.meta.get("malformed_turns", ()))
         return [span for turn, span in enumerate(self.turn_spans) if turn in unread] if unread else []
 
     @property
-    def length(self) -> int:
+    def num_policy_tokens(self) -> int:
         """The number of tokens that the policy generated."""
-        return sum(self.acted)
+        return sum(self.action_mask)
 
     @property
     def prompt_length(self) -> int:
         """The number of tokens before the policy's first token."""
-        return self.acted.index(True) if True in self.acted else len(self.acted)
+        return self.action_mask.index(True) if True in self.action_mask else len(self.action_mask)

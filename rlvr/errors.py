@@ -52,19 +52,19 @@ class NotFound(ConfigError):
 class MissingExtra(ConfigError):
     """A requested feature needs a package that is not installed."""
 
-    def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
+    def __init__(self, package: str, extra: str, alternative: str = "") -> None:
         self.package, self.extra = package, extra
-        hint = f", or {otherwise}" if otherwise else ""
-        super().__init__(f"{package} is not installed; `{installing(extra)}`{hint}")
+        hint = f", or {alternative}" if alternative else ""
+        super().__init__(f"{package} is not installed; `{format_install_command(extra)}`{hint}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return (MissingExtra, (self.package, self.extra))
 
 
-def installing(extra: str = "") -> str:
+def format_install_command(extra: str = "") -> str:
     """Return the command that installs an extra: from the clone in a clone, otherwise the packages of the extra.
 
-    >>> installing("train").startswith("pip install ")
+    >>> format_install_command("train").startswith("pip install ")
     True
     """
     root = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ class SamplerError(RlvrError):
     """The sampler failed, or returned token ids that are impossible for the request."""
 
 
-class CollectorsLost(SamplerError):
+class RolloutWorkersLost(SamplerError):
     """All rollout workers or all verifier workers of a run failed, and none is restarted."""
 
 
@@ -125,11 +125,11 @@ class ToolError(RlvrError):
     """A tool rejects a call. The policy gets the message as the result, and the conversation continues."""
 
 
-class ToolCrash(RlvrError):
+class ToolFailure(RlvrError):
     """A tool, or something it depends on, failed. The conversation ends without a score."""
 
 
-class TextOnly:
+class StringAnswerMixin:
     """Makes `verify` raise AnswerTypeError for an answer that is not a string, so that a caller's error is not scored as a wrong answer.
 
     >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
@@ -141,20 +141,20 @@ class TextOnly:
         super().__init_subclass__(**more)
         verify = vars(cls).get("verify")
         if callable(verify):
-            setattr(cls, "verify", _text_only(verify))  # noqa: B010 -- type checkers do not see the subclass's method
+            setattr(cls, "verify", _require_string_answer(verify))  # noqa: B010 -- type checkers do not see the subclass's method
 
 
-def _text_only(verify: Callable[..., Any]) -> Callable[..., Any]:
+def _require_string_answer(verify: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(verify)
     def checked(self: Any, task: Any, answer: object) -> Any:
         if not isinstance(answer, str):
-            raise _no_text(self, answer)
+            raise _build_answer_type_error(self, answer)
         return verify(self, task, answer)
 
     return checked
 
 
-def _no_text(verifier: Any, answer: object) -> AnswerTypeError:
+def _build_answer_type_error(verifier: Any, answer: object) -> AnswerTypeError:
     chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
     hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
     return AnswerTypeError(

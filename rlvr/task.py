@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Message(TypedDict):
@@ -49,9 +49,9 @@ class Task:
         object.__setattr__(self, "prompt", tuple(self.prompt))
         said = [set(message) == {"role", "content"} and isinstance(message["content"], str) for message in self.prompt]
         if not (self.id and isinstance(self.id, str) and said and all(said)):
-            raise self._mistake(said)
+            raise self._build_error(said)
 
-    def _mistake(self, said: Sequence[bool]) -> ValueError:
+    def _build_error(self, said: Sequence[bool]) -> ValueError:
         if not self.id or not isinstance(self.id, str):
             return ValueError(f"a task needs a non-empty id, got {self.id!r}")
         if not said:
@@ -78,10 +78,10 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Earned:
+class StepReward:
     """A part of a score and its position: the end of a turn, or a number of characters into it.
 
-    >>> Earned(0.25, turn=0), Earned(0.75, characters=12).turn
+    >>> StepReward(0.25, turn=0), StepReward(0.75, characters=12).turn
     (Earned(amount=0.25, turn=0, characters=None), -1)
     """
 
@@ -112,40 +112,40 @@ class Verdict:
 
     score: float | None
     reason: str
-    parts: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     """Named partial scores, for display and for reward weights."""
     fault: Fault = Fault.NONE
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Details as plain JSON: parsed forms, results of each test, comparison rules used."""
-    earned: Sequence[Earned] = ()
+    step_rewards: Sequence[StepReward] = ()
     """Step rewards, if the score is not paid at the end. Their amounts must add up to the score."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fault", Fault(self.fault))
         possible = {Fault.NONE: self.score is not None, Fault.ANSWER: self.score == 0.0}.get(self.fault, self.score is None)
         if not possible or not isinstance(self.reason, str):
-            raise self._mistake()
+            raise self._build_error()
         if self.score is not None:
-            object.__setattr__(self, "score", _unit(self.score, "score"))
-        if self.parts or self.earned:
-            self._check_parts()
+            object.__setattr__(self, "score", _check_unit_interval(self.score, "score"))
+        if self.components or self.step_rewards:
+            self._check_components()
 
-    def _mistake(self) -> ValueError:
+    def _build_error(self) -> ValueError:
         if not isinstance(self.reason, str):
             return ValueError(f"the reason is {self.reason!r:.80}; it must be a string")
         if self.score is not None and self.fault is Fault.ANSWER:
             return ValueError(f"with fault 'answer' the score is 0, not {self.score}")
         return ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
 
-    def _check_parts(self) -> None:
-        object.__setattr__(self, "parts", {name: _unit(value, f"component {name!r}") for name, value in self.parts.items()})
-        object.__setattr__(self, "earned", tuple(e if isinstance(e, Earned) else Earned(**e) for e in self.earned))
-        total = math.fsum(e.amount for e in self.earned)
-        if self.earned and (self.score is None or abs(total - self.score) > 1e-6):
+    def _check_components(self) -> None:
+        object.__setattr__(self, "components", {name: _check_unit_interval(value, f"component {name!r}") for name, value in self.components.items()})
+        object.__setattr__(self, "step_rewards", tuple(e if isinstance(e, StepReward) else StepReward(**e) for e in self.step_rewards))
+        total = math.fsum(e.amount for e in self.step_rewards)
+        if self.step_rewards and (self.score is None or abs(total - self.score) > 1e-6):
             raise ValueError(f"the step rewards add up to {total:g}, and the score is {self.score}; they must be equal")
 
     @property
-    def scored(self) -> bool:
+    def is_scored(self) -> bool:
         """Whether the verdict has a score."""
         return self.score is not None
 
@@ -154,29 +154,29 @@ class Verdict:
         """Whether the score is the full score, 1."""
         return self.score == 1.0
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
-        row |= ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": plain(self.detail)} if self.detail else {})
-        return row | ({"earned": [asdict(e) for e in self.earned]} if self.earned else {})
+        row |= ({"parts": dict(self.components)} if self.components else {}) | ({"detail": to_plain_json(self.detail)} if self.detail else {})
+        return row | ({"earned": [asdict(e) for e in self.step_rewards]} if self.step_rewards else {})
 
 
-def plain(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string.
 
     >>> plain({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): to_plain_json(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [to_plain_json(inner) for inner in value]
     if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
 
 
-def _unit(value: Any, name: str) -> float:
+def _check_unit_interval(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # NaN fails this too
         raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
     return float(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+EMPTY_PARAMETERS_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,10 @@ class ToolSpec:
 
     name: str
     description: str
-    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(EMPTY_PARAMETERS_SCHEMA))
     """JSON Schema of the arguments, in the subset that `rlvr.contracts.schema` validates."""
 
-    def wire(self) -> dict[str, Any]:
+    def to_openai_format(self) -> dict[str, Any]:
         """Convert to the OpenAI format, which chat templates and chat servers expect."""
         return {
             "type": "function",
@@ -49,7 +49,7 @@ class CallStatus(StrEnum):
     """Parsed, but rejected by the schema: an argument is missing, unknown or of another type."""
 
 
-ADVICE: Mapping[CallStatus, str] = {
+STATUS_MESSAGES: Mapping[CallStatus, str] = {
     CallStatus.IN_THOUGHT: "It is inside the reasoning. Finish the reasoning first, then write the call",
     CallStatus.UNCLOSED: "It is not complete. Write the whole call, to its closing mark",
     CallStatus.BAD_JSON: "Its arguments cannot be read. Write them again",
@@ -59,7 +59,7 @@ ADVICE: Mapping[CallStatus, str] = {
     CallStatus.BAD_ARGUMENTS: "Its arguments are not what the tool accepts. Correct them",
 }
 """The message to the policy for each status, before the detail."""
-UNREADABLE = frozenset({CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MALFORMED, CallStatus.NO_NAME})
+UNREADABLE_STATUSES = frozenset({CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MALFORMED, CallStatus.NO_NAME})
 """The statuses of calls that could not be parsed: their form is wrong, independent of the tools."""
 
 
@@ -67,7 +67,7 @@ UNREADABLE = frozenset({CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MAL
 class Call:
     """One tool call, parsed from a turn.
 
-    >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, why="'search' is unknown; allowed: calculator").told
+    >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, why="'search' is make_unknown_column_error; allowed: calculator").told
     "Error: this call was not run. There is no such tool. Use one of the tools you were given: 'search' is unknown; allowed: calculator."
     """
 
@@ -79,16 +79,16 @@ class Call:
     status: CallStatus = CallStatus.OK
     raw: str = ""
     """The part of the turn that was parsed as this call."""
-    why: str = ""
+    error_detail: str = ""
     """The details of the problem, if the call cannot be executed."""
 
     @property
-    def told(self) -> str:
+    def error_message(self) -> str:
         """The error message that the policy receives instead of a result. Empty for a call that can be executed."""
         if self.status is CallStatus.OK:
             return ""
-        detail = f": {self.why}" if self.why else ""
-        return f"Error: this call was not run. {ADVICE[self.status]}{detail}."
+        detail = f": {self.error_detail}" if self.error_detail else ""
+        return f"Error: this call was not run. {STATUS_MESSAGES[self.status]}{detail}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Turn:
     finish: Literal["stop", "length"] = "stop"
 
     @property
-    def pending(self) -> tuple[Call, ...]:
+    def open_calls(self) -> tuple[Call, ...]:
         """The calls that need a result or an error message. If there are none, the turn is an answer.
 
         A call inside the reasoning counts only if the turn has nothing else: reasoning about a call is not an error.
@@ -116,16 +116,16 @@ class Turn:
         return outside if outside or self.content.strip() else self.calls
 
     @property
-    def malformed(self) -> bool:
+    def has_malformed_call(self) -> bool:
         """Whether a call could not be parsed. A parsed call that cannot be executed (an unknown tool) does not count."""
-        return any(call.status in UNREADABLE for call in self.pending)
+        return any(call.status in UNREADABLE_STATUSES for call in self.open_calls)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ToolResult:
     """The result of one call.
 
-    >>> Result("0.0", "4", ok=True).over
+    >>> ToolResult("0.0", "4", ok=True).over
     False
     """
 
@@ -135,7 +135,7 @@ class Result:
     """The text that the policy receives."""
     ok: bool
     seconds: float = 0.0
-    cut: bool = False
+    truncated: bool = False
     """True if `text` is shorter than the output of the tool."""
-    over: bool = False
+    done: bool = False
     """True if the conversation ends here; `text` is then the answer."""

@@ -14,16 +14,16 @@ import threading
 import weakref
 from typing import Any
 
-from rlvr.contracts import Box, Outcome, Place, Program, Sandbox, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.sandbox._inside.frames import Torn
+from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox._outside.boxes import Boxes
-from rlvr.sandbox._outside.channel import lacking, refused
+from rlvr.sandbox._outside.boxes import SessionPool
+from rlvr.sandbox._outside.channel import check_language, check_program_fits
 from rlvr.sandbox._outside.container import Container
-from rlvr.sandbox._outside.pool import Pool, processors
+from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
 
-RESERVED = 16  # our own processes in a container; the rest is for a program and its checker
+RESERVED_PROCESSES = 16  # our own processes in a container; the rest is for a program and its checker
 
 
 class DockerSandbox(Sandbox):
@@ -39,8 +39,8 @@ class DockerSandbox(Sandbox):
         pids: int = 256,
         runtime: str | None = None,
         namespaces: bool = False,
-        queue_s: float = 900.0,
-        boxes: int = 32,
+        queue_timeout_s: float = 900.0,
+        max_sessions: int = 32,
     ) -> None:
         """Configure the image, the resource limits and the isolation.
 
@@ -54,76 +54,76 @@ class DockerSandbox(Sandbox):
             namespaces: whether each program gets a PID namespace of its own, with a /proc that shows nothing else. It costs about 2 ms per
                 program, and gives CAP_SYS_ADMIN to the container's zygote, which never reads data of a program. False: programs
                 are killed by user id, and the control group's process count confirms that none is left.
-            queue_s: timeout for a program to get a free container, or for a session to get a free slot.
+            queue_timeout_s: timeout for a program to get a free container, or for a session to get a free slot.
             boxes: how many sessions may be open at once, each in a container of its own.
         """
         for name, value, least in (
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),
             ("disk_mb", disk_mb, 1),
-            ("pids", pids, RESERVED + 32),
-            ("max_sessions", boxes, 1),
+            ("pids", pids, RESERVED_PROCESSES + 32),
+            ("max_sessions", max_sessions, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
         self._settings: dict[str, Any] = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
-        size = containers or processors()
-        self._ready = threading.Lock()
-        self._prepared = 0
-        self._pool: Pool[Container] = Pool(self._start, size, queue_s)
-        self._boxes: Boxes[Container] = Boxes(self._start_box, boxes, queue_s)
+        size = containers or count_processors()
+        self._prepare_lock = threading.Lock()
+        self._prepared_pid = 0
+        self._pool: SupervisorPool[Container] = SupervisorPool(self._start_container, size, queue_timeout_s)
+        self._sessions: SessionPool[Container] = SessionPool(self._start_session_container, max_sessions, queue_timeout_s)
         # containers end with our sockets anyway; the finalizer also waits until they are removed
-        self._reaper = weakref.finalize(self, _close, self._pool, self._boxes)
-        atexit.register(self._reaper)
+        self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
+        atexit.register(self._finalizer)
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         """Run the program in the next free container. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
         try:
-            return self._run(program)
+            return self._run_or_raise(program)
         except SandboxError as error:
-            return Outcome(Stop.IE, reason=str(error))
+            return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=str(error))
 
-    def _run(self, program: Program) -> Outcome:
-        if wrong := refused(program, self.memory_mb, (self._settings["pids"] - RESERVED) // 2):
+    def _run_or_raise(self, program: Program) -> ExecutionResult:
+        if wrong := check_program_fits(program, self.memory_mb, (self._settings["pids"] - RESERVED_PROCESSES) // 2):
             return wrong
         end = ""
         for _ in range(2):
-            container = self._pool.take()
+            container = self._pool.acquire()
             sound = False
             try:
-                if wrong := lacking(program, container.hello["languages"]):
+                if wrong := check_language(program, container.handshake["languages"]):
                     sound = True
                     return wrong
-                outcome, sound = container.run(program)
+                outcome, sound = container.run_program(program)
                 return outcome
-            except Torn as error:
-                end = _obituary(container, error)
+            except ConnectionBroken as error:
+                end = _explain_container_exit(container, error)
             finally:
-                self._pool.give(container, sound=sound)
+                self._pool.release(container, is_healthy=sound)
         # it broke two fresh containers while the engine works: the program is the cause
-        return Outcome(Stop.SV, reason=f"the program broke its container, twice: {end}")
+        return ExecutionResult(ExitStatus.SANDBOX_VIOLATION, reason=f"the program broke its container, twice: {end}")
 
-    def open(self, place: Place | None = None) -> Box:
+    def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Open a session in a container of its own, with its own limits, network namespace, mounts and processes."""
-        return self._boxes.open(place or Place())
+        return self._sessions.open_session(spec or SandboxSpec())
 
-    def _start_box(self, place: Place) -> Container:
-        settings = {"memory_mb": place.memory_mb, "disk_mb": place.disk_mb, "pids": place.processes + RESERVED, "nests": False}
-        return self._start(place.image or self.image, settings | {"runtime": self._settings["runtime"], "boxes": True})
+    def _start_session_container(self, place: SandboxSpec) -> Container:
+        settings = {"memory_mb": place.memory_mb, "disk_mb": place.disk_mb, "pids": place.processes + RESERVED_PROCESSES, "nests": False}
+        return self._start_container(place.image or self.image, settings | {"runtime": self._settings["runtime"], "boxes": True})
 
-    def _start(self, image: str = "", settings: dict[str, Any] | None = None) -> Container:
+    def _start_container(self, image: str = "", settings: dict[str, Any] | None = None) -> Container:
         image = image or self.image
-        if self._prepared != os.getpid():
-            with self._ready:
-                if self._prepared != os.getpid():
+        if self._prepared_pid != os.getpid():
+            with self._prepare_lock:
+                if self._prepared_pid != os.getpid():
                     client = engine.connect()
                     try:
                         engine.ensure_image(client, self.image)
-                        engine.sweep(client)  # containers whose owner died; the label was there before the container was
+                        engine.remove_orphaned_containers(client)  # containers whose owner died; the label was there before the container was
                     finally:
                         client.close()
-                    self._prepared = os.getpid()
+                    self._prepared_pid = os.getpid()
         try:
             if image != self.image:
                 client = engine.connect()
@@ -133,15 +133,15 @@ class DockerSandbox(Sandbox):
                     client.close()
             return Container(image, settings or self._settings)
         except SandboxError:
-            self._prepared = 0  # a restarted engine may not have our image: check again
+            self._prepared_pid = 0  # a restarted engine may not have our image: check again
             raise
 
-    def containers(self) -> list[str]:
+    def list_container_ids(self) -> list[str]:
         """Return the ids of the running containers of this sandbox."""
-        return [container.id for container in (*self._pool.living(), *self._boxes.living())]
+        return [container.id for container in (*self._pool.list_supervisors(), *self._sessions.list_supervisors())]
 
     @staticmethod
-    def missing() -> list[tuple[str, str]]:
+    def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) for everything that prevents this sandbox from working here; used by `rlvr doctor`."""
         try:
             client = engine.connect(10)
@@ -158,19 +158,19 @@ class DockerSandbox(Sandbox):
 
     def close(self) -> None:
         """Stop and remove every container."""
-        self._reaper()
-        atexit.unregister(self._reaper)
+        self._finalizer()
+        atexit.unregister(self._finalizer)
 
 
-def _close(pool: Pool[Container], boxes: Boxes[Container]) -> None:
-    boxes.close()
+def _close_pools(pool: SupervisorPool[Container], sessions: SessionPool[Container]) -> None:
+    sessions.close()
     pool.close()
 
 
-def _obituary(container: Container, error: Torn) -> str:
+def _explain_container_exit(container: Container, error: ConnectionBroken) -> str:
     """Describe how a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
     engine.connect(10).close()  # raises if the engine itself is down: no program caused that
-    if not (said := container.blame()):
+    if not (said := container.explain_exit()):
         raise SandboxError(f"the container was killed or blocked from outside while a program ran in it ({error})")
     return said
 

@@ -6,7 +6,7 @@ network, and a PID namespace and a working folder of their own; as root, a user 
 
 Not a security boundary: programs can read every file of this machine that their user may read, run on its kernel without a second
 barrier, and, without root, run as *you*. `ExecutionResult.isolation` lists the isolation that was really applied. This sandbox must
-therefore be requested with `trusted=True`, and nothing ever falls back to it.
+therefore be requested with `check_model=True`, and nothing ever falls back to it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ import time
 import weakref
 from pathlib import Path
 
-from rlvr.contracts import Box, Outcome, Place, Program, Sandbox, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.runs.owner import clear_away, own_folder, sweep
+from rlvr.runs.owner import create_owned_folder, remove_folder, remove_orphaned_folders
 from rlvr.sandbox._inside.box import groups
-from rlvr.sandbox._inside.frames import Torn
-from rlvr.sandbox._outside.boxes import Boxes
-from rlvr.sandbox._outside.channel import BOOT, Channel, lacking, readable, refused, writable
-from rlvr.sandbox._outside.pool import Pool, processors
+from rlvr.sandbox._inside.frames import ConnectionBroken
+from rlvr.sandbox._outside.boxes import SessionPool
+from rlvr.sandbox._outside.channel import (
+    BOOTSTRAP_CODE,
+    SupervisorConnection,
+    check_language,
+    check_program_fits,
+    wait_readable,
+    wait_writable,
+)
+from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
 
-PREFIX = "rlvr-sandbox-"
-MOST_PROCESSES = 4096
-GUARDED = "of its own"
+FOLDER_PREFIX = "rlvr-sandbox-"
+MAX_PROCESSES = 4096
+OWN_IDENTITY_MARK = "of its own"
 """Occurs in `ExecutionResult.isolation` if programs have a user id or a PID namespace of their own."""
 
 
-def interpreter() -> str:
+def find_interpreter() -> str:
     """Return the path of a Python whose library other users may read: as root, every program runs as another user."""
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
         return sys.executable
@@ -50,26 +57,26 @@ def interpreter() -> str:
     )
 
 
-class Local(Channel):
+class LocalSupervisor(SupervisorConnection):
     """Supervisor that runs as a child process and owns the folder that programs write to."""
 
-    def __init__(self, disk_mb: int, *, boxes: bool = False) -> None:
-        self._sending = threading.Lock()
+    def __init__(self, disk_mb: int, *, serves_sessions: bool = False) -> None:
+        self._stdin_lock = threading.Lock()
         for namespaces in (True, False):
-            self._folder = str(own_folder(PREFIX))
+            self._folder = str(create_owned_folder(FOLDER_PREFIX))
             self.id = os.path.basename(self._folder)
             os.chmod(self._folder, 0o711)
             self._process = subprocess.Popen(
-                [interpreter(), "-I", "-B", "-c", BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
+                [find_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
             )
             uid = random.SystemRandom().randrange(1 << 20, 1 << 30) if os.geteuid() == 0 else None
             place = os.path.join(self._folder, "work")
             os.mkdir(place, 0o700)
             try:
                 settings = {"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "nests": namespaces}
-                self.boot(settings | {"disk_mb": disk_mb, "boxes": self.id if boxes else ""})
+                self.start_supervisor(settings | {"disk_mb": disk_mb, "boxes": self.id if serves_sessions else ""})
                 return
-            except Torn as error:
+            except ConnectionBroken as error:
                 self.close()
                 if not namespaces:
                     raise SandboxError(f"the supervisor did not start: {error}; it needs Linux with /proc") from error
@@ -79,47 +86,47 @@ class Local(Channel):
         assert self._process.stdin
         rest = memoryview(data)
         while rest:
-            with self._sending:
+            with self._stdin_lock:
                 try:
                     number = self._process.stdin.fileno()
-                    if writable(number, 0.05):
+                    if wait_writable(number, 0.05):
                         rest = rest[os.write(number, rest[:65536]) :]
                         continue
                 except (OSError, ValueError) as error:
-                    raise Torn(f"sending failed: {error}") from error
+                    raise ConnectionBroken(f"sending failed: {error}") from error
             if time.monotonic() > deadline:
-                raise Torn("the supervisor does not read")
+                raise ConnectionBroken("the supervisor does not read")
 
-    def receive(self, room: memoryview, deadline: float) -> int:
+    def receive(self, buffer: memoryview, deadline: float) -> int:
         """Receive some bytes before the deadline."""
         assert self._process.stdout
         with contextlib.suppress(ValueError):
             number = self._process.stdout.fileno()
-            if readable(number, deadline - time.monotonic()):
-                count = os.readv(number, [room])
+            if wait_readable(number, deadline - time.monotonic()):
+                count = os.readv(number, [buffer])
                 if count:
                     return count
-        raise Torn("the supervisor exited or does not reply")
+        raise ConnectionBroken("the supervisor exited or does not reply")
 
     @property
-    def guarded(self) -> bool:
+    def is_protected_from_programs(self) -> bool:
         """Whether programs have a user id or a process space of their own, so that they cannot signal the supervisor."""
-        return any(GUARDED in line for line in self.hello["isolation"])
+        return any(OWN_IDENTITY_MARK in line for line in self.handshake["isolation"])
 
-    def blame(self) -> str:
+    def explain_exit(self) -> str:
         """Explain how the supervisor ended if a program may have signalled it or it gave up by itself; else return ''."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(1) == 0:
                 return "its supervisor gave up"
-        return "" if self.guarded else "its supervisor ended"
+        return "" if self.is_protected_from_programs else "its supervisor ended"
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the supervisor's input: it kills what it runs and exits, which ends the stream."""
-        with self._sending, contextlib.suppress(OSError):
+        with self._stdin_lock, contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the supervisor is running."""
         return self._process.poll() is None
 
@@ -134,13 +141,13 @@ class Local(Channel):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(30)
-        groups.clear(self.id)
+        groups.remove_parent_cgroup(self.id)
         with contextlib.suppress(OSError):
-            clear_away(Path(self._folder))
+            remove_folder(Path(self._folder))
 
 
 class ProcessSandbox(Sandbox):
-    """Sandbox that runs programs as child processes of this one. Only for code that you trust: it requires `trusted=True`."""
+    """Sandbox that runs programs as child processes of this one. Only for code that you trust: it requires `check_model=True`."""
 
     def __init__(
         self,
@@ -149,8 +156,8 @@ class ProcessSandbox(Sandbox):
         processes: int = 0,
         memory_mb: int = 4096,
         disk_mb: int = 64,
-        queue_s: float = 900.0,
-        boxes: int = 32,
+        queue_timeout_s: float = 900.0,
+        max_sessions: int = 32,
     ) -> None:
         """Confirm that the code is trusted, and configure the resource limits.
 
@@ -159,7 +166,7 @@ class ProcessSandbox(Sandbox):
             processes: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one program.
             disk_mb: space for the files that a program writes.
-            queue_s: timeout for a program to get a free supervisor, or for a session to get a free slot.
+            queue_timeout_s: timeout for a program to get a free supervisor, or for a session to get a free slot.
             boxes: how many sessions may be open at once.
         """
         if trusted is not True:
@@ -170,70 +177,70 @@ class ProcessSandbox(Sandbox):
             )
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")
-        if isinstance(boxes, bool) or not isinstance(boxes, int) or boxes < 1:
-            raise ConfigError(f"process sandbox: max_sessions is {boxes!r}; 1 or more is required")
+        if isinstance(max_sessions, bool) or not isinstance(max_sessions, int) or max_sessions < 1:
+            raise ConfigError(f"process sandbox: max_sessions is {max_sessions!r}; 1 or more is required")
         self.memory_mb = memory_mb
-        sweep(PREFIX)
-        for name in groups.names(PREFIX):
+        remove_orphaned_folders(FOLDER_PREFIX)
+        for name in groups.list_parent_cgroups(FOLDER_PREFIX):
             if not Path(tempfile.gettempdir(), name).exists():
-                groups.clear(name)
-        self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or processors(), queue_s)
-        self._boxes: Boxes[Local] = Boxes(lambda place: Local(place.disk_mb, boxes=True), boxes, queue_s)
-        self._reaper = weakref.finalize(self, _close, self._pool, self._boxes)
-        atexit.register(self._reaper)
+                groups.remove_parent_cgroup(name)
+        self._pool: SupervisorPool[LocalSupervisor] = SupervisorPool(lambda: LocalSupervisor(disk_mb), processes or count_processors(), queue_timeout_s)
+        self._sessions: SessionPool[LocalSupervisor] = SessionPool(lambda place: LocalSupervisor(place.disk_mb, serves_sessions=True), max_sessions, queue_timeout_s)
+        self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
+        atexit.register(self._finalizer)
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         """Run the program in the next free supervisor. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
         try:
-            return self._run(program)
+            return self._run_or_raise(program)
         except SandboxError as error:
-            return Outcome(Stop.IE, reason=str(error))
+            return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=str(error))
 
-    def _run(self, program: Program) -> Outcome:
-        if wrong := refused(program, self.memory_mb, MOST_PROCESSES):
+    def _run_or_raise(self, program: Program) -> ExecutionResult:
+        if wrong := check_program_fits(program, self.memory_mb, MAX_PROCESSES):
             return wrong
         end = ""
         for _ in range(2):
-            channel = self._pool.take()
+            channel = self._pool.acquire()
             sound = False
             try:
-                if wrong := lacking(program, channel.hello["languages"]):
+                if wrong := check_language(program, channel.handshake["languages"]):
                     sound = True
                     return wrong
-                outcome, sound = channel.run(program)
+                outcome, sound = channel.run_program(program)
                 return outcome
-            except Torn as error:
+            except ConnectionBroken as error:
                 end = str(error)
-                if channel.guarded:
+                if channel.is_protected_from_programs:
                     raise SandboxError(f"the supervisor was killed or blocked from outside: {end}") from error
             finally:
-                self._pool.give(channel, sound=sound)
+                self._pool.release(channel, is_healthy=sound)
         # it could signal its supervisor, and two of them ended: the program is the cause
-        return Outcome(Stop.SV, reason=f"the program broke its supervisor, twice: {end}")
+        return ExecutionResult(ExitStatus.SANDBOX_VIOLATION, reason=f"the program broke its supervisor, twice: {end}")
 
-    def open(self, place: Place | None = None) -> Box:
+    def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Open a session with a supervisor of its own, and with namespaces of its own where the kernel allows them."""
-        place = place or Place()
-        if place.image:
-            raise ConfigError(f"the process sandbox has no images, and the spec names {place.image!r}; use the docker sandbox")
+        spec = spec or SandboxSpec()
+        if spec.image:
+            raise ConfigError(f"the process sandbox has no images, and the spec names {spec.image!r}; use the docker sandbox")
         try:
-            return self._boxes.open(place)
-        except (Torn, OSError) as error:
+            return self._sessions.open_session(spec)
+        except (ConnectionBroken, OSError) as error:
             raise SandboxError(f"a session could not be opened: {error}") from error
 
     @staticmethod
-    def missing() -> list[tuple[str, str]]:
+    def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) for everything that prevents this sandbox from working here; used by `rlvr doctor`."""
         return [] if sys.platform == "linux" else [(f"it needs Linux, and this is {sys.platform}", "use the docker sandbox")]
 
     def close(self) -> None:
         """Stop every supervisor."""
-        self._reaper()
-        atexit.unregister(self._reaper)
+        self._finalizer()
+        atexit.unregister(self._finalizer)
 
 
-def _close(pool: Pool[Local], boxes: Boxes[Local]) -> None:
-    boxes.close()
+def _close_pools(pool: SupervisorPool[LocalSupervisor], sessions: SessionPool[LocalSupervisor]) -> None:
+    sessions.close()
     pool.close()
 
 

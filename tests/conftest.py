@@ -15,7 +15,7 @@ import pytest
 
 from rlvr.contracts import Sandbox
 from rlvr.errors import RlvrError
-from rlvr.runs.owner import own_folder, sweep
+from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
 from tests.fixtures import browser
 
 os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests run is not that of what they read
@@ -31,8 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     outer, before = tempfile.gettempdir(), os.environ.get("TMPDIR")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", outer)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outer}/torchinductor_{getpass.getuser()}")
-    sweep("rlvr-tests-")
-    home = own_folder("rlvr-tests-")
+    remove_orphaned_folders("rlvr-tests-")
+    home = create_owned_folder("rlvr-tests-")
     home.chmod(0o1777)  # as the outer one: sandboxes are other users
     os.environ["TMPDIR"] = tempfile.tempdir = str(home)
 
@@ -50,16 +50,16 @@ def no_docker() -> str:
     """Why the tests marked `docker` cannot run here; empty when they can."""
     from rlvr.sandbox.docker import DockerSandbox
 
-    return "; ".join(f"{what}; {how}" for what, how in DockerSandbox.missing())
+    return "; ".join(f"{what}; {how}" for what, how in DockerSandbox.find_problems())
 
 
 @lru_cache(maxsize=1)
 def no_vllm() -> str:
     """Why the tests marked `vllm` cannot run here; empty when they can."""
-    from rlvr.samplers._vllm_version import check_version, installed
+    from rlvr.samplers._vllm_version import check_version, get_installed_version
 
     try:
-        check_version(installed())
+        check_version(get_installed_version())
     except RlvrError as error:
         return str(error)
     return ""

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.plugins.registry import check_arguments, load, parameters
+from rlvr.plugins.registry import check_settings, get_parameters, load_factory
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
-FEW = "warmstart.steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
+FEW = "sft_warmup.steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
 INSTEAD = {
     # what these do in full is set up a machine for minutes, and run these very tests
-    "make train": f'{MAKE} train ARGS="warmstart.steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
+    "make train": f'{MAKE} train ARGS="sft_warmup.steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
     "make test": f"{MAKE} test ARGS=tests/test_task.py",
     # minutes each; the first lines of both are the same with fewer steps
     "rlvr train agent_quickstart --out runs/agent": f"rlvr train agent_quickstart {FEW} --out runs/agent",
@@ -88,7 +88,7 @@ def test_environments_in_yaml_have_the_settings_that_the_page_gives_them(page: s
     assert found
     for env in found:
         name = env.pop("name")
-        check_arguments("env", name, parameters(load("env", name)), env)
+        check_settings("env", name, get_parameters(load_factory("env", name)), env)
 
 
 def test_no_block_is_of_an_unknown_kind() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.task import Fault, Verdict
 
 
@@ -19,14 +19,14 @@ def episode(**changes: Any) -> Episode:
         "acted": [False, True, True, False, True, True],
         "logprobs": [0.0, -0.5, -0.25, 0.0, -1.0, -0.125],
         "rewards": [0.0, 0.0, 0.0, 0.0, 0.0, 0.75],
-        "end": End.TERMINATED,
+        "end": StopReason.TERMINATED,
     }
     return Episode(**(good | changes))
 
 
 def test_what_can_be_read_off_it() -> None:
     e = episode(verdict=Verdict(0.75, "nearly"))
-    assert (e.reward, e.length, e.prompt_length, e.scored) == (0.75, 4, 1, True)
+    assert (e.reward, e.num_policy_tokens, e.prompt_length, e.is_scored) == (0.75, 4, 1, True)
     assert episode(acted=[False] * 6, logprobs=[0.0] * 6, rewards=[0.0] * 6).prompt_length == 6
 
 
@@ -54,7 +54,7 @@ def test_numbers_are_finite(name: str, bad: float) -> None:
         ({"logprobs": [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]}, "above 0"),
         ({"logprobs": [0.0, -0.5, -0.25, -0.1, -1.0, -0.125]}, "did not generate"),
         ({"rewards": [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "did not generate"),
-        ({"end": End.FAILED}, "failed but has a reward"),
+        ({"end": StopReason.FAILED}, "failed but has a reward"),
         ({"end": "finished"}, "finished"),
     ],
 )
@@ -65,10 +65,10 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any], words: str) -> None:
 
 def test_a_failed_or_unjudged_episode_is_not_scored() -> None:
     nothing = [0.0] * 6
-    assert not episode(end=End.FAILED, rewards=nothing).scored
-    assert not episode(rewards=nothing, verdict=Verdict(None, "no engine", fault=Fault.INFRA)).scored
-    assert episode(end=End.TRUNCATED).scored
+    assert not episode(end=StopReason.FAILED, rewards=nothing).is_scored
+    assert not episode(rewards=nothing, verdict=Verdict(None, "no engine", fault=Fault.INFRA)).is_scored
+    assert episode(end=StopReason.TRUNCATED).is_scored
 
 
 def test_an_end_may_be_written_as_its_word() -> None:
-    assert episode(end="truncated").end is End.TRUNCATED
+    assert episode(end="truncated").stop_reason is StopReason.TRUNCATED

@@ -40,7 +40,7 @@ def test_a_score_is_missing_exactly_when_nobody_can_be_judged(score: float | Non
     allowed = (score is None) == blameless and not (fault is Fault.ANSWER and score)
     if allowed:
         verdict = Verdict(score, "why", fault=fault)
-        assert (verdict.scored, verdict.passed) == (not blameless, score == 1.0)
+        assert (verdict.is_scored, verdict.passed) == (not blameless, score == 1.0)
     else:
         with pytest.raises(ValueError):
             Verdict(score, "why", fault=fault)
@@ -51,7 +51,7 @@ def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
     with pytest.raises(ValueError, match="score is"):
         Verdict(bad, "why")
     with pytest.raises(ValueError, match="part 'x' is"):
-        Verdict(1.0, "why", parts={"x": bad})
+        Verdict(1.0, "why", components={"x": bad})
 
 
 @pytest.mark.parametrize("reason", [None, 7, b"wrong", ("a", "b")])
@@ -61,22 +61,22 @@ def test_a_reason_is_a_text(reason: Any) -> None:
 
 
 def test_a_whole_number_becomes_a_float_and_a_word_a_fault() -> None:
-    verdict = Verdict(1, "why", parts={"x": 0}, fault="none")  # type: ignore[arg-type]
-    assert type(verdict.score) is float and type(verdict.parts["x"]) is float and verdict.fault is Fault.NONE
+    verdict = Verdict(1, "why", components={"x": 0}, fault="none")  # type: ignore[arg-type]
+    assert type(verdict.score) is float and type(verdict.components["x"]) is float and verdict.fault is Fault.NONE
     with pytest.raises(ValueError):
         Verdict(1.0, "why", fault="nobody")  # type: ignore[arg-type]
 
 
 def test_the_record_is_plain_json() -> None:
-    verdict = Verdict(0.5, "half", parts={"place": 0.5}, detail={"n": 2})
-    assert json.loads(json.dumps(verdict.record())) == {
+    verdict = Verdict(0.5, "half", components={"place": 0.5}, detail={"n": 2})
+    assert json.loads(json.dumps(verdict.to_dict())) == {
         "score": 0.5,
         "reason": "half",
         "fault": "none",
         "parts": {"place": 0.5},
         "detail": {"n": 2},
     }
-    assert Verdict(None, "down", fault=Fault.INFRA).record() == {"score": None, "reason": "down", "fault": "infra"}
+    assert Verdict(None, "down", fault=Fault.INFRA).to_dict() == {"score": None, "reason": "down", "fault": "infra"}
 
 
 def test_records_cannot_be_changed() -> None:
@@ -88,6 +88,6 @@ def test_records_cannot_be_changed() -> None:
 
 def test_a_record_is_plain_json_whatever_a_verifier_notes() -> None:
     detail: Any = {"ratio": math.nan, "worst": -math.inf, 3: [{"a": {1}}, (None, True, 2.5)], "by": Fault.TASK}
-    record = Verdict(1.0, "right", detail=detail).record()
+    record = Verdict(1.0, "right", detail=detail).to_dict()
     told = json.loads(json.dumps(record, allow_nan=False))["detail"]
     assert told == {"ratio": "nan", "worst": "-inf", "3": [{"a": "{1}"}, [None, True, 2.5]], "by": "task"}

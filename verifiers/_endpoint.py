@@ -15,27 +15,27 @@ from rlvr.contracts import Verifier
 from rlvr.task import Task, Verdict
 
 T = TypeVar("T")
-NOTHING: Mapping[str, str] = {}
-MOST_BYTES = 16_000_000
-RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
+NO_HEADERS: Mapping[str, str] = {}
+MAX_RESPONSE_BYTES = 16_000_000
+RETRIED_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 
 
-class Unavailable(Exception):
+class EndpointUnavailable(Exception):
     """Raised when the endpoint gives no usable reply: an infrastructure fault. `status` is the HTTP status, 0 without a reply.
 
-    >>> Unavailable("status 400: too long", 400).status
+    >>> EndpointUnavailable("status 400: too long", 400).status
     400
     """
 
-    def __init__(self, why: str, status: int = 0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
         self.status = status
 
 
-class Loop:
+class BackgroundEventLoop:
     """An event loop in one daemon thread, started when it is first needed.
 
-    >>> loop = Loop()
+    >>> loop = BackgroundEventLoop()
     >>> loop.start(asyncio.sleep(0, "done")).result(timeout=10)
     'done'
     >>> loop.close()
@@ -45,16 +45,16 @@ class Loop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Schedule a coroutine on the loop; any number of coroutines wait in the one thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._serve, args=[self._loop], name="judge", daemon=True).start()
+                threading.Thread(target=self._run_loop, args=[self._loop], name="judge", daemon=True).start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
         for task in asyncio.all_tasks(loop):
             task.cancel()
@@ -69,7 +69,7 @@ class Loop:
             loop.call_soon_threadsafe(loop.stop)
 
 
-async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
+async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
     """Post JSON with retries and return the JSON reply; raises the exception above if every attempt fails."""
     why, status = "", 0
     for attempt in range(retries + 1):
@@ -77,7 +77,7 @@ async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: floa
             await asyncio.sleep(min(0.25 * 2**attempt, 8.0))
         status = 0
         try:
-            status, data, _ = await asyncio.wait_for(exchange(url, json.dumps(body).encode(), key), timeout_s)
+            status, data, _ = await asyncio.wait_for(send_request(url, json.dumps(body).encode(), api_key), timeout_s)
         except (OSError, EOFError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else f"no reply within {timeout_s:g} s"
             continue
@@ -91,12 +91,12 @@ async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: floa
             why = "the reply is not JSON"
         else:
             why = f"status {status}: {data[:200].decode('utf-8', 'replace')}"
-            if status not in RETRIED:
+            if status not in RETRIED_STATUSES:
                 break
-    raise Unavailable(why, status)
+    raise EndpointUnavailable(why, status)
 
 
-async def exchange(url: str, data: bytes | None, key: str, more: Mapping[str, str] = NOTHING) -> tuple[int, bytes, dict[bytes, bytes]]:
+async def send_request(url: str, data: bytes | None, api_key: str, extra_headers: Mapping[str, str] = NO_HEADERS) -> tuple[int, bytes, dict[bytes, bytes]]:
     """Send one request on a new connection and return status, body and headers. Without data the request is a GET."""
     parts = urlsplit(url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None
@@ -104,18 +104,18 @@ async def exchange(url: str, data: bytes | None, key: str, more: Mapping[str, st
     reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure, limit=1 << 20)
     try:
         method, path = "GET" if data is None else "POST", f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        headers = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", "Connection": "close", **more}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", "Connection": "close", **extra_headers}
+        headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= {"Content-Length": str(len(data))} if data is not None else {}
         head = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write("\r\n".join([*head, "", ""]).encode("latin-1") + (data or b""))
         await writer.drain()
-        return await _reply(reader)
+        return await _read_response(reader)
     finally:
         writer.close()
 
 
-async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes, dict[bytes, bytes]]:
+async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes, dict[bytes, bytes]]:
     first = await reader.readline()
     if not first:
         raise EOFError("the connection was closed without a reply")
@@ -128,35 +128,35 @@ async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes, dict[bytes, 
         pieces, total = [], 0
         while size := int((await reader.readline()).split(b";")[0], 16):
             total += size
-            if total > MOST_BYTES:
+            if total > MAX_RESPONSE_BYTES:
                 raise ValueError("the reply is too long")
             pieces.append(await reader.readexactly(size))
             await reader.readline()
         return status, b"".join(pieces), headers
     size = int(headers.get(b"content-length", b"-1"))
-    if size > MOST_BYTES:
+    if size > MAX_RESPONSE_BYTES:
         raise ValueError("the reply is too long")
-    return status, await (reader.readexactly(size) if size >= 0 else reader.read(MOST_BYTES)), headers
+    return status, await (reader.readexactly(size) if size >= 0 else reader.read(MAX_RESPONSE_BYTES)), headers
 
 
-class Awaiting(Verifier):
+class AsyncVerifier(Verifier):
     """Base class of verifiers that wait for a remote verdict: one thread waits for all of them. Subclasses implement one coroutine."""
 
     def __init__(self) -> None:
-        self._loop = Loop()
+        self._loop = BackgroundEventLoop()
 
-    async def _judged(self, task: Task, answer: str) -> Verdict:
+    async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         raise NotImplementedError
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify one answer and wait for the verdict."""
-        return self._loop.start(self._judged(task, answer)).result()
+        return self._loop.submit(self._averify_answer(task, answer)).result()
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Verify many answers concurrently, in one thread."""
-        started = [self._loop.start(self._judged(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
+        started = [self._loop.submit(self._averify_answer(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
         return [verdict.result() for verdict in started]
 
     async def averify(self, task: Task, answer: str) -> Verdict:
         """Verify one answer without occupying a thread."""
-        return await asyncio.wrap_future(self._loop.start(self._judged(task, answer)))
+        return await asyncio.wrap_future(self._loop.submit(self._averify_answer(task, answer)))

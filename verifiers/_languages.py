@@ -38,41 +38,41 @@ LANGUAGES: Mapping[str, tuple[str, str]] = {
     "zh": ("han", ""),
 }
 """For each language its script, and frequent words that distinguish languages of one script."""
-SHARED = {"ja": ("kana", "han")}
+EXTRA_SCRIPTS = {"ja": ("kana", "han")}
 """Languages that are written in several scripts."""
-SHARE = 0.9
+MIN_SCRIPT_FRACTION = 0.9
 """Minimum fraction of the letters that must be in the language's script."""
-FEWEST = 5
+MIN_FREQUENT_WORDS = 5
 """With fewer frequent words than this, the languages of one script are not distinguished."""
-OUTSIDE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$\n]*\$|\\[a-zA-Z]+|</?[A-Za-z][\w-]*>|\d+", re.DOTALL)
-CLASSES = {name: re.compile(f"[{letters}]") for name, letters in SCRIPTS.items()}
+NON_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$\n]*\$|\\[a-zA-Z]+|</?[A-Za-z][\w-]*>|\d+", re.DOTALL)
+SCRIPT_PATTERNS = {name: re.compile(f"[{letters}]") for name, letters in SCRIPTS.items()}
 WORD = re.compile(r"[^\W\d_]+")
 
 
-def foreign(text: str, language: str) -> str:
+def find_language_mismatch(text: str, language: str) -> str:
     """Explain why a text is not in a language; "" if it is, or if it has no words.
 
     >>> foreign("The sum of 3 and 4 is 7, so the answer to this is 7.", "en"), foreign("Die Summe ist 7.", "zh")
     ('', '0% of its letters are in the script of zh')
-    >>> foreign("Der Wert ist nicht der, den wir von der Summe und dem Rest haben.", "en")
+    >>> foreign("Der Wert ist nicht der, den wir von der Summe und dem OtherSettings haben.", "en")
     'it reads like de, not en'
     """
-    plain = OUTSIDE.sub(" ", text)
+    plain = NON_PROSE.sub(" ", text)
     script, words = LANGUAGES[language]
-    counts = {name: len(pattern.findall(plain)) for name, pattern in CLASSES.items()}
-    own = sum(counts[name] for name in SHARED.get(language, (script,)))
+    counts = {name: len(pattern.findall(plain)) for name, pattern in SCRIPT_PATTERNS.items()}
+    own = sum(counts[name] for name in EXTRA_SCRIPTS.get(language, (script,)))
     total = sum(counts.values())
-    if total and own < SHARE * total:
+    if total and own < MIN_SCRIPT_FRACTION * total:
         return f"{own / total:.0%} of its letters are in the script of {language}"
     if total and language == "ja" and not counts["kana"]:
         return "it has no kana, so it is not ja"
     if not words:
         return ""
     said = [word.casefold() for word in WORD.findall(plain)]
-    seen = {name: sum(word in frequent for word in said) for name, frequent in _frequent(script).items()}
+    seen = {name: sum(word in frequent for word in said) for name, frequent in _frequent_words(script).items()}
     likely = max(seen, key=lambda name: (seen[name], name == language))
-    return f"it reads like {likely}, not {language}" if seen[likely] >= FEWEST and likely != language else ""
+    return f"it reads like {likely}, not {language}" if seen[likely] >= MIN_FREQUENT_WORDS and likely != language else ""
 
 
-def _frequent(script: str) -> dict[str, set[str]]:
+def _frequent_words(script: str) -> dict[str, set[str]]:
     return {name: set(words.split()) for name, (written, words) in LANGUAGES.items() if written == script and words}

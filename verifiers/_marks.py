@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MARKS: tuple[tuple[str, str, str, str], ...] = (
+MARKUP_RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]*)(?<=[^\s*])\1(?![\w*])", r"\2", "bold or italic; not a power such as 2**3**4", "**280**"),
     (r"(?<!\w)(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?!\w)", r"\2", "bold or italic with underscores; not 1_000_000", "__280__"),
     (r"(?<![\w`])(`{1,2})(?=[^\s`])([^`]*)(?<=[^\s`])\1(?![\w`])", r"\2", "code in a line", "`280`"),
@@ -13,19 +13,19 @@ MARKS: tuple[tuple[str, str, str, str], ...] = (
 )
 """Rows: pattern, replacement, description, example (each becomes 280)."""
 
-LONGEST = 2000
+MAX_CHARS = 2000
 """Maximum length in characters; a longer text is not a short answer and is returned unchanged."""
 
 
-def unmarked(text: str) -> str:
+def strip_markup(text: str) -> str:
     """Strip Markdown and LaTeX markup from a text.
 
-    >>> unmarked("The product is **280**."), unmarked("2**3**4")
+    >>> strip_markup("The product is **280**."), strip_markup("2**3**4")
     ('The product is 280.', '2**3**4')
     """
-    if len(text) > LONGEST or not any(mark in text for mark in "*_`\\$"):
+    if len(text) > MAX_CHARS or not any(mark in text for mark in "*_`\\$"):
         return text.strip()
     for _ in range(2):  # `**280**` is bold in code, **`280`** is code in bold
-        for pattern, becomes, _why, _example in MARKS:
+        for pattern, becomes, _why, _example in MARKUP_RULES:
             text = re.sub(pattern, becomes, text.strip())
     return text.strip()

@@ -9,17 +9,17 @@ import re
 from typing import Any
 
 
-def matched(pattern: str, flags: int, text: str, *, search: bool) -> bool:
+def is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> bool:
     """Whether the whole text matches, or with `search` any part of it.
 
     >>> matched("a|ab", 0, "ab", search=False)
     True
     """
     made = re.compile(pattern, flags)
-    return bool(made.search(text) if search else made.fullmatch(text))
+    return bool(made.search(text) if allow_partial else made.fullmatch(text))
 
 
-def problem(schema: Any, value: Any, *, formats: bool) -> str:
+def find_schema_violation(schema: Any, value: Any, *, formats: bool) -> str:
     """Describe the first violation of a schema by a JSON value; "" if the value is valid."""
     import jsonschema
     import jsonschema.validators
@@ -31,7 +31,7 @@ def problem(schema: Any, value: Any, *, formats: bool) -> str:
     return ""
 
 
-def flaw(schema: Any) -> str:
+def find_schema_flaw(schema: Any) -> str:
     """Describe what is wrong with a schema itself; "" if it is valid."""
     import jsonschema
     import jsonschema.validators
@@ -47,10 +47,10 @@ def flaw(schema: Any) -> str:
 def reply(question: dict[str, Any]) -> dict[str, Any]:
     """Handle one request of the worker protocol."""
     if question["do"] == "match":
-        return {"same": matched(question["pattern"], question["flags"], question["text"], search=question["search"])}
+        return {"same": is_match(question["pattern"], question["flags"], question["text"], allow_partial=question["search"])}
     if question["do"] == "schema":
-        return {"flaw": flaw(question["schema"])}
-    return {"problem": problem(question["schema"], question["value"], formats=question["formats"])}
+        return {"flaw": find_schema_flaw(question["schema"])}
+    return {"problem": find_schema_violation(question["schema"], question["value"], formats=question["formats"])}
 
 
 def warm() -> None:

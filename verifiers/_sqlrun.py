@@ -12,33 +12,33 @@ import sqlite3
 import sys
 from typing import Any
 
-STEPS = 5_000_000
+MAX_VM_STEPS = 5_000_000
 """Maximum steps of SQLite's virtual machine for a query on one database; the verdict does not depend on the speed of the machine."""
-CPU_SECONDS = 3
+MAX_CPU_S = 3
 """CPU limit, because the step limit cannot stop a single step that takes very long."""
-HEAP, MEMORY = 64 << 20, 512 << 20
+MAX_HEAP_BYTES, MAX_MEMORY_BYTES = 64 << 20, 512 << 20
 """Maximum bytes that SQLite may allocate, and that the process may map."""
-MOST_ROWS, MOST_CHARACTERS = 2_000, 500_000
+MAX_ROWS, MAX_RESULT_CHARS = 2_000, 500_000
 """Maximum number of rows and characters of a result."""
-LONGEST_QUERY = 20_000
-LIMITS = {
+MAX_QUERY_CHARS = 20_000
+SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: LONGEST_QUERY,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_QUERY_CHARS,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
-READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-REFUSED = {"load_extension", "edit", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile"}
+READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+FORBIDDEN_FUNCTIONS = {"load_extension", "edit", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile"}
 """Functions that access data outside the database, or make a verdict random."""
 
 
-class OverLimit(Exception):
+class LimitExceeded(Exception):
     """Raised when a query exceeds a limit; the message names the limit."""
 
 
-def opened(script: str) -> sqlite3.Connection:
+def create_database(script: str) -> sqlite3.Connection:
     """Create an in-memory database from a script of the task.
 
     >>> opened("create table t(n); insert into t values (1)").execute("select n from t").fetchall()
@@ -49,35 +49,35 @@ def opened(script: str) -> sqlite3.Connection:
     return connection
 
 
-def rows_of(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
+def run_query(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
     """Run one read-only query within the limits and return its rows; bytes are written as {"hex": ...}.
 
     >>> rows_of(opened("create table t(n); insert into t values (1)"), "select n, x'00' from t")
     [[1, {'hex': '00'}]]
     """
-    for limit, most in LIMITS.items():
+    for limit, most in SQLITE_LIMITS.items():
         connection.setlimit(limit, most)
     connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
-    connection.set_authorizer(_allowed)
+    connection.set_authorizer(_authorize)
     taken = 0
 
     def stop() -> bool:
         nonlocal taken
         taken += 1_000
-        return taken > STEPS
+        return taken > MAX_VM_STEPS
 
     connection.set_progress_handler(stop, 1_000)
     try:
-        return _fetched(connection.execute(query))
+        return _fetch_rows(connection.execute(query))
     except MemoryError as error:
-        raise OverLimit("memory") from error
+        raise LimitExceeded("memory") from error
     except sqlite3.OperationalError as error:
-        if taken > STEPS:
-            raise OverLimit("time") from error
+        if taken > MAX_VM_STEPS:
+            raise LimitExceeded("time") from error
         raise
 
 
-def _fetched(cursor: sqlite3.Cursor) -> list[list[Any]]:
+def _fetch_rows(cursor: sqlite3.Cursor) -> list[list[Any]]:
     if cursor.description is None:
         raise ValueError("it is not a query that gives rows")
     rows: list[list[Any]] = []
@@ -85,33 +85,33 @@ def _fetched(cursor: sqlite3.Cursor) -> list[list[Any]]:
     for row in cursor:
         rows.append([{"hex": value.hex()} if isinstance(value, bytes) else value for value in row])
         characters += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
-        if len(rows) > MOST_ROWS:
-            raise OverLimit("rows")
-        if characters > MOST_CHARACTERS:
-            raise OverLimit("size")
+        if len(rows) > MAX_ROWS:
+            raise LimitExceeded("rows")
+        if characters > MAX_RESULT_CHARS:
+            raise LimitExceeded("size")
     return rows
 
 
-def _allowed(action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
-    if action not in READING or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in REFUSED):
+def _authorize(action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
+    if action not in READ_ACTIONS or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in FORBIDDEN_FUNCTIONS):
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK
 
 
 def main() -> None:
     """Set the process limits, read the request, run the query and write the reply."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 2))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 2))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin)
-    connections = [opened(script) for script in asked["databases"]]
+    connections = [create_database(script) for script in asked["databases"]]
     for connection in connections:
-        connection.execute(f"pragma hard_heap_limit = {HEAP}")
+        connection.execute(f"pragma hard_heap_limit = {MAX_HEAP_BYTES}")
         connection.execute("pragma temp_store = memory")
     print("ready", flush=True)
     try:
-        said: dict[str, Any] = {"rows": [rows_of(connection, asked["query"]) for connection in connections]}
-    except (OverLimit, MemoryError) as error:
+        said: dict[str, Any] = {"rows": [run_query(connection, asked["query"]) for connection in connections]}
+    except (LimitExceeded, MemoryError) as error:
         said = {"limit": str(error) or "memory"}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         said = {"error": ascii(str(error))[1:-1][:300]}

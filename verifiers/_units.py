@@ -13,7 +13,7 @@ from functools import lru_cache
 Dimensions = tuple[tuple[str, int], ...]
 PI = Fraction(3141592653589793238462643383279502884197, 10**39)
 
-PREFIXED = """
+SI_UNITS = """
 m: m = meter metre meters metres | g: 1/1000 kg = gram grams | s: s = second seconds sec
 A: A = ampere amperes amp amps | K: K = kelvin kelvins | mol: mol = mole moles | cd: cd = candela | Hz: s^-1 = hertz
 N: kg m s^-2 = newton newtons | Pa: kg m^-1 s^-2 = pascal pascals | J: kg m^2 s^-2 = joule joules
@@ -27,7 +27,7 @@ cal: 4184/1000 kg m^2 s^-2 = calorie calories | t: 1000 kg = tonne tonnes | Wh: 
 B: 8 bit = byte bytes | pc: 30856775814913673 m = parsec parsecs
 """
 """Units that take SI prefixes. Symbol: factor and base units = other names."""
-PLAIN = """
+OTHER_UNITS = """
 min: 60 s = minute minutes | h: 3600 s = hr hrs hour hours | d: 86400 s = day days | week: 604800 s = weeks
 ft: 3048/10000 m = foot feet | in: 254/10000 m = inch inches | yd: 9144/10000 m = yard yards
 mi: 1609344/1000 m = mile miles | lb: 45359237/100000000 kg = lbs pound pounds
@@ -49,44 +49,44 @@ LONG_PREFIXES = {
     "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2, "deci": -1, "centi": -2, "milli": -3,
     "micro": -6, "nano": -9, "pico": -12, "femto": -15,
 }  # fmt: skip
-TEMPERATURES: dict[str, tuple[Fraction, Fraction]] = {
+TEMPERATURE_SCALES: dict[str, tuple[Fraction, Fraction]] = {
     "°C": (Fraction(1), Fraction(27315, 100)),
     "°F": (Fraction(5, 9), Fraction(45967, 180)),
 }
 """Temperature scales whose zero is not absolute: kelvins = value * factor + offset. Not allowed in products."""
-SPELLED = {
+UNIT_SPELLINGS = {
     "℃": "°C", "℉": "°F", "degC": "°C", "degF": "°F", "celsius": "°C", "Celsius": "°C", "fahrenheit": "°F", "Fahrenheit": "°F",
     "Ω": "Ω", "μ": "µ", "Å": "Å", "−": "-", "·": " ", "⋅": " ", "×": " ", "*": " ", "⁻": "-",
 }  # fmt: skip
-RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-FACTOR = re.compile(r"([^\W\d_]+|°[CF]?|%|Å|Ω)(?:\^?\{?\(?([-+]?\d{1,2})\)?\}?)?")
-WHOLE = ("bit", "B")
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+UNIT_FACTOR = re.compile(r"([^\W\d_]+|°[CF]?|%|Å|Ω)(?:\^?\{?\(?([-+]?\d{1,2})\)?\}?)?")
+NO_SMALL_PREFIX = ("bit", "B")
 """Units that take no prefixes below kilo: dB is not a tenth of a byte."""
-LONGEST, HIGHEST = 100, 12
+MAX_UNIT_CHARS, MAX_POWER = 100, 12
 
 
 @lru_cache(maxsize=4096)
-def meaning(text: str) -> tuple[Fraction, Fraction, Dimensions] | None:
+def parse_unit(text: str) -> tuple[Fraction, Fraction, Dimensions] | None:
     """Parse a unit into factor, offset and base units; None if it is not a unit.
 
-    >>> meaning("km/h") == meaning("kph"), meaning("mW") == meaning("MW"), meaning("bananas")
+    >>> parse_unit("km/h") == parse_unit("kph"), parse_unit("mW") == parse_unit("MW"), parse_unit("bananas")
     (True, False, None)
     """
-    text = _spelled(text)
-    if not text or len(text) > LONGEST:
+    text = _normalize_spelling(text)
+    if not text or len(text) > MAX_UNIT_CHARS:
         return None
-    if text in TEMPERATURES:
-        factor, offset = TEMPERATURES[text]
+    if text in TEMPERATURE_SCALES:
+        factor, offset = TEMPERATURE_SCALES[text]
         return factor, offset, (("K", 1),)
-    read = _product(text)
+    read = _parse_product(text)
     return None if read is None else (read[0], Fraction(0), read[1])
 
 
-def _spelled(text: str) -> str:
+def _normalize_spelling(text: str) -> str:
     text = text.strip()
-    for sign, becomes in SPELLED.items():
+    for sign, becomes in UNIT_SPELLINGS.items():
         text = text.replace(sign, becomes)
-    text = re.sub(r"([⁰¹²³⁴-⁹-]*[⁰¹²³⁴-⁹]+)", lambda found: "^" + found[1].translate(RAISED), text)
+    text = re.sub(r"([⁰¹²³⁴-⁹-]*[⁰¹²³⁴-⁹]+)", lambda found: "^" + found[1].translate(SUPERSCRIPTS), text)
     text = re.sub(r"°\s+(?=[CF]\b)", "°", text)
     text = re.sub(r"\bdegrees? °(?=[CF])", "°", text)
     text = re.sub(r"\s+per\s+", "/", text)
@@ -94,7 +94,7 @@ def _spelled(text: str) -> str:
     return re.sub(r"([^\W\d_]+)\s+(squared|cubed)\b", lambda m: f"{m[1]}^{2 if m[2] == 'squared' else 3}", text)
 
 
-def _product(text: str) -> tuple[Fraction, Dimensions] | None:
+def _parse_product(text: str) -> tuple[Fraction, Dimensions] | None:
     """Parse a product and quotient of factors; a bracket may follow a slash."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, at = 1, 0
@@ -109,13 +109,13 @@ def _product(text: str) -> tuple[Fraction, Dimensions] | None:
         if text[at] == "(":
             end = text.find(")", at)
             inner = text[at + 1 : end]
-            read = _product(inner) if end > 0 and "(" not in inner and "/" not in inner else None
+            read = _parse_product(inner) if end > 0 and "(" not in inner and "/" not in inner else None
             power, at = 1, end + 1
         else:
-            found = FACTOR.match(text, at)
-            read = _unit(found[1]) if found else None
+            found = UNIT_FACTOR.match(text, at)
+            read = _lookup_unit(found[1]) if found else None
             power, at = int(found[2] or 1) if found else 1, found.end() if found else at
-        if read is None or not 0 < abs(power) <= HIGHEST:
+        if read is None or not 0 < abs(power) <= MAX_POWER:
             return None
         factor *= read[0] ** (sign * power)
         for base, count in read[1]:
@@ -124,25 +124,25 @@ def _product(text: str) -> tuple[Fraction, Dimensions] | None:
     return factor, tuple(sorted((base, count) for base, count in powers.items() if count))
 
 
-def _unit(name: str) -> tuple[Fraction, Dimensions] | None:
-    if name in UNITS:
-        return UNITS[name]
-    for prefixes, units in ((PREFIXES, SHORT), (LONG_PREFIXES, LONG)):
+def _lookup_unit(name: str) -> tuple[Fraction, Dimensions] | None:
+    if name in ALL_UNITS:
+        return ALL_UNITS[name]
+    for prefixes, units in ((PREFIXES, SYMBOL_UNITS), (LONG_PREFIXES, NAMED_UNITS)):
         for prefix, power in prefixes.items():
-            if name.startswith(prefix) and name[len(prefix) :] in units and not (power < 3 and name[len(prefix) :] in WHOLE):
+            if name.startswith(prefix) and name[len(prefix) :] in units and not (power < 3 and name[len(prefix) :] in NO_SMALL_PREFIX):
                 factor, base = units[name[len(prefix) :]]
                 return factor * Fraction(10) ** power, base
     pair = re.fullmatch(r"(N|A|W|V)(m|s|h)", name)  # Nm, As, Vs: products written without a sign
-    if pair is None or pair[1] not in UNITS or pair[2] not in UNITS:
+    if pair is None or pair[1] not in ALL_UNITS or pair[2] not in ALL_UNITS:
         return None
-    one, two = UNITS[pair[1]], UNITS[pair[2]]
+    one, two = ALL_UNITS[pair[1]], ALL_UNITS[pair[2]]
     powers = dict(one[1])
     for unit, count in two[1]:
         powers[unit] = powers.get(unit, 0) + count
     return one[0] * two[0], tuple(sorted((unit, count) for unit, count in powers.items() if count))
 
 
-def _read(table: str) -> dict[str, tuple[tuple[Fraction, Dimensions], list[str]]]:
+def _parse_table(table: str) -> dict[str, tuple[tuple[Fraction, Dimensions], list[str]]]:
     rows = {}
     for entry in re.split(r"[|\n]", table.strip()):
         symbol, _, rest = entry.partition(":")
@@ -161,9 +161,9 @@ def _read(table: str) -> dict[str, tuple[tuple[Fraction, Dimensions], list[str]]
     return rows
 
 
-def _tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
+def _build_tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
     short, long, every = {}, {}, {}
-    for symbol, (value, names) in _read(PREFIXED).items():
+    for symbol, (value, names) in _parse_table(SI_UNITS).items():
         short[symbol] = every[symbol] = value
         for name in names:
             every[name] = value
@@ -171,12 +171,12 @@ def _tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
                 long[name] = value
     short["l"] = every["l"]
     short["ohm"] = every["ohm"]
-    for symbol, (value, names) in _read(PLAIN).items():
+    for symbol, (value, names) in _parse_table(OTHER_UNITS).items():
         for name in (symbol, *names):
             every[name] = value
     every["kcal"] = (short["cal"][0] * 1000, short["cal"][1])
     return short, long, every
 
 
-SHORT, LONG, UNITS = _tables()
+SYMBOL_UNITS, NAMED_UNITS, ALL_UNITS = _build_tables()
 """Symbols that take a short prefix, names that take a long one, and every unit without a prefix."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import from_config
+from rlvr.plugins.registry import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
-EVEN = {"numeric": {"verifier": "numeric"}}
+DEFAULT_COMPONENTS = {"numeric": {"verifier": "numeric"}}
 
 
 class Composite(Verifier):
@@ -24,46 +24,46 @@ class Composite(Verifier):
     0.75
     """
 
-    examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
+    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
-    def __init__(self, *, parts: Mapping[str, Any] = EVEN) -> None:
+    def __init__(self, *, components: Mapping[str, Any] = DEFAULT_COMPONENTS) -> None:
         """Set the component verifiers and their weights.
 
         Args:
             parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
                 or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}.
         """
-        if not isinstance(parts, Mapping) or not parts:
-            raise ConfigError(f"parts is {parts!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
-        parts = {name: {"verifier": name, "weight": part} if isinstance(part, int | float) else part for name, part in parts.items()}
-        self.weights = {name: _weight(name, part) for name, part in parts.items()}
+        if not isinstance(components, Mapping) or not components:
+            raise ConfigError(f"parts is {components!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
+        components = {name: {"verifier": name, "weight": part} if isinstance(part, int | float) else part for name, part in components.items()}
+        self.weights = {name: _parse_weight(name, part) for name, part in components.items()}
         if not sum(self.weights.values()):
             raise ConfigError("all weights are 0; at least one must be above 0")
-        self.parts: dict[str, Verifier] = {}
+        self.components: dict[str, Verifier] = {}
         try:
-            for name, part in parts.items():
-                self.parts[name] = from_config("verifier", part["verifier"])
+            for name, part in components.items():
+                self.components[name] = build_from_config("verifier", part["verifier"])
         except Exception:
             self.close()
             raise
 
-        self.needs_reference = any(part.needs_reference for part in self.parts.values())
-        self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.parts.values() if part.instruction))
+        self.needs_reference = any(part.needs_reference for part in self.components.values())
+        self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify with every component, and compute the weighted mean."""
-        return self.judge(task, Transcript(answer))
+        return self.verify_transcript(task, Transcript(answer))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a whole conversation, which every component receives."""
-        return self._mean([part.judge(task, transcript) for part in self.parts.values()])
+        return self._weighted_mean([part.verify_transcript(task, transcript) for part in self.components.values()])
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
         """Start verification; components that wait for a remote verdict occupy no thread."""
-        return together([part.begin(task, transcript) for part in self.parts.values()], self._mean)
+        return together([part.begin(task, transcript) for part in self.components.values()], self._weighted_mean)
 
-    def _mean(self, found: Sequence[Verdict]) -> Verdict:
-        verdicts = dict(zip(self.parts, found, strict=True))
+    def _weighted_mean(self, found: Sequence[Verdict]) -> Verdict:
+        verdicts = dict(zip(self.components, found, strict=True))
         scores: dict[str, float] = {}
         for name, verdict in verdicts.items():
             if verdict.score is None:
@@ -74,21 +74,21 @@ class Composite(Verifier):
         fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
         return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that every component is ready."""
-        for part in self.parts.values():
-            part.ready()
+        for part in self.components.values():
+            part.check_ready()
 
     def close(self) -> None:
         """Close every component."""
-        for part in self.parts.values():
+        for part in self.components.values():
             part.close()
 
 
-def _weight(name: str, part: Any) -> float:
-    if not isinstance(part, Mapping) or "verifier" not in part or set(part) - {"verifier", "weight"}:
-        raise ConfigError(f"part {name!r} is {part!r}; it must be {{verifier: NAME, weight: NUMBER}}, or a weight")
-    weight = part.get("weight", 1.0)
+def _parse_weight(name: str, component: Any) -> float:
+    if not isinstance(component, Mapping) or "verifier" not in component or set(component) - {"verifier", "weight"}:
+        raise ConfigError(f"part {name!r} is {component!r}; it must be {{verifier: NAME, weight: NUMBER}}, or a weight")
+    weight = component.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
         raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number of at least 0")
     return float(weight)

@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-from rlvr.answers import Found, find, visible
+from rlvr.answers import Extraction, extract_answer, strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
 
-WRITINGS = (
+NOTATION_RULES = (
     # pattern, replacement, reason, one example that makes 14
     (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗]", "*", "signs of multiplication", r"2+3\times4"),
     (r"\\div(?![a-zA-Z])|[÷∕]", "/", "signs of division", "28÷2"),
@@ -33,13 +33,13 @@ WRITINGS = (
 """Alternative notations of an expression. No replacement joins two digits or creates a new number."""
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})(?=[^*_\s])(.*[^*_\s])\1", re.DOTALL)
 ADJECTIVE = r"(?:(?:final|correct|required|resulting|possible|valid)\s+)?"
-PHRASE = re.compile(
+ANSWER_PHRASE = re.compile(
     rf"(?:(?:so|thus|therefore|hence),?\s+)?\b(?:the|my|one|an?)\s+{ADJECTIVE}(?:expression|equation|solution)\s+is\b(?!\s*not\b):?",
     re.IGNORECASE,
 )
 TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}\[\]])")
 BRACKETS = {"(": ")", "[": "]"}
-LONGEST, SIDES = 400, 8
+MAX_EXPRESSION_CHARS, MAX_SIDES = 400, 8
 
 
 class Countdown(Verifier):
@@ -59,8 +59,8 @@ class Countdown(Verifier):
     examples = (
         Example(
             {"numbers": [2, 3, 4], "target": 14},
-            right=("2+3*4", "(3 + 4) * 2", "3*4+2 = 14", "4×3+2", r"\boxed{2+3*4}", "14 = 2+3*4", "2+3*4=2+12=14", "**2+3*4**"),
-            wrong=(
+            correct=("2+3*4", "(3 + 4) * 2", "3*4+2 = 14", "4×3+2", r"\boxed{2+3*4}", "14 = 2+3*4", "2+3*4=2+12=14", "**2+3*4**"),
+            incorrect=(
                 "14",
                 "2+3*4 or 2*3+4",
                 "2+3*4*1",
@@ -75,40 +75,40 @@ class Countdown(Verifier):
                 "02+3*4",
             ),
         ),
-        Example({"numbers": [2, 3, 50], "target": 6}, right=(), wrong=("2*3",)),
-        Example({"numbers": [1, 3, 4, 6], "target": 24}, right=("6/(1-3/4)",), wrong=("6*4", "6/(1-1)", "4*6*1")),
+        Example({"numbers": [2, 3, 50], "target": 6}, correct=(), incorrect=("2*3",)),
+        Example({"numbers": [1, 3, 4, 6], "target": 24}, correct=("6/(1-3/4)",), incorrect=("6*4", "6/(1-1)", "4*6*1")),
     )
 
-    def __init__(self, *, use_all: bool = True, channel: str = "auto") -> None:
+    def __init__(self, *, use_all: bool = True, extractor: str = "auto") -> None:
         """Set the rules.
 
         Args:
             use_all: whether every number must be used; in any case each may be used only once.
-            channel: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
+            channel: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
         """
-        find("", channel)  # raises now for an unknown channel, not at the first answer
-        self.use_all, self.channel = use_all, channel
+        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        self.use_all, self.extractor = use_all, extractor
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the expression, count its numbers, compare its value with the target."""
-        read = _reference(task.reference)
+        read = _parse_reference(task.reference)
         if read is None:
             return Verdict(None, f"the reference {task.reference!r:.80} is not {{numbers: [...], target: ...}}", fault=Fault.TASK)
         numbers, target = read
-        found = find(answer, self.channel)
-        if found.text is None and self.channel == "auto":
-            found = _phrase(answer, found)
+        found = extract_answer(answer, self.extractor)
+        if found.text is None and self.extractor == "auto":
+            found = _extract_by_phrase(answer, found)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        if len(found.text) > LONGEST:
-            return Verdict(0.0, f"{found.text!r:.80} is longer than {LONGEST} characters")
-        sides = [side.strip() for side in plain(found.text).split("=")]
+        if len(found.text) > MAX_EXPRESSION_CHARS:
+            return Verdict(0.0, f"{found.text!r:.80} is longer than {MAX_EXPRESSION_CHARS} characters")
+        sides = [side.strip() for side in normalize_expression(found.text).split("=")]
         own = 1 if len(sides) > 1 and sides[0] == str(target) else 0
-        if len(sides) > SIDES:
-            return Verdict(0.0, f"{found.text!r:.80} has {len(sides)} sides; at most {SIDES} are allowed")
+        if len(sides) > MAX_SIDES:
+            return Verdict(0.0, f"{found.text!r:.80} has {len(sides)} sides; at most {MAX_SIDES} are allowed")
         try:
-            value, used = compute(sides[own])
-            values = [Fraction(target) if side == str(target) else compute(side)[0] for side in sides]
+            value, used = evaluate_expression(sides[own])
+            values = [Fraction(target) if side == str(target) else evaluate_expression(side)[0] for side in sides]
         except ValueError as error:
             return Verdict(0.0, f"{found.text!r:.80} is not an expression: {error}")
         if any(other != target for other in values):
@@ -121,21 +121,21 @@ class Countdown(Verifier):
         return Verdict(1.0, f"{sides[own]:.80} makes {value}, the target is {target}")
 
 
-def plain(text: str) -> str:
+def normalize_expression(text: str) -> str:
     r"""Strip Markdown, LaTeX and words around an expression, and rewrite its signs in plain notation.
 
     >>> plain(r"**$(3+4)\times 2$**"), plain("The expression is 8+1-6.")
     ('(3+4)* 2', '8+1-6')
     """
-    text = _bare(text)
-    if mark := PHRASE.match(text):
-        text = _bare(text[mark.end() :])
-    for pattern, becomes, _, _ in WRITINGS:
+    text = _strip_emphasis(text)
+    if mark := ANSWER_PHRASE.match(text):
+        text = _strip_emphasis(text[mark.end() :])
+    for pattern, becomes, _, _ in NOTATION_RULES:
         text = re.sub(pattern, becomes, text)
-    return _bare(text)
+    return _strip_emphasis(text)
 
 
-def _bare(text: str) -> str:
+def _strip_emphasis(text: str) -> str:
     """Strip emphasis around a text and a full stop at its end."""
     text = text.strip().removesuffix(".")
     while mark := EMPHASIS.fullmatch(text):
@@ -143,24 +143,24 @@ def _bare(text: str) -> str:
     return text.strip()
 
 
-def _phrase(answer: str, found: Found) -> Found:
+def _extract_by_phrase(answer: str, found: Extraction) -> Extraction:
     """Extract the expression that the last line declares by a phrase, if nothing else in the answer declares one."""
-    shown = (visible(answer) or "").strip()
-    if found.several or any(mark in shown.lower() for mark in ("\\box", "\\fbox", "<answer", "####", "answer")):
+    shown = (strip_thinking(answer) or "").strip()
+    if found.candidates or any(mark in shown.lower() for mark in ("\\box", "\\fbox", "<answer", "####", "answer")):
         return found
     last = shown.rpartition("\n")[2]
-    declares = PHRASE.match(last.lstrip("*_ ")) and len(PHRASE.findall(shown)) == 1
-    return Found(last, "in the last line") if declares else found
+    declares = ANSWER_PHRASE.match(last.lstrip("*_ ")) and len(ANSWER_PHRASE.findall(shown)) == 1
+    return Extraction(last, "in the last line") if declares else found
 
 
-def compute(text: str) -> tuple[Fraction, list[int]]:
+def evaluate_expression(text: str) -> tuple[Fraction, list[int]]:
     """Evaluate an expression and return its value and the numbers in it; ValueError if it is not a valid expression.
 
-    >>> compute("2*(3+4)")
+    >>> evaluate_expression("2*(3+4)")
     (Fraction(14, 1), [2, 3, 4])
     """
-    if len(text) > LONGEST:
-        raise ValueError(f"it is longer than {LONGEST} characters")
+    if len(text) > MAX_EXPRESSION_CHARS:
+        raise ValueError(f"it is longer than {MAX_EXPRESSION_CHARS} characters")
     tokens: list[str] = []
     end, text = 0, text.strip()
     while end < len(text):
@@ -169,71 +169,71 @@ def compute(text: str) -> tuple[Fraction, list[int]]:
             raise ValueError(f"{text[end : end + 10]!r} is not allowed in it")
         tokens.append(mark[1])
         end = mark.end()
-    reader = _Reader(tokens)
-    value = reader.sum()
-    if reader.here:
-        raise ValueError(f"unexpected {reader.here!r} at its end")
-    return value, reader.used
+    reader = _ExpressionParser(tokens)
+    value = reader.parse_sum()
+    if reader.current_token:
+        raise ValueError(f"unexpected {reader.current_token!r} at its end")
+    return value, reader.numbers_used
 
 
-class _Reader:
+class _ExpressionParser:
     """Recursive-descent parser for sums of products of numbers and brackets."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self.tokens, self.at, self.depth = tokens, 0, 0
-        self.used: list[int] = []
+        self.tokens, self.position, self.depth = tokens, 0, 0
+        self.numbers_used: list[int] = []
 
     @property
-    def here(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+    def current_token(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
-    def take(self) -> str:
-        self.at += 1
-        return self.tokens[self.at - 1]
+    def next_token(self) -> str:
+        self.position += 1
+        return self.tokens[self.position - 1]
 
-    def sum(self) -> Fraction:
-        value = self.product()
-        while self.here in ("+", "-"):
-            value = value + self.product() if self.take() == "+" else value - self.product()
+    def parse_sum(self) -> Fraction:
+        value = self.parse_product()
+        while self.current_token in ("+", "-"):
+            value = value + self.parse_product() if self.next_token() == "+" else value - self.parse_product()
         return value
 
-    def product(self) -> Fraction:
-        value = self.atom()
-        while self.here in ("*", "/"):
-            value = value * self.atom() if self.take() == "*" else self.over(value, self.atom())
+    def parse_product(self) -> Fraction:
+        value = self.parse_atom()
+        while self.current_token in ("*", "/"):
+            value = value * self.parse_atom() if self.next_token() == "*" else self.divide(value, self.parse_atom())
         return value
 
-    def atom(self) -> Fraction:
-        if self.here.isdigit():
-            self.used.append(int(self.take()))
-            return Fraction(self.used[-1])
-        if self.here == r"\frac":
-            self.take()
-            return self.over(self.group("{", "}"), self.group("{", "}"))
-        return self.group(self.here, BRACKETS[self.here]) if self.here in BRACKETS else self.group("(", ")")
+    def parse_atom(self) -> Fraction:
+        if self.current_token.isdigit():
+            self.numbers_used.append(int(self.next_token()))
+            return Fraction(self.numbers_used[-1])
+        if self.current_token == r"\frac":
+            self.next_token()
+            return self.divide(self.parse_group("{", "}"), self.parse_group("{", "}"))
+        return self.parse_group(self.current_token, BRACKETS[self.current_token]) if self.current_token in BRACKETS else self.parse_group("(", ")")
 
-    def group(self, opens: str, closes: str) -> Fraction:
-        if self.here != opens:
-            raise ValueError(f"a number or a bracket is missing {'before ' + repr(self.here) if self.here else 'at its end'}")
-        self.take()
+    def parse_group(self, opens: str, closes: str) -> Fraction:
+        if self.current_token != opens:
+            raise ValueError(f"a number or a bracket is missing {'before ' + repr(self.current_token) if self.current_token else 'at its end'}")
+        self.next_token()
         self.depth += 1
         if self.depth > 50:
             raise ValueError("its brackets are nested too deeply")
-        value = self.sum()
-        if self.here != closes:
+        value = self.parse_sum()
+        if self.current_token != closes:
             raise ValueError("a bracket is not closed")
-        self.take()
+        self.next_token()
         self.depth -= 1
         return value
 
     @staticmethod
-    def over(value: Fraction, divisor: Fraction) -> Fraction:
+    def divide(value: Fraction, divisor: Fraction) -> Fraction:
         if not divisor:
             raise ValueError("it divides by zero")
         return value / divisor
 
 
-def _reference(reference: object) -> tuple[list[int], int] | None:
+def _parse_reference(reference: object) -> tuple[list[int], int] | None:
     if not isinstance(reference, dict):
         return None
     numbers, target = reference.get("numbers"), reference.get("target")

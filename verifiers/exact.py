@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import unmarked
+from rlvr.verifiers._marks import strip_markup
 
 
 class Exact(Verifier):
@@ -21,34 +21,34 @@ class Exact(Verifier):
 
     instruction = "Give only the answer, without any other words."
     examples = (
-        Example("Paris", right=("Paris", " Paris\n"), wrong=("paris", "Paris!", "Paris or Rome", "It is Paris", "Par is", "")),
-        Example(["4", "four"], right=("4", "four"), wrong=("4 four", "['4', 'four']")),
+        Example("Paris", correct=("Paris", " Paris\n"), incorrect=("paris", "Paris!", "Paris or Rome", "It is Paris", "Par is", "")),
+        Example(["4", "four"], correct=("4", "four"), incorrect=("4 four", "['4', 'four']")),
     )
 
-    def __init__(self, *, channel: str = "whole", ignore_case: bool = False, markdown: bool = False) -> None:
+    def __init__(self, *, extractor: str = "whole", ignore_case: bool = False, markdown: bool = False) -> None:
         """Set where the answer is declared and which differences are ignored.
 
         Args:
-            channel: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
+            channel: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
             ignore_case: whether upper and lower case count as equal.
             markdown: whether Markdown and LaTeX markup is removed, so that `**Paris**` is `Paris`.
         """
-        find("", channel)  # raises now for an unknown channel, not at the first answer
-        self.channel, self.ignore_case, self.markdown = channel, ignore_case, markdown
+        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        self.extractor, self.ignore_case, self.markdown = extractor, ignore_case, markdown
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared text with the reference."""
         allowed = task.reference if isinstance(task.reference, list | tuple) else [task.reference]
         if not allowed or not all(isinstance(text, str) and text.strip() for text in allowed):
             return Verdict(None, f"the reference {task.reference!r:.80} is neither a text nor a list of texts", fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = unmarked(found.text) if self.markdown else found.text
-        right = self._normal(said) in {self._normal(text) for text in allowed}
+        said = strip_markup(found.text) if self.markdown else found.text
+        right = self._normalize(said) in {self._normalize(text) for text in allowed}
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
-    def _normal(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text.strip())
         return text.casefold() if self.ignore_case else text
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Transcript, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
 
-FORM = "write {'answer': [text, ...]}, {'files': {path: text, or null where nothing may be}}, or both"
+REFERENCE_FORMAT = "write {'answer': [text, ...]}, {'files': {path: text, or null where nothing may be}}, or both"
 
 
 class FinalState(Verifier):
@@ -28,52 +28,52 @@ class FinalState(Verifier):
     """
 
     examples = (
-        Example({"answer": ["42"]}, right=("42", " 42\n", "\\boxed{42}"), wrong=("41", "42 or 41", "4 2", "It is not 42.", "")),
-        Example({"answer": ["a.log", "./a.log"]}, right=("a.log", "./a.log"), wrong=("b.log", "a.log b.log")),
-        Example({"files": {"a.txt": "1"}}, right=(), wrong=("1", "a.txt", '{"a.txt": "1"}')),
-        Example({"files": {"a.txt": None}}, right=(), wrong=("", "it is deleted")),
+        Example({"answer": ["42"]}, correct=("42", " 42\n", "\\boxed{42}"), incorrect=("41", "42 or 41", "4 2", "It is not 42.", "")),
+        Example({"answer": ["a.log", "./a.log"]}, correct=("a.log", "./a.log"), incorrect=("b.log", "a.log b.log")),
+        Example({"files": {"a.txt": "1"}}, correct=(), incorrect=("1", "a.txt", '{"a.txt": "1"}')),
+        Example({"files": {"a.txt": None}}, correct=(), incorrect=("", "it is deleted")),
     )
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without artifacts."""
-        return self.judge(task, Transcript(answer))
+        return self.verify_transcript(task, Transcript(answer))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Compare the artifacts with the expected files, then the answer."""
         try:
-            answers, files = _read(task.reference)
+            answers, files = _parse_reference(task.reference)
         except ConfigError as error:
             return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
-        wrong = {path: why for path, wanted in files.items() if (why := _differs(path, wanted, transcript.evidence))}
+        wrong = {path: why for path, wanted in files.items() if (why := _describe_difference(path, wanted, transcript.artifacts))}
         if answers:
-            found = find(transcript.answer)
+            found = extract_answer(transcript.answer)
             said = found.text.strip() if found.text is not None else None
             if said not in answers:
                 wrong["answer"] = f"the answer {said!r:.80} is wrong" if said is not None else f"no answer: {found.reason}"
         parts = {"state": float(not wrong)}
         if wrong:
-            return Verdict(0.0, next(iter(wrong.values())), parts=parts, detail={"wrong": wrong})
-        return Verdict(1.0, "the answer and the final state are right" if answers else "the final state is right", parts=parts)
+            return Verdict(0.0, next(iter(wrong.values())), components=parts, detail={"wrong": wrong})
+        return Verdict(1.0, "the answer and the final state are right" if answers else "the final state is right", components=parts)
 
 
-def _read(reference: Any) -> tuple[list[str], dict[str, str | None]]:
+def _parse_reference(reference: Any) -> tuple[list[str], dict[str, str | None]]:
     if not isinstance(reference, Mapping) or not reference or set(reference) - {"answer", "files"}:
-        raise ConfigError(f"the reference is {reference!r:.80}; {FORM}")
+        raise ConfigError(f"the reference is {reference!r:.80}; {REFERENCE_FORMAT}")
     answers, files = reference.get("answer", []), reference.get("files", {})
     if not isinstance(answers, list) or not all(isinstance(text, str) and text.strip() for text in answers):
-        raise ConfigError(f"answer is {answers!r:.80}; {FORM}")
+        raise ConfigError(f"answer is {answers!r:.80}; {REFERENCE_FORMAT}")
     if not isinstance(files, Mapping) or not all(isinstance(path, str) and isinstance(text, str | None) for path, text in files.items()):
-        raise ConfigError(f"files is {files!r:.80}; {FORM}")
+        raise ConfigError(f"files is {files!r:.80}; {REFERENCE_FORMAT}")
     if not (answers or files):
-        raise ConfigError(f"the reference asks for nothing; {FORM}")
+        raise ConfigError(f"the reference asks for nothing; {REFERENCE_FORMAT}")
     return list(answers), dict(files)
 
 
-def _differs(path: str, wanted: str | None, evidence: Mapping[str, Any]) -> str:
+def _describe_difference(path: str, wanted: str | None, artifacts: Mapping[str, Any]) -> str:
     """Describe the difference of one file; "" if there is none."""
-    if path not in evidence:
+    if path not in artifacts:
         return f"the state of {path} is not known"
-    found = evidence[path]
+    found = artifacts[path]
     if wanted is None:
         return "" if found is None else f"{path} is still there"
     if found is None:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._languages import LANGUAGES, foreign
-from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
-from rlvr.verifiers.structure import NAME, read
+from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
+from rlvr.verifiers._math.value.workers import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.structure import TAG_NAME, parse_sections
 
-LONGEST, SECONDS = 20_000, 0.5
+MAX_PATTERN_TEXT_CHARS, PATTERN_CPU_S = 20_000, 0.5
 """Maximum length of a text that is matched with a pattern, and maximum CPU seconds; beyond either the text does not match."""
 
 
@@ -23,7 +23,7 @@ class Format(Verifier):
     """Score the form of an answer: 1 if all requirements are met, else 0, or with `partial` the fraction that is met.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "format", tags=["think", "answer"], most_words=50).verify
+    >>> verify = rlvr.make("verifier", "format", tags=["think", "answer"], max_words=50).verify
     >>> verify(rlvr.Task("t", rlvr.user("2+2="), reference=None), "<think>two and two</think><answer>4</answer>").score
     1.0
     """
@@ -32,8 +32,8 @@ class Format(Verifier):
     examples = (
         Example(
             None,
-            right=("<think>2+2</think>\n<answer>4</answer>", "<think>no idea</think><answer>5</answer>"),
-            wrong=(
+            correct=("<think>2+2</think>\n<answer>4</answer>", "<think>no idea</think><answer>5</answer>"),
+            incorrect=(
                 "4",
                 "<answer>4</answer>",
                 "<answer>4</answer><think>2+2</think>",
@@ -52,8 +52,8 @@ class Format(Verifier):
         *,
         tags: Sequence[str] | None = None,
         pattern: str = "",
-        least_words: int = 0,
-        most_words: int | None = None,
+        min_words: int = 0,
+        max_words: int | None = None,
         language: str = "",
         partial: bool = False,
     ) -> None:
@@ -62,49 +62,49 @@ class Format(Verifier):
         Args:
             tags: sections that the answer consists of, in this order, none of them empty and nothing outside them.
             pattern: a regular expression that the whole answer matches (a dot matches line ends too).
-            least_words: the smallest number of words.
-            most_words: the largest number of words.
+            min_words: the smallest number of words.
+            max_words: the largest number of words.
             language: the language of the answer, such as en, de, zh; formulas, code and numbers are ignored.
             partial: whether an answer that meets some requirements scores their fraction.
         """
-        if tags is None and not (pattern or least_words or most_words or language):
+        if tags is None and not (pattern or min_words or max_words or language):
             tags = ("think", "answer")
-        if tags is not None and (isinstance(tags, str) or not all(isinstance(t, str) and NAME.fullmatch(t) for t in tags)):
+        if tags is not None and (isinstance(tags, str) or not all(isinstance(t, str) and TAG_NAME.fullmatch(t) for t in tags)):
             raise ConfigError(f"tags is {tags!r}; it must be a list of tag names, such as [think, answer]")
-        for name, value in (("least_words", least_words), ("most_words", most_words)):
+        for name, value in (("least_words", min_words), ("most_words", max_words)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number")
-        if most_words is not None and most_words < least_words:
-            raise ConfigError(f"most_words is {most_words}, and least_words is {least_words}; no answer could have the right length")
+        if max_words is not None and max_words < min_words:
+            raise ConfigError(f"most_words is {max_words}, and least_words is {min_words}; no answer could have the right length")
         if language and language not in LANGUAGES:
             raise ConfigError(f"language is {language!r}; {suggest(language, LANGUAGES, limit=40)}")
-        self.tags, self.pattern, self.partial = tuple(tags or ()), checked(pattern), partial
-        self.words, self.language = (least_words, most_words), language
-        self.matcher = Pool(1, cpu_s=SECONDS, memory_mb=1024, code=PATTERNS, work="matching") if pattern else None
-        self.instruction = asked(self.tags)
+        self.tags, self.pattern, self.partial = tuple(tags or ()), validate_pattern(pattern), partial
+        self.word_limits, self.language = (min_words, max_words), language
+        self.matcher = WorkerPool(1, cpu_s=PATTERN_CPU_S, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching") if pattern else None
+        self.instruction = format_instruction(self.tags)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Test each requirement. The reference is not read."""
         tests: dict[str, Callable[[str], str]] = {}
         if self.tags:
-            tests["tags"] = self._tags
-        if self.words != (0, None):
-            tests["length"] = self._length
+            tests["tags"] = self._check_tags
+        if self.word_limits != (0, None):
+            tests["length"] = self._check_length
         if self.language:
-            tests["language"] = lambda text: foreign(text, self.language)
+            tests["language"] = lambda text: find_language_mismatch(text, self.language)
         if self.matcher is not None:
             question = {
                 "do": "match",
                 "pattern": self.pattern,
                 "flags": int(re.DOTALL),
-                "text": answer[: LONGEST + 1].strip(),
+                "text": answer[: MAX_PATTERN_TEXT_CHARS + 1].strip(),
                 "search": False,
             }
             try:
-                matched = len(answer) <= LONGEST and bool(self.matcher.ask(question, self.matcher.budget()).get("same"))
-            except Overrun:
+                matched = len(answer) <= MAX_PATTERN_TEXT_CHARS and bool(self.matcher.send_request(question, self.matcher.new_budget()).get("same"))
+            except BudgetExceeded:
                 matched = False  # its own text made the comparison long
-            except Lost as error:
+            except WorkersFailed as error:
                 return Verdict(None, f"the process that compares patterns failed: {error}", fault=Fault.INFRA)
             tests["pattern"] = lambda _: "" if matched else f"does not match the pattern {self.pattern!r:.80}"
         if not answer.strip():
@@ -114,28 +114,28 @@ class Format(Verifier):
         share = sum(parts.values()) / len(parts)
         return Verdict(share if self.partial else float(share == 1), "; ".join(filter(None, flaws.values())) or "well-formed", parts)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the process that compares patterns."""
         if self.matcher is not None:
-            self.matcher.warm()
+            self.matcher.start_workers()
 
     def close(self) -> None:
         """Stop the process that compares patterns."""
         if self.matcher is not None:
             self.matcher.close()
 
-    def _tags(self, text: str) -> str:
-        contents, flaw = read(text, self.tags)
+    def _check_tags(self, text: str) -> str:
+        contents, flaw = parse_sections(text, self.tags)
         return flaw or next((f"<{name}> is empty" for name, content in contents.items() if not content.strip()), "")
 
-    def _length(self, text: str) -> str:
-        count, (least, most) = len(text.split()), self.words
+    def _check_length(self, text: str) -> str:
+        count, (least, most) = len(text.split()), self.word_limits
         if count < least:
             return f"{count} words, fewer than {least}"
         return f"{count} words, more than {most}" if most is not None and count > most else ""
 
 
-def checked(pattern: str) -> str:
+def validate_pattern(pattern: str) -> str:
     """Check a configured pattern and return it; ConfigError if it is invalid or accepts an empty answer.
 
     >>> checked("Answer: [0-9]+")
@@ -150,7 +150,7 @@ def checked(pattern: str) -> str:
     return pattern
 
 
-def asked(tags: Sequence[str]) -> str:
+def format_instruction(tags: Sequence[str]) -> str:
     """Format the instruction that asks for the tags.
 
     >>> asked(["think", "answer"])

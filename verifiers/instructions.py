@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.answers import visible
+from rlvr.answers import strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._instructions.kind import BadArguments, Kind
-from rlvr.verifiers._instructions.table import KINDS
+from rlvr.verifiers._instructions.kind import BadArguments, Instruction
+from rlvr.verifiers._instructions.table import INSTRUCTIONS
 
-Asked = list[tuple[Kind, dict[str, Any]]]
-SCORES = ("all", "share")
-LONGEST = 200_000
+ParsedInstructions = list[tuple[Instruction, dict[str, Any]]]
+SCORE_MODES = ("all", "share")
+MAX_RESPONSE_CHARS = 200_000
 
 
 class Instructions(Verifier):
     """The response follows every instruction of the reference.
 
-    The reference is `{"instruction_id_list": [...], "kwargs": [...]}`, as published, or a list of `{"id": ..., argument: value}`.
+    The reference is `{"instruction_id_list": [...], "kwargs": [...]}`, as published, or a list of `{"id": ..., parse_argument: value}`.
     Unknown kinds and missing arguments give no score. With `loose`, a response also counts if it follows an instruction without its
     first line, its last line or its asterisks, as in the published loose accuracy. Thoughts are removed first. The verdict is a function
     of the text alone: nothing is drawn or downloaded. The rows in `verifiers/_instructions/` list each difference from the published
@@ -35,13 +35,13 @@ class Instructions(Verifier):
     examples = (
         Example(
             [{"id": "detectable_format:title"}, {"id": "keywords:existence", "keywords": ["art"]}],
-            right=("<<On art>>\nIt lasts.", "Some art. <<A title>>"),
-            wrong=("<<On art", "<<A party>>", "art", "<< >> art"),
+            correct=("<<On art>>\nIt lasts.", "Some art. <<A title>>"),
+            incorrect=("<<On art", "<<A party>>", "art", "<< >> art"),
         ),
         Example(
             {"instruction_id_list": ["startend:end_checker"], "kwargs": [{"end_phrase": "</done>", "num_words": None}]},
-            right=("Yes </done>",),
-            wrong=("</done> Yes", ""),
+            correct=("Yes </done>",),
+            incorrect=("</done> Yes", ""),
         ),
     )
 
@@ -54,22 +54,22 @@ class Instructions(Verifier):
         """
         if not isinstance(loose, bool):
             raise ConfigError(f"loose is {loose!r}; it must be true or false")
-        if score not in SCORES:
-            raise ConfigError(f"score is {score!r}; {suggest(str(score), SCORES)}")
+        if score not in SCORE_MODES:
+            raise ConfigError(f"score is {score!r}; {suggest(str(score), SCORE_MODES)}")
         self.loose, self.score = loose, score
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Check every instruction on the response."""
         try:
-            asked = _asked(task.reference)
+            asked = _parse_reference(task.reference)
         except BadArguments as error:
             return Verdict(None, f"the instructions cannot be checked: {error}", fault=Fault.TASK)
-        shown = visible(answer)
+        shown = strip_thinking(answer)
         if shown is None or not any(map(str.isalnum, shown)):
             return Verdict(0.0, "the response is empty" if shown is not None else "the thought section is not closed")
-        if len(shown) > LONGEST:
-            return Verdict(0.0, f"the response has {len(shown)} characters; at most {LONGEST} are read")
-        texts = _variants(shown) if self.loose else [shown]
+        if len(shown) > MAX_RESPONSE_CHARS:
+            return Verdict(0.0, f"the response has {len(shown)} characters; at most {MAX_RESPONSE_CHARS} are read")
+        texts = _loose_variants(shown) if self.loose else [shown]
         followed = [any(kind.check(text, arguments) for text in texts) for kind, arguments in asked]
         share = sum(followed) / len(followed)
         missed = [kind.id for (kind, _), good in zip(asked, followed, strict=True) if not good]
@@ -81,7 +81,7 @@ class Instructions(Verifier):
         )
 
 
-def _asked(reference: Any) -> Asked:
+def _parse_reference(reference: Any) -> ParsedInstructions:
     """Parse the instructions of a reference with their validated arguments."""
     if isinstance(reference, Mapping):
         names, arguments = reference.get("instruction_id_list"), reference.get("kwargs")
@@ -92,19 +92,19 @@ def _asked(reference: Any) -> Asked:
         rows = reference if isinstance(reference, list | tuple) else []
     if not rows:
         raise BadArguments(f"the reference is {reference!r:.80}; give a list of {{'id': ...}}")
-    return [_row(row) for row in rows]
+    return [_parse_instruction(row) for row in rows]
 
 
-def _row(row: Any) -> tuple[Kind, dict[str, Any]]:
+def _parse_instruction(row: Any) -> tuple[Instruction, dict[str, Any]]:
     if not isinstance(row, Mapping) or not isinstance(row.get("id"), str):
         raise BadArguments(f"{row!r:.80} is not an instruction; write {{'id': 'punctuation:no_comma'}}")
-    kind = KINDS.get(row["id"])
+    kind = INSTRUCTIONS.get(row["id"])
     if kind is None:
-        raise BadArguments(f"there is no instruction {row['id']!r:.60}; {suggest(row['id'], KINDS, limit=3)}")
-    return kind, kind.arguments(row)
+        raise BadArguments(f"there is no instruction {row['id']!r:.60}; {suggest(row['id'], INSTRUCTIONS, limit=3)}")
+    return kind, kind.parse_arguments(row)
 
 
-def _variants(text: str) -> list[str]:
+def _loose_variants(text: str) -> list[str]:
     """Return the text unchanged, and without its first line, its last line, both, and each of these without asterisks."""
     rows = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (rows[1:], rows[:-1], rows[1:-1]))]

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import find, visible
+from rlvr.answers import extract_answer, strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import MissingExtra
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
 
-LONGEST, DEEPEST = 1_000_000, 200
+MAX_ANSWER_CHARS, MAX_DEPTH = 1_000_000, 200
 """Maximum characters of an answer, and maximum nesting depth of its lists and objects."""
-PROBES: tuple[Any, ...] = (None, True, 0, 1.5, "", "text", [], [1], {}, {"a": 1})
+PROBE_VALUES: tuple[Any, ...] = (None, True, 0, 1.5, "", "text", [], [1], {}, {"a": 1})
 """A schema that accepts all of these accepts everything."""
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+REF_KEYWORDS = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class JsonSchema(Verifier):
@@ -38,8 +38,8 @@ class JsonSchema(Verifier):
     examples = (
         Example(
             {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False},
-            right=('{"age": 3}', '```json\n{"age": 3}\n```'),
-            wrong=('{"age": "3"}', '{"age": 3, "age": 4}', "{'age': 3}", '{"age": 3, "b": 1}', ""),
+            correct=('{"age": 3}', '```json\n{"age": 3}\n```'),
+            incorrect=('{"age": "3"}', '{"age": 3, "age": 4}', "{'age': 3}", '{"age": 3, "b": 1}', ""),
         ),
     )
 
@@ -54,148 +54,148 @@ class JsonSchema(Verifier):
         if importlib.util.find_spec("jsonschema") is None:
             raise MissingExtra("jsonschema", "json")
         self.formats = formats
-        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, code=PATTERNS, work="validation")
-        self._flaws: dict[str, str] = {}
+        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
+        self._schema_flaws: dict[str, str] = {}
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Validate the one document of the answer."""
         try:
-            schema = _schema(task.reference)
-            if why := self._flaw(schema):
+            schema = _load_schema(task.reference)
+            if why := self._find_schema_flaw(schema):
                 return Verdict(None, f"the schema cannot be used: {why}", fault=Fault.TASK)
-            document = _document(answer)
-        except _NoSchema as error:
+            document = _parse_document(answer)
+        except _InvalidSchema as error:
             return Verdict(None, f"the schema cannot be used: {error}", fault=Fault.TASK)
-        except Lost as error:
+        except WorkersFailed as error:
             return Verdict(None, f"the worker failed: {error}", fault=Fault.INFRA)
         except ValueError as error:
             return Verdict(0.0, f"no JSON document: {error}"[:300])
         try:
-            said = self.pool.ask({"do": "validate", "schema": schema, "value": document, "formats": self.formats}, self.pool.budget())
-        except Overrun as error:
+            said = self.pool.send_request({"do": "validate", "schema": schema, "value": document, "formats": self.formats}, self.pool.new_budget())
+        except BudgetExceeded as error:
             return Verdict(0.0, f"validation did not finish: {error}", fault=Fault.ANSWER)
-        except Lost as error:
+        except WorkersFailed as error:
             return Verdict(None, f"the worker failed: {error}", fault=Fault.INFRA)
         if "problem" not in said:
             return Verdict(0.0, f"validation failed: {said.get('failed') or said.get('missing')}", fault=Fault.ANSWER)
         return Verdict(float(not said["problem"]), said["problem"] or "the document is valid")
 
-    def _flaw(self, schema: Any) -> str:
+    def _find_schema_flaw(self, schema: Any) -> str:
         """Explain why a schema cannot be used (cached); "" if it can."""
         key = json.dumps(schema, sort_keys=True)
-        if key not in self._flaws:
-            if len(self._flaws) > 10_000:
-                self._flaws.clear()
-            self._flaws[key] = _outside(schema) or self._tried(schema)
-        return self._flaws[key]
+        if key not in self._schema_flaws:
+            if len(self._schema_flaws) > 10_000:
+                self._schema_flaws.clear()
+            self._schema_flaws[key] = _find_external_reference(schema) or self._test_schema(schema)
+        return self._schema_flaws[key]
 
-    def _tried(self, schema: Any) -> str:
+    def _test_schema(self, schema: Any) -> str:
         try:
-            said = self.pool.ask({"do": "schema", "schema": schema}, self.pool.budget())
+            said = self.pool.send_request({"do": "schema", "schema": schema}, self.pool.new_budget())
             if said.get("flaw", said.get("failed")):
                 return str(said.get("flaw") or said.get("failed"))
             replies = [
-                self.pool.ask({"do": "validate", "schema": schema, "value": probe, "formats": False}, self.pool.budget())
-                for probe in PROBES
+                self.pool.send_request({"do": "validate", "schema": schema, "value": probe, "formats": False}, self.pool.new_budget())
+                for probe in PROBE_VALUES
             ]
-        except Overrun as error:
+        except BudgetExceeded as error:
             return str(error)
         broken = next((reply for reply in replies if "problem" not in reply), None)
         if broken is not None:
             return str(broken.get("failed") or broken.get("over") or broken.get("missing"))
         return "" if any(reply["problem"] for reply in replies) else "it accepts every value"
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the workers in the background."""
-        self.pool.warm()
+        self.pool.start_workers()
 
     def close(self) -> None:
         """Stop the workers."""
         self.pool.close()
 
 
-class _NoSchema(Exception):
+class _InvalidSchema(Exception):
     """Raised for a reference that is not a schema."""
 
 
-def _schema(reference: Any) -> Any:
+def _load_schema(reference: Any) -> Any:
     if isinstance(reference, str):
-        return _parsed_schema(reference)
+        return _parse_schema(reference)
     if not isinstance(reference, Mapping):
-        raise _NoSchema(f"it is {reference!r:.80}; it must be an object, or the JSON text of one")
+        raise _InvalidSchema(f"it is {reference!r:.80}; it must be an object, or the JSON text of one")
     try:
-        return _parsed_schema(json.dumps(reference, allow_nan=False))
+        return _parse_schema(json.dumps(reference, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise _NoSchema(f"it is not plain JSON: {error}") from error
+        raise _InvalidSchema(f"it is not plain JSON: {error}") from error
 
 
 @lru_cache(maxsize=1024)
-def _parsed_schema(text: str) -> Any:
+def _parse_schema(text: str) -> Any:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _NoSchema(f"{text!r:.80} is not JSON: {error}") from error
+        raise _InvalidSchema(f"{text!r:.80} is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise _NoSchema(f"it is {text!r:.80}; it must be an object")
+        raise _InvalidSchema(f"it is {text!r:.80}; it must be an object")
     return schema
 
 
-def _outside(schema: Any) -> str:
+def _find_external_reference(schema: Any) -> str:
     """Find a reference to another document; "" if there is none. Nothing is ever fetched."""
     if isinstance(schema, list):
-        return next((why for part in schema if (why := _outside(part))), "")
+        return next((why for part in schema if (why := _find_external_reference(part))), "")
     if not isinstance(schema, dict):
         return ""
     for key, value in schema.items():
-        if key in REFERENCES and isinstance(value, str) and not value.startswith("#"):
+        if key in REF_KEYWORDS and isinstance(value, str) and not value.startswith("#"):
             return f"{key} is {value!r:.80}; only references inside the schema (#...) are followed"
-        if why := _outside(value):
+        if why := _find_external_reference(value):
             return why
     return ""
 
 
-def _document(answer: str) -> Any:
+def _parse_document(answer: str) -> Any:
     """Parse the one JSON document of an answer; ValueError if there is none."""
-    shown = visible(answer)
+    shown = strip_thinking(answer)
     if shown is None:
         raise ValueError("the thought section is not closed")
     text = shown.strip()
-    if len(text) > LONGEST:
-        raise ValueError(f"the answer has {len(text)} characters; at most {LONGEST} are read")
+    if len(text) > MAX_ANSWER_CHARS:
+        raise ValueError(f"the answer has {len(text)} characters; at most {MAX_ANSWER_CHARS} are read")
     marks = sum(line.lstrip().startswith("```") for line in text.splitlines())
-    if marks == 2 and (block := find(text, "fence").text) is not None:
+    if marks == 2 and (block := extract_answer(text, "fence").text) is not None:
         text = block
     elif marks:
         raise ValueError(f"there are {marks} marks of code blocks; write one block, or the document alone")
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
+        value = json.loads(text, parse_constant=_reject_constant, parse_float=_parse_finite, object_pairs_hook=_reject_duplicate_keys)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    if _depth(value) > DEEPEST:
+    if _nesting_depth(value) > MAX_DEPTH:
         raise ValueError("it is nested too deep")
     return value
 
 
-def _refuse(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text:.40} is beyond the largest number")
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a key is used twice in one object")
     return made
 
 
-def _depth(value: Any) -> int:
+def _nesting_depth(value: Any) -> int:
     level, deep = [value], 0
-    while level and deep <= DEEPEST:
+    while level and deep <= MAX_DEPTH:
         deep += 1
         level = [part for one in level for part in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())]
     return deep

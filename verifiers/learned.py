@@ -12,17 +12,17 @@ from typing import Any
 
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Task, Verdict
 
-TOGETHER = 64
+MAX_DEVICE_BATCH = 64
 """Maximum number of pending answers that an accelerator scores in one batch."""
-BATCH_TOKENS = 32_768
+MAX_BATCH_TOKENS = 32_768
 """Maximum tokens of one batch of answers, padding included."""
-Row = tuple[list[Any], "Future[float]"]
+PendingRow = tuple[list[Any], "Future[float]"]
 
 
-class Learned(Verifier):
+class RewardModelVerifier(Verifier):
     """The lowest score of the reward models, between 0 and 1; 0.5 is a raw score of 0.
 
     A true verifier verifies the same answers. Its score is only logged, as the component `true`, so that a run shows where the learned
@@ -34,7 +34,7 @@ class Learned(Verifier):
     """
 
     needs = {"verifier": "exact"}
-    examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
+    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
     def __init__(self, *, verifier: Verifier, models: Sequence[str] = (), device: str | None = None) -> None:
         """Name the models.
@@ -50,7 +50,7 @@ class Learned(Verifier):
         if missing:
             raise ConfigError(f"models names {missing[0]!r}, which is not a folder; give folders such as RUN/checkpoints/last")
         self.verifier = verifier
-        self.models = [_Model(Path(folder), device) for folder in models]
+        self.models = [_RewardModel(Path(folder), device) for folder in models]
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score with every model, and with the true verifier for the log."""
@@ -61,8 +61,8 @@ class Learned(Verifier):
         try:
             scores = [model.score(task, answer) for model in self.models]
         except Exception as error:
-            return _failed(error)
-        return self._verdict(truth, scores)
+            return _failure_verdict(error)
+        return self._make_verdict(truth, scores)
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Score in batches. A batch that fails is scored row by row, so that no answer loses its score to another.
@@ -78,11 +78,11 @@ class Learned(Verifier):
         for truth, row in zip(truths, zip(*columns, strict=True), strict=True):
             broken = next((score for score in row if isinstance(score, Exception)), None)
             scores = [score for score in row if isinstance(score, float)]
-            rows.append(self._verdict(truth, scores) if broken is None else _failed(broken))
+            rows.append(self._make_verdict(truth, scores) if broken is None else _failure_verdict(broken))
         return rows
 
     @staticmethod
-    def _verdict(truth: Verdict, scores: Sequence[float]) -> Verdict:
+    def _make_verdict(truth: Verdict, scores: Sequence[float]) -> Verdict:
         parts = {} if truth.score is None else {"true": truth.score}
         if not all(map(math.isfinite, scores)):
             return Verdict(None, f"a reward model gave {list(scores)}, which is not finite; its weights may be damaged", fault=Fault.INFRA)
@@ -95,61 +95,61 @@ class Learned(Verifier):
         self.verifier.close()
 
 
-class _Model:
+class _RewardModel:
     """One reward model and its tokenizer. One thread at a time computes, also for the pending rows of other threads."""
 
     def __init__(self, folder: Path, device: str | None) -> None:
-        from rlvr.model.device import device_from
-        from rlvr.model.scorer import scorer_in  # torch comes with it
+        from rlvr.model.device import resolve_device
+        from rlvr.model.scorer import load_reward_model  # torch comes with it
 
-        place = device_from(device)
-        self.tokenizer, self.scorer = tokenizer_from(str(folder)), scorer_in(folder).to(place)
-        self.most = 1 if place.type == "cpu" else TOGETHER
+        place = resolve_device(device)
+        self.tokenizer, self.scorer = load_tokenizer(str(folder)), load_reward_model(folder).to(place)
+        self.max_batch_size = 1 if place.type == "cpu" else MAX_DEVICE_BATCH
         """Maximum batch size. 1 on a CPU, so that a score does not depend on the batch bit for bit."""
-        self.lock, self.waiting = threading.Lock(), deque[Row]()
+        self.lock, self.pending_rows = threading.Lock(), deque[PendingRow]()
 
     def score(self, task: Task, answer: str) -> float:
         """Return the raw score of one answer."""
         mine: Future[float] = Future()
-        self.waiting.append((self._tokens(task, answer), mine))
+        self.pending_rows.append((self._tokenize(task, answer), mine))
         with self.lock:
             while not mine.done():
-                self._compute([self.waiting.popleft() for _ in range(min(self.most, len(self.waiting)))])
+                self._score_batch([self.pending_rows.popleft() for _ in range(min(self.max_batch_size, len(self.pending_rows)))])
         return mine.result()
 
     def score_many(self, pairs: Sequence[tuple[Task, str]]) -> list[float | Exception]:
         """Return the raw score of each answer, or the exception if it has none. Answers of similar length share a batch."""
-        rows: list[Row] = [(self._tokens(task, answer), Future()) for task, answer in pairs]
+        rows: list[PendingRow] = [(self._tokenize(task, answer), Future()) for task, answer in pairs]
         order = sorted(rows, key=lambda row: len(row[0]))
         with self.lock:
             while order:
                 longest = len(order[-1][0])
-                self._compute([order.pop() for _ in range(min(len(order), max(1, BATCH_TOKENS // longest)))])
+                self._score_batch([order.pop() for _ in range(min(len(order), max(1, MAX_BATCH_TOKENS // longest)))])
         return [error if isinstance(error := future.exception(), Exception) else future.result() for _, future in rows]
 
-    def _compute(self, some: list[Row]) -> None:
+    def _score_batch(self, some: list[PendingRow]) -> None:
         """Score a batch of answers; if that fails, score each one alone, so that a failure affects only its own answer."""
         try:
-            scores = self._scores([tokens for tokens, _ in some])
+            scores = self._compute_scores([tokens for tokens, _ in some])
         except Exception as error:
             if len(some) == 1:
                 some[0][1].set_exception(error)
                 return
             for one in some:
-                self._compute([one])
+                self._score_batch([one])
             return
         for (_, future), score in zip(some, scores, strict=True):
             future.set_result(score)
 
-    def _tokens(self, task: Task, answer: str) -> list[Any]:
+    def _tokenize(self, task: Task, answer: str) -> list[Any]:
         return [*self.tokenizer.render(task.prompt), *self.tokenizer.encode(answer), self.tokenizer.eos_id]
 
-    def _scores(self, rows: list[list[Any]]) -> list[float]:
+    def _compute_scores(self, rows: list[list[Any]]) -> list[float]:
         return [float(score) for score in self.scorer(rows).tolist()]
 
 
-def _failed(error: Exception) -> Verdict:
+def _failure_verdict(error: Exception) -> Verdict:
     return Verdict(None, f"a reward model failed: {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
-make = Learned
+make = RewardModelVerifier

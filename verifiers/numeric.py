@@ -15,22 +15,22 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import unmarked
+from rlvr.verifiers._marks import strip_markup
 
-WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 NUMERAL = re.compile(
-    rf"(?P<sign>[+\-−]?)[$€£]?(?:(?P<top>{WHOLE})\s?/\s?(?P<bottom>{WHOLE})|"
-    rf"(?P<whole>{WHOLE})?(?:\.(?P<part>[0-9]+))?\.?(?:[eE](?P<power>[+-]?[0-9]{{1,3}}))?)\s?(?P<percent>\\?%?)\.?",
+    rf"(?P<sign>[+\-−]?)[$€£]?(?:(?P<top>{INTEGER})\s?/\s?(?P<bottom>{INTEGER})|"
+    rf"(?P<whole>{INTEGER})?(?:\.(?P<part>[0-9]+))?\.?(?:[eE](?P<power>[+-]?[0-9]{{1,3}}))?)\s?(?P<percent>\\?%?)\.?",
 )
-LONGEST = 200
+MAX_NUMERAL_CHARS = 200
 """Maximum characters of a numeral; parsing a longer one would only cost time."""
-SENTENCES = ("the whole text", "in the answer line")
+SENTENCE_REASONS = ("the whole text", "in the answer line")
 """Extraction reasons for which the answer may be a sentence or an equation; in a box, a tag or a #### line it must be a numeral."""
-WORDS: tuple[tuple[str, str, str, str], ...] = (
+WORD_RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"\A(?:so|thus|hence|therefore)\b,?\s*", "", "a word that concludes", "So 35*8 = 280"),
     (r"\b(it|that|this)['’]s\b", r"\1 is", "short for `is`", "It's 280"),
     (r"\s+(?:is\s+equal\s+to|is|equals|makes|gives)\s+|:(?=\s)", " = ", "words for =", "The product: 280"),
@@ -40,17 +40,17 @@ WORDS: tuple[tuple[str, str, str, str], ...] = (
     (r"\sminus\s|−", " - ", "a word and a sign for -", "300 minus 20 is 280"),
 )
 """Words and signs in a sentence: pattern, replacement, reason, an example (each has the value 280)."""
-ITEM = rf"[-+]?[$€£]?{WHOLE}(?:\.[0-9]+)?%?"
-LIST = rf"{ITEM}(?:(?:\s*,\s*|,?\s+and\s+){ITEM})*"
-TERM = rf"[(\s]*{ITEM}[)\s]*"
-NAMES: tuple[tuple[str, str, str], ...] = (
+LIST_ITEM = rf"[-+]?[$€£]?{INTEGER}(?:\.[0-9]+)?%?"
+NUMBER_LIST = rf"{LIST_ITEM}(?:(?:\s*,\s*|,?\s+and\s+){LIST_ITEM})*"
+TERM = rf"[(\s]*{LIST_ITEM}[)\s]*"
+LEFT_SIDE_PATTERNS: tuple[tuple[str, str, str], ...] = (
     (r"", "nothing", "= 280"),
     (r"it|that|this", "a pronoun", "It is 280."),
     (r"[a-zA-Z]", "a variable", "x = 280"),
     (
         r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|exact|total|last)\s+)*"
         r"(?:answer|result|product|sum|difference|total|quotient|value|number|solution|digit)"
-        rf"(?:\s+of\s+(?:the\s+|these\s+|all\s+)?(?:digits|numbers|sum|product|{LIST}))*",
+        rf"(?:\s+of\s+(?:the\s+|these\s+|all\s+)?(?:digits|numbers|sum|product|{NUMBER_LIST}))*",
         "a name of the result",
         "The product of 35 and 8 is 280.",
     ),
@@ -73,12 +73,12 @@ class Numeric(Verifier):
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         Example(
-            "95", right=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"), wrong=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0")
+            "95", correct=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"), incorrect=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0")
         ),
         Example(
             "280",
-            right=("**280**", "The product is **280**.", "35*8 = 280", "= 280", r"$35 \times 8 = 280$", "`280`", "x = 280", "It's 280."),
-            wrong=(
+            correct=("**280**", "The product is **280**.", "35*8 = 280", "= 280", r"$35 \times 8 = 280$", "`280`", "x = 280", "It's 280."),
+            incorrect=(
                 "**280** or **281**",
                 "The product is not 280.",
                 "280 = 281",
@@ -94,36 +94,36 @@ class Numeric(Verifier):
                 "The product is 280, I think",
             ),
         ),
-        Example("-0.5", right=("-1/2", "-.5", "-0.50", "−0.5"), wrong=("0.5", "-1/2/1", "nan")),
-        Example("1000", right=("1,000", "1000", "$1,000"), wrong=("1_000", "10,00", "1e4", "inf")),
+        Example("-0.5", correct=("-1/2", "-.5", "-0.50", "−0.5"), incorrect=("0.5", "-1/2/1", "nan")),
+        Example("1000", correct=("1,000", "1000", "$1,000"), incorrect=("1_000", "10,00", "1e4", "inf")),
     )
 
-    def __init__(self, *, tolerance: float = 0.0, relative: float = 0.0, channel: str = "auto", percent: bool = False) -> None:
+    def __init__(self, *, tolerance: float = 0.0, relative: float = 0.0, extractor: str = "auto", percent: bool = False) -> None:
         """Set the tolerance and where the answer is declared.
 
         Args:
             tolerance: the largest difference that still counts as equal.
             relative: the largest difference as a fraction of the reference; the larger of the two tolerances applies.
-            channel: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
+            channel: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
             percent: whether `50%` means 0.5; if not, the sign is ignored.
         """
         for name, value in (("tolerance", tolerance), ("relative", relative)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0, such as 0.01")
-        find("", channel)  # raises now for an unknown channel, not at the first answer
-        self.tolerance, self.relative, self.channel, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), channel, percent
+        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        self.tolerance, self.relative, self.extractor, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), extractor, percent
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared number with the reference."""
-        expected = parse(task.reference, percent=self.percent)
+        expected = parse_number(task.reference, percent=self.percent)
         if expected is None:
             return Verdict(None, f"the reference {task.reference!r:.80} is not a number", fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        value = parse(unmarked(found.text), percent=self.percent)
-        if value is None and found.reason in SENTENCES:
-            value = stated(found.text, percent=self.percent)
+        value = parse_number(strip_markup(found.text), percent=self.percent)
+        if value is None and found.reason in SENTENCE_REASONS:
+            value = parse_statement(found.text, percent=self.percent)
         if value is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number")
         near = max(self.tolerance, self.relative * abs(expected))
@@ -132,7 +132,7 @@ class Numeric(Verifier):
         return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
 
 
-def parse(value: Any, *, percent: bool = False) -> Fraction | None:
+def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:
     """Parse one numeral to its exact value; None for any other text.
 
     >>> parse("1,250.50"), parse("1_250"), parse("nan")
@@ -145,7 +145,7 @@ def parse(value: Any, *, percent: bool = False) -> Fraction | None:
     if isinstance(value, float):
         value = repr(value)  # 0.1 means a tenth, not the nearest binary fraction
     text = value.strip().strip("$").strip() if isinstance(value, str) else ""
-    found = NUMERAL.fullmatch(text) if 0 < len(text) <= LONGEST else None
+    found = NUMERAL.fullmatch(text) if 0 < len(text) <= MAX_NUMERAL_CHARS else None
     if found is None or not (found["top"] or found["whole"] or found["part"]):
         return None
     if found["top"]:
@@ -160,31 +160,31 @@ def parse(value: Any, *, percent: bool = False) -> Fraction | None:
     return number / 100 if percent and found["percent"] else number
 
 
-def stated(text: str, *, percent: bool = False) -> Fraction | None:
+def parse_statement(text: str, *, percent: bool = False) -> Fraction | None:
     """Parse the number at the end of one equation or one plain sentence; None for any other text.
 
     >>> stated("The product is **280**."), stated("35*8 = 280"), stated("It is not 280"), stated("281 = 280")
     (Fraction(280, 1), Fraction(280, 1), None, None)
     """
-    text = unmarked(text)
-    if len(text) > LONGEST:
+    text = strip_markup(text)
+    if len(text) > MAX_NUMERAL_CHARS:
         return None
-    for pattern, becomes, _why, _example in WORDS:
+    for pattern, becomes, _why, _example in WORD_RULES:
         text = re.sub(pattern, becomes, text, flags=re.IGNORECASE)
     *before, last = (side.strip() for side in text.split("="))
-    value = parse(last, percent=percent)
+    value = parse_number(last, percent=percent)
     if value is None or not before or not all(before[1:]):
         return None
     for side in before:
-        other = parse(side, percent=percent)
-        if other != value if other is not None else not _named(side):
+        other = parse_number(side, percent=percent)
+        if other != value if other is not None else not _is_label(side):
             return None
     return value
 
 
-def _named(side: str) -> bool:
+def _is_label(side: str) -> bool:
     """Whether a side of an equation only names what is computed, without a value of its own."""
-    return any(re.fullmatch(pattern, side, re.IGNORECASE) for pattern, _what, _example in NAMES)
+    return any(re.fullmatch(pattern, side, re.IGNORECASE) for pattern, _what, _example in LEFT_SIDE_PATTERNS)
 
 
 make = Numeric

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 from rlvr.contracts import Example, Transcript, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._code.blocks import code
+from rlvr.verifiers._code.blocks import extract_code
 
-FORM = "write {'files': [path, ...], 'cases': [{'module': ..., 'function': ..., 'args': [...], 'expected': ...}, ...]}"
-LARGEST = 100_000
+REFERENCE_FORMAT = "write {'files': [path, ...], 'cases': [{'module': ..., 'function': ..., 'args': [...], 'expected': ...}, ...]}"
+MAX_FILE_BYTES = 100_000
 """Maximum bytes of one file."""
-CASE = {"module", "function", "args", "expected"}
-LOADER = """
+CASE_KEYS = {"module", "function", "args", "expected"}
+LOADER_TEMPLATE = """
 import base64, importlib, json, os, sys
 for path, data in json.loads({files!r}).items():
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -48,8 +48,8 @@ class PackageTests(Verifier):
                 "files": ["square.py"],
                 "cases": [{"module": "square", "function": "square", "args": [n], "expected": n * n} for n in (3, 4)],
             },
-            right=("```python\ndef square(x):\n    return x * x\n```",),
-            wrong=(
+            correct=("```python\ndef square(x):\n    return x * x\n```",),
+            incorrect=(
                 "```python\ndef square(x):\n    return 9\n```",
                 "```python\nclass A:\n    __eq__ = lambda *a: True\nsquare = lambda x: A()\n```",
                 "```python\nraise SystemExit(0)\n```",
@@ -69,28 +69,28 @@ class PackageTests(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text: its code block is the only file of the package."""
         if not isinstance(task.reference, Mapping):
-            return self._judged(task, {})
-        found, files = code(answer, "python"), task.reference.get("files")
+            return self._verify_files(task, {})
+        found, files = extract_code(answer, "python"), task.reference.get("files")
         one = found.text is not None and isinstance(files, list) and len(files) == 1
-        return self._judged(task, {files[0]: found.text.encode("utf-8", "replace")} if one and found.text is not None and files else {})
+        return self._verify_files(task, {files[0]: found.text.encode("utf-8", "replace")} if one and found.text is not None and files else {})
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify the files in the artifacts; the text of the answer does not count."""
-        return self._judged(task, transcript.evidence)
+        return self._verify_files(task, transcript.artifacts)
 
-    def _judged(self, task: Task, evidence: Mapping[Any, Any]) -> Verdict:
+    def _verify_files(self, task: Task, artifacts: Mapping[Any, Any]) -> Verdict:
         try:
-            paths, cases = _read(task.reference)
+            paths, cases = _parse_reference(task.reference)
         except ConfigError as error:
             return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
         for path in paths:
-            found = evidence.get(path)
+            found = artifacts.get(path)
             if not isinstance(found, bytes):
                 return Verdict(0.0, f"{path} is missing" if found is None else f"{path} cannot be read: {found!r:.40}")
-            if len(found) > LARGEST:
-                return Verdict(0.0, f"{path} has more than {LARGEST:,} bytes")
-        files = json.dumps({path: base64.b64encode(evidence[path]).decode() for path in paths})
-        source = LOADER.format(files=files, modules=sorted({case["module"] for case in cases}))
+            if len(found) > MAX_FILE_BYTES:
+                return Verdict(0.0, f"{path} has more than {MAX_FILE_BYTES:,} bytes")
+        files = json.dumps({path: base64.b64encode(artifacts[path]).decode() for path in paths})
+        source = LOADER_TEMPLATE.format(files=files, modules=sorted({case["module"] for case in cases}))
         calls = [{"args": [case["module"], case["function"], case["args"]], "expected": case["expected"]} for case in cases]
         inner = replace(task, reference={"kind": "calls", "function": "hidden_call", "cases": calls})
         return self.verifier.verify(inner, f"```python{source}```")
@@ -100,14 +100,14 @@ class PackageTests(Verifier):
         self.verifier.close()
 
 
-def _read(reference: Any) -> tuple[list[str], list[Mapping[str, Any]]]:
+def _parse_reference(reference: Any) -> tuple[list[str], list[Mapping[str, Any]]]:
     if not isinstance(reference, Mapping) or set(reference) != {"files", "cases"}:
-        raise ConfigError(f"the reference is {reference!r:.80}; {FORM}")
+        raise ConfigError(f"the reference is {reference!r:.80}; {REFERENCE_FORMAT}")
     files, cases = reference["files"], reference["cases"]
     if not isinstance(files, list) or not files or not all(isinstance(path, str) and path for path in files):
-        raise ConfigError(f"files is {files!r:.80}; {FORM}")
-    if not isinstance(cases, list) or not cases or not all(isinstance(case, Mapping) and set(case) == CASE for case in cases):
-        raise ConfigError(f"cases is {cases!r:.80}; {FORM}")
+        raise ConfigError(f"files is {files!r:.80}; {REFERENCE_FORMAT}")
+    if not isinstance(cases, list) or not cases or not all(isinstance(case, Mapping) and set(case) == CASE_KEYS for case in cases):
+        raise ConfigError(f"cases is {cases!r:.80}; {REFERENCE_FORMAT}")
     return files, cases
 
 

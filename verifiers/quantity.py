@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import unmarked
-from rlvr.verifiers._units import Dimensions, meaning
+from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._units import Dimensions, parse_unit
 
-LATEX: tuple[tuple[str, str, str], ...] = (
+LATEX_RULES: tuple[tuple[str, str, str], ...] = (
     (r"\^\s*\{\s*([+\-−]?\d{1,3})\s*\}", r"^\1", "s^{-2}"),
     (r"\\(?:text|mathrm|rm|mathit|operatorname|unit|si)\s*\{([^{}]*)\}", r" \1 ", r"\mathrm{kg}"),
     (r"\\(?:[,;:! ]|quad|cdot|times(?!\s*10))|~", " ", r"10\,N"),
@@ -30,10 +30,10 @@ NUMBER = re.compile(
     r"(?:[eE](?P<e>[+-]?\d{1,3})|\s*(?:\\times|×|x|\*|\\cdot|·)\s*10\s*\^?\s*\{?(?P<ten>[+\-−]?[\d⁻⁰¹²³⁴-⁹]{1,4})\}?)?(?![\d.,])",
     re.ASCII,
 )
-NAMED = re.compile(r"\s*[A-Za-zα-ω](?:_?\{?\w{1,8}\}?)?\s*(?:=|≈|\\approx)\s*")
+QUANTITY_NAME = re.compile(r"\s*[A-Za-zα-ω](?:_?\{?\w{1,8}\}?)?\s*(?:=|≈|\\approx)\s*")
 """The name of the quantity before its value: `v = `."""
-RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻−", "0123456789--")
-LONGEST, ROUNDING = 200, Fraction(1, 10**9)
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻−", "0123456789--")
+MAX_QUANTITY_CHARS, ROUNDING_TOLERANCE = 200, Fraction(1, 10**9)
 
 
 class Quantity(Verifier):
@@ -44,82 +44,82 @@ class Quantity(Verifier):
     reference and is wrong in the answer. A task's `meta["tolerance"]` overrides the setting.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "quantity").verify
+    >>> verify = rlvr.make("verifier", "split_unit").verify
     >>> verify(rlvr.Task("t", rlvr.user("?"), reference="10 N"), "10 kg m/s^2").score
     1.0
     """
 
     examples = (
-        Example("72 km/h", right=("72 km/h", "20 m/s"), wrong=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
-        Example({"value": 5, "unit": "mW"}, right=("5 mW", "0.005 W"), wrong=("5 MW", "5")),
+        Example("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
+        Example({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),
     )
 
-    def __init__(self, *, channel: str = "auto", tolerance: float = 0.0, convert: bool = True) -> None:
+    def __init__(self, *, extractor: str = "auto", tolerance: float = 0.0, convert: bool = True) -> None:
         """Set where the answer is declared and how it is compared.
 
         Args:
-            channel: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
+            channel: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
             tolerance: the largest relative difference; 0 allows only floating-point rounding (one part in 10^9).
             convert: whether another unit of the same kind is accepted.
         """
-        find("", channel)
-        self.channel, self.tolerance, self.convert = channel, _tolerance(tolerance), convert
+        extract_answer("", extractor)
+        self.extractor, self.tolerance, self.convert = extractor, _parse_tolerance(tolerance), convert
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared quantity with the reference."""
         try:
-            tolerance = _tolerance(task.meta.get("tolerance", self.tolerance))
-            gold = _gold(task.reference)
+            tolerance = _parse_tolerance(task.meta.get("tolerance", self.tolerance))
+            gold = _parse_reference(task.reference)
         except ConfigError as error:
             return Verdict(None, str(error), fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = read(found.text)
+        said = parse_quantity(found.text)
         if said is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number with one unit")
         if said[1:] != gold[1:] and (not self.convert or said[3] != gold[3]):
             why = "not the unit of the reference" if said[3] == gold[3] else "of another kind than the reference"
             return Verdict(0.0, f"the unit of {found.text!r:.80} is {why}")
         mine, theirs = (value * factor + offset for value, factor, offset, _ in (said, gold))
-        right = abs(mine - theirs) <= max(tolerance, ROUNDING) * abs(theirs)
+        right = abs(mine - theirs) <= max(tolerance, ROUNDING_TOLERANCE) * abs(theirs)
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
 
-def read(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:
+def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:
     """Parse a quantity into value, factor, offset and base units; None for any other text.
 
     >>> read("3 min"), read("3")
     ((Fraction(3, 1), Fraction(60, 1), Fraction(0, 1), (('s', 1),)), None)
     """
-    text = unmarked(text)
-    if len(text) > LONGEST:
+    text = strip_markup(text)
+    if len(text) > MAX_QUANTITY_CHARS:
         return None
-    for pattern, becomes, _example in LATEX:
+    for pattern, becomes, _example in LATEX_RULES:
         text = re.sub(pattern, becomes, text)
-    text = NAMED.sub("", text, count=1).strip().removesuffix(".")
+    text = QUANTITY_NAME.sub("", text, count=1).strip().removesuffix(".")
     found = NUMBER.match(text)
     if found is None or not (found["whole"] or found["part"]):
         return None
     unit = text[found.end() :].strip()
-    known = meaning(unit) if unit else None
+    known = parse_unit(unit) if unit else None
     if known is None:
         return None
     digits = (found["whole"] or "0").replace(",", "") + (found["part"] or "")
-    power = int((found["e"] or found["ten"] or "0").translate(RAISED)) - len(found["part"] or "")
+    power = int((found["e"] or found["ten"] or "0").translate(SUPERSCRIPTS)) - len(found["part"] or "")
     value = Fraction(int(digits)) * Fraction(10) ** power
     return (-value if found["sign"] in ("-", "−") else value), *known
 
 
-def _gold(reference: Any) -> tuple[Fraction, Fraction, Fraction, Dimensions]:
+def _parse_reference(reference: Any) -> tuple[Fraction, Fraction, Fraction, Dimensions]:
     text = f"{reference.get('value')} {reference.get('unit')}" if isinstance(reference, Mapping) else reference
-    gold = read(text) if isinstance(text, str) else None
+    gold = parse_quantity(text) if isinstance(text, str) else None
     if gold is None:
         raise ConfigError(f"the reference {reference!r:.80} is not a number with a known unit, such as '9.81 m/s^2'")
     return gold
 
 
-def _tolerance(given: Any) -> Fraction:
+def _parse_tolerance(given: Any) -> Fraction:
     if isinstance(given, Fraction):
         return given
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
 
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.UNICODE}
-LONGEST_PATTERN, LONGEST_TEXT = 10_000, 200_000
+MAX_PATTERN_CHARS, MAX_TEXT_CHARS = 10_000, 200_000
 
 
 class Regex(Verifier):
@@ -32,71 +32,71 @@ class Regex(Verifier):
     """
 
     examples = (
-        Example(r"\d{4}-\d\d", right=("2026-11", " 2026-12\n"), wrong=("2026-1", "2026-11 or 2026-12", "")),
-        Example({"pattern": "yes|no", "flags": "i"}, right=("YES", "no"), wrong=("yesno", "yes!")),
+        Example(r"\d{4}-\d\d", correct=("2026-11", " 2026-12\n"), incorrect=("2026-1", "2026-11 or 2026-12", "")),
+        Example({"pattern": "yes|no", "flags": "i"}, correct=("YES", "no"), incorrect=("yesno", "yes!")),
     )
 
-    def __init__(self, *, channel: str = "whole", search: bool = False, workers: int = 1, cpu_s: float = 0.5) -> None:
+    def __init__(self, *, extractor: str = "whole", search: bool = False, workers: int = 1, cpu_s: float = 0.5) -> None:
         """Set where the answer is declared and how it is matched.
 
         Args:
-            channel: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
+            channel: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
             search: whether a match of a part of the answer is enough.
             workers: the maximum number of worker processes.
             cpu_s: processor seconds for one answer.
         """
-        find("", channel)
+        extract_answer("", extractor)
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers is {workers!r}; it must be a whole number above 0")
         if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
-        self.channel, self.search = channel, search
-        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, code=PATTERNS, work="matching")
+        self.extractor, self.search = extractor, search
+        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Match the declared answer."""
         try:
-            pattern, flags = _pattern(task.reference, search=self.search)
+            pattern, flags = _parse_reference(task.reference, search=self.search)
         except ConfigError as error:
             return Verdict(None, str(error), fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        if len(found.text) > LONGEST_TEXT:
-            return Verdict(0.0, f"the answer has {len(found.text)} characters; at most {LONGEST_TEXT} are matched")
+        if len(found.text) > MAX_TEXT_CHARS:
+            return Verdict(0.0, f"the answer has {len(found.text)} characters; at most {MAX_TEXT_CHARS} are matched")
         question = {"do": "match", "pattern": pattern, "flags": flags, "text": found.text, "search": self.search}
         try:
-            said = self.pool.ask(question, self.pool.budget())
-        except Overrun as error:
+            said = self.pool.send_request(question, self.pool.new_budget())
+        except BudgetExceeded as error:
             return Verdict(0.0, f"matching did not finish: {error}; the pattern may backtrack without bound", fault=Fault.ANSWER)
-        except Lost as error:
+        except WorkersFailed as error:
             return Verdict(None, f"the worker failed: {error}", fault=Fault.INFRA)
         if "same" not in said:
             return Verdict(0.0, f"matching failed: {said.get('failed')}", fault=Fault.ANSWER)
         return Verdict(float(said["same"]), f"{found.text!r:.80} {'matches' if said['same'] else 'does not match'} {pattern!r:.80}")
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the workers in the background."""
-        self.pool.warm()
+        self.pool.start_workers()
 
     def close(self) -> None:
         """Stop the workers."""
         self.pool.close()
 
 
-def _pattern(reference: Any, *, search: bool) -> tuple[str, int]:
+def _parse_reference(reference: Any, *, search: bool) -> tuple[str, int]:
     """Parse the pattern and the flags of a reference."""
     given = reference if isinstance(reference, Mapping) else {"pattern": reference}
     pattern, letters = given.get("pattern"), given.get("flags", "")
     if not isinstance(pattern, str) or not isinstance(letters, str) or set(given) - {"pattern", "flags"}:
         raise ConfigError(f"the reference is {reference!r:.80}; it must be a pattern, or {{'pattern': ..., 'flags': 'i'}}")
-    return _compiled(pattern, letters, search)
+    return _validate_pattern(pattern, letters, search)
 
 
 @lru_cache(maxsize=4096)
-def _compiled(pattern: str, letters: str, search: bool) -> tuple[str, int]:
-    if len(pattern) > LONGEST_PATTERN:
-        raise ConfigError(f"the pattern has {len(pattern)} characters; at most {LONGEST_PATTERN} are allowed")
+def _validate_pattern(pattern: str, letters: str, search: bool) -> tuple[str, int]:
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise ConfigError(f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are allowed")
     if unknown := set(letters) - set(FLAGS):
         raise ConfigError(f"the flag {min(unknown)!r} is not one of {' '.join(FLAGS)}")
     flags = re.RegexFlag(0) if "u" in letters else re.ASCII

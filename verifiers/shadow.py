@@ -9,12 +9,12 @@ from typing import Any
 
 from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import begun, judged_whole
-from rlvr.plugins.registry import from_config
+from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
+from rlvr.plugins.registry import build_from_config
 from rlvr.task import Task, Verdict
 
 
-class Shadow(Verifier):
+class AuditedVerifier(Verifier):
     """The score of the first verifier; a fraction of the verdicts also has the score of an audit verifier, as the component `shadow`.
 
     The sample is a hash of the task and the answer, so that the same answer is always or never audited. A failure of the audit verifier
@@ -26,11 +26,11 @@ class Shadow(Verifier):
     """
 
     needs = {"verifier": "exact"}
-    examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
-    shadows = True
+    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
+    has_audit_component = True
     """Whether verdicts may have the audit component, which a run then monitors."""
 
-    def __init__(self, *, verifier: Verifier, by: str | Mapping[str, Any] = "numeric", share: float = 0.05) -> None:
+    def __init__(self, *, verifier: Verifier, audit_with: str | Mapping[str, Any] = "numeric", fraction: float = 0.05) -> None:
         """Set the audit verifier.
 
         Args:
@@ -38,57 +38,57 @@ class Shadow(Verifier):
             by: the audit verifier; a name, or a mapping with a name and settings.
             share: the fraction of answers that are audited.
         """
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ConfigError(f"share is {share!r}; it must be a number from 0 to 1, such as 0.05")
-        self.verifier, self.share = verifier, float(share)
-        self.by: Verifier = from_config("verifier", by)
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ConfigError(f"share is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
+        self.verifier, self.fraction = verifier, float(fraction)
+        self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
         self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text, and audit it if it is sampled."""
-        return self.judge(task, Transcript(answer))
+        return self.verify_transcript(task, Transcript(answer))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a conversation, and audit it if it is sampled."""
-        return self._with(self.verifier.judge(task, transcript), task, transcript)
+        return self._add_audit_score(self.verifier.verify_transcript(task, transcript), task, transcript)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
         """Start verification; a verifier that waits for a remote verdict occupies no thread."""
         both = [self.verifier.begin(task, transcript)]
-        both += [begun(self.by, task, transcript)] if self._drawn(task, transcript.answer) else []
-        return together(both, lambda verdicts: _joined(verdicts[0], *verdicts[1:]))
+        both += [start_verification_safely(self.audit_verifier, task, transcript)] if self._is_sampled(task, transcript.answer) else []
+        return together(both, lambda verdicts: _attach_audit_score(verdicts[0], *verdicts[1:]))
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Verify many answers with the batch method of the first verifier, and audit the sampled ones."""
         verdicts = self.verifier.verify_many(tasks, answers)
-        return [self._with(v, task, Transcript(answer)) for v, task, answer in zip(verdicts, tasks, answers, strict=True)]
+        return [self._add_audit_score(v, task, Transcript(answer)) for v, task, answer in zip(verdicts, tasks, answers, strict=True)]
 
-    def _with(self, verdict: Verdict, task: Task, transcript: Transcript) -> Verdict:
-        if verdict.score is None or not self._drawn(task, transcript.answer):
+    def _add_audit_score(self, verdict: Verdict, task: Task, transcript: Transcript) -> Verdict:
+        if verdict.score is None or not self._is_sampled(task, transcript.answer):
             return verdict
-        return _joined(verdict, judged_whole(self.by, task, transcript))
+        return _attach_audit_score(verdict, verify_transcript_safely(self.audit_verifier, task, transcript))
 
-    def _drawn(self, task: Task, answer: str) -> bool:
+    def _is_sampled(self, task: Task, answer: str) -> bool:
         digest = hashlib.blake2b(f"{task.id}\0{answer}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < self.share * 2**64
+        return int.from_bytes(digest, "big") < self.fraction * 2**64
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that both verifiers are ready."""
-        self.verifier.ready()
-        self.by.ready()
+        self.verifier.check_ready()
+        self.audit_verifier.check_ready()
 
     def close(self) -> None:
         """Close both verifiers."""
         self.verifier.close()
-        self.by.close()
+        self.audit_verifier.close()
 
 
-def _joined(verdict: Verdict, second: Verdict | None = None) -> Verdict:
+def _attach_audit_score(verdict: Verdict, second: Verdict | None = None) -> Verdict:
     if second is None or verdict.score is None:
         return verdict
     if second.score is None:
         return replace(verdict, detail={**verdict.detail, "shadow": second.reason})
-    return replace(verdict, parts={**verdict.parts, "shadow": second.score})
+    return replace(verdict, components={**verdict.components, "shadow": second.score})
 
 
-make = Shadow
+make = AuditedVerifier

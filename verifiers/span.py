@@ -6,16 +6,16 @@ import re
 import unicodedata
 from collections import Counter
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import unmarked
+from rlvr.verifiers._marks import strip_markup
 
 METRICS = ("exact", "f1")
-HEDGES = {"not", "no", "never", "neither", "nor", "or", "either", "maybe", "perhaps", "possibly", "unless", "except"}
+HEDGE_WORDS = {"not", "no", "never", "neither", "nor", "or", "either", "maybe", "perhaps", "possibly", "unless", "except"}
 """Words that negate an answer or hedge it. With F1, an answer that adds one of them scores 0."""
-RULES: tuple[tuple[str, str, str, str], ...] = (
+NORMALIZATION_RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<=\d),(?=\d{3}(?!\d))", "", "a comma that groups digits", "1,000 is 1000"),
     (r"[’‘`´]", "'", "other apostrophes", "rock ’n’ roll is rock 'n' roll"),
     (r"(?<=\w)'s\b", "s", "the apostrophe of a genitive", "St. John's is St Johns"),
@@ -40,52 +40,52 @@ class Span(Verifier):
     """
 
     examples = (
-        Example("the Eiffel Tower", right=("Eiffel Tower", "The Eiffel tower."), wrong=("tower", "Eiffel", "")),
-        Example(["NYC", "New York City"], right=("nyc", "new york city"), wrong=("York", "New York City or Boston")),
+        Example("the Eiffel Tower", correct=("Eiffel Tower", "The Eiffel tower."), incorrect=("tower", "Eiffel", "")),
+        Example(["NYC", "New York City"], correct=("nyc", "new york city"), incorrect=("York", "New York City or Boston")),
     )
 
-    def __init__(self, *, channel: str = "auto", metric: str = "exact") -> None:
+    def __init__(self, *, extractor: str = "auto", metric: str = "exact") -> None:
         """Set where the answer is declared and which metric is the score.
 
         Args:
-            channel: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
+            channel: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
             metric: exact (0 or 1), or f1 (the overlap of words, from 0 to 1).
         """
-        find("", channel)
+        extract_answer("", extractor)
         if metric not in METRICS:
             raise ConfigError(f"metric is {metric!r}; {suggest(metric, METRICS)}")
-        self.channel, self.metric = channel, metric
+        self.extractor, self.metric = extractor, metric
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared answer with each accepted one; the best counts."""
         golds = task.reference if isinstance(task.reference, list | tuple) else [task.reference]
         if not golds or not all(isinstance(gold, str) and gold.strip() for gold in golds):
             return Verdict(None, f"the reference {task.reference!r:.80} is neither a text nor a list of texts", fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = normal(found.text)
-        exact = max(float(said == normal(gold)) for gold in golds)
-        parts = {"exact": exact, "f1": 1.0 if exact else max(_f1(said, normal(gold)) for gold in golds)}
+        said = normalize_answer(found.text)
+        exact = max(float(said == normalize_answer(gold)) for gold in golds)
+        parts = {"exact": exact, "f1": 1.0 if exact else max(_compute_f1(said, normalize_answer(gold)) for gold in golds)}
         word = "is" if exact else "is not"
         return Verdict(parts[self.metric], f"{said!r:.80} {word} {' or '.join(map(repr, golds)):.120}", parts)
 
 
-def normal(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Normalize a text: Unicode form, accents, case, articles and punctuation.
 
-    >>> normal("The St. John's, “Beyoncé”"), normal("vitamin A"), normal("C++")
+    >>> normalize_answer("The St. John's, “Beyoncé”"), normalize_answer("vitamin A"), normalize_answer("C++")
     ('st johns beyonce', 'vitamin a', 'c++')
     """
-    plain = unmarked(unicodedata.normalize("NFKC", text))
-    short = _unaccented(plain)
-    for pattern, becomes, _why, _example in RULES:
+    plain = strip_markup(unicodedata.normalize("NFKC", text))
+    short = _strip_accents(plain)
+    for pattern, becomes, _why, _example in NORMALIZATION_RULES:
         short = re.sub(pattern, becomes, short, flags=re.IGNORECASE)
     short = " ".join(short.casefold().split())
     return short or " ".join(plain.casefold().split())  # "The The" and "!!!" are answers too
 
 
-def _unaccented(text: str) -> str:
+def _strip_accents(text: str) -> str:
     """Remove the accents of Latin letters; in other scripts an accent changes the word and stays."""
     if text.isascii():
         return text
@@ -100,9 +100,9 @@ def _unaccented(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(kept))
 
 
-def _f1(said: str, gold: str) -> float:
+def _compute_f1(said: str, gold: str) -> float:
     mine, theirs = said.split(), gold.split()
-    if (HEDGES & set(mine)) - set(theirs):
+    if (HEDGE_WORDS & set(mine)) - set(theirs):
         return 0.0
     same = sum((Counter(mine) & Counter(theirs)).values())
     return 2 * same / (len(mine) + len(theirs)) if same else 0.0

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers import _sqlrun
 
-QUERY = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:select|with|values)\b", re.IGNORECASE | re.DOTALL)
+QUERY_START = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:select|with|values)\b", re.IGNORECASE | re.DOTALL)
 """The beginning of a query, after comments. Anything else is not run."""
-WALL_SECONDS = 120.0
+MAX_WALL_S = 120.0
 """Wall-clock limit. Reaching it is an infrastructure fault, because a query that computes is stopped far earlier by its CPU limit."""
-_WORKER = str(_sqlrun.__file__)
-SHOP = "create table item(name text, price real); insert into item values "
+_RUNNER_PATH = str(_sqlrun.__file__)
+EXAMPLE_SCRIPT = "create table item(name text, price real); insert into item values "
 
 
 class SqlRows(Verifier):
@@ -43,14 +43,14 @@ class SqlRows(Verifier):
 
     examples = (
         Example(
-            {"query": "select name from item where price > 2", "databases": [f"{SHOP}('a', 1), ('b', 3)", f"{SHOP}('c', 9), ('d', 2.5)"]},
-            right=(
+            {"query": "select name from item where price > 2", "databases": [f"{EXAMPLE_SCRIPT}('a', 1), ('b', 3)", f"{EXAMPLE_SCRIPT}('c', 9), ('d', 2.5)"]},
+            correct=(
                 "SELECT name FROM item WHERE price > 2",
                 "select name from item where not price <= 2 order by price;",
                 "-- dear ones\nselect name as dear from item where price > 2",
                 "This is it:\n```sql\nSELECT name FROM item WHERE price > 2\n```",
             ),
-            wrong=(
+            incorrect=(
                 "SELECT name FROM item",
                 "SELECT 'b'",
                 "SELECT name, price FROM item WHERE price > 2",
@@ -62,32 +62,32 @@ class SqlRows(Verifier):
             ),
         ),
         Example(
-            {"query": "select name from item order by price", "databases": [f"{SHOP}('a', 5), ('b', 3)"], "ordered": True},
-            right=("select name from item order by price",),
-            wrong=("select name from item order by price desc",),
+            {"query": "select name from item order by price", "databases": [f"{EXAMPLE_SCRIPT}('a', 5), ('b', 3)"], "ordered": True},
+            correct=("select name from item order by price",),
+            incorrect=("select name from item order by price desc",),
         ),
     )
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Run the query of the answer, and compare."""
-        broken = _broken(task.reference)
+        broken = _find_reference_flaw(task.reference)
         if broken:
             return Verdict(None, broken, fault=Fault.TASK)
         query, databases = task.reference["query"], tuple(task.reference["databases"])
         try:
-            expected = _expected(query, databases)
-        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.OverLimit) as error:
+            expected = _run_reference(query, databases)
+        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.LimitExceeded) as error:
             return Verdict(None, f"the reference does not run: {type(error).__name__}: {error}"[:400], fault=Fault.TASK)
         if not any(expected):
             return Verdict(None, "the query of the reference gives no row on any database", fault=Fault.TASK)
-        found = find(answer, ["fence", "whole"])
-        if found.text is None or len(found.text) > _sqlrun.LONGEST_QUERY or not QUERY.match(found.text):
+        found = extract_answer(answer, ["fence", "whole"])
+        if found.text is None or len(found.text) > _sqlrun.MAX_QUERY_CHARS or not QUERY_START.match(found.text):
             why = found.reason if found.text is None else f"it begins with {found.text[:40]!r} and has {len(found.text)} characters"
-            return Verdict(0.0, f"no query of at most {_sqlrun.LONGEST_QUERY:,} characters that begins with SELECT or WITH: {why}")
-        return _compared(_run(found.text, databases), expected, ordered=bool(task.reference.get("ordered", False)))
+            return Verdict(0.0, f"no query of at most {_sqlrun.MAX_QUERY_CHARS:,} characters that begins with SELECT or WITH: {why}")
+        return _compare_rows(_run_isolated(found.text, databases), expected, ordered=bool(task.reference.get("ordered", False)))
 
 
-def _broken(reference: Any) -> str:
+def _find_reference_flaw(reference: Any) -> str:
     if not isinstance(reference, dict) or not {"query", "databases"} <= reference.keys() <= {"query", "databases", "ordered"}:
         return f'the reference {reference!r:.80} is not {{"query": ..., "databases": [script, ...], "ordered": true or false}}'
     scripts = reference["databases"]
@@ -97,24 +97,24 @@ def _broken(reference: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _expected(query: str, databases: tuple[str, ...]) -> tuple[list[list[Any]], ...]:
+def _run_reference(query: str, databases: tuple[str, ...]) -> tuple[list[list[Any]], ...]:
     """Run the reference's query, which is trusted and runs in this process."""
     found = []
     for script in databases:
-        connection = _sqlrun.opened(script)
+        connection = _sqlrun.create_database(script)
         try:
-            found.append(_sqlrun.rows_of(connection, query))
+            found.append(_sqlrun.run_query(connection, query))
         finally:
             connection.close()
     return tuple(found)
 
 
-def _run(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:
+def _run_isolated(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:
     """Run the query in a separate process and return its reply, or a verdict if there is none."""
-    command = [sys.executable, "-I", "-S", _WORKER]
+    command = [sys.executable, "-I", "-S", _RUNNER_PATH]
     asked = json.dumps({"databases": list(databases), "query": query})
     try:
-        ran = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=WALL_SECONDS, check=False, env={})
+        ran = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=MAX_WALL_S, check=False, env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         return Verdict(None, f"the query's process failed: {error!r:.300}", fault=Fault.INFRA)
     ready, _, said = ran.stdout.decode("ascii", "replace").partition("\n")
@@ -128,7 +128,7 @@ def _run(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:
     return result
 
 
-def _compared(result: dict[str, Any] | Verdict, expected: Sequence[list[list[Any]]], *, ordered: bool) -> Verdict:
+def _compare_rows(result: dict[str, Any] | Verdict, expected: Sequence[list[list[Any]]], *, ordered: bool) -> Verdict:
     if isinstance(result, Verdict):
         return result
     if "limit" in result:
@@ -136,18 +136,18 @@ def _compared(result: dict[str, Any] | Verdict, expected: Sequence[list[list[Any
     if "error" in result:
         return Verdict(0.0, f"the query fails: {result['error']}")
     for number, (rows, wanted) in enumerate(zip(result["rows"], expected, strict=True), start=1):
-        had, want = [_plain(row) for row in rows], [_plain(row) for row in wanted]
+        had, want = [_normalize_row(row) for row in rows], [_normalize_row(row) for row in wanted]
         if had != want if ordered else Counter(had) != Counter(want):
             return Verdict(0.0, f"on database {number} it gives {had!r:.120}, not {want!r:.120}")
     return Verdict(1.0, f"the rows are right on {len(expected)} database{'s' * (len(expected) > 1)}")
 
 
-def _plain(row: Sequence[Any]) -> tuple[Any, ...]:
+def _normalize_row(row: Sequence[Any]) -> tuple[Any, ...]:
     """Normalize a row so that equal SQL values compare equal in Python: 3.0 is 3, floats are rounded, '3' stays a text."""
-    return tuple(_value(value) for value in row)
+    return tuple(_normalize_value(value) for value in row)
 
 
-def _value(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     if isinstance(value, dict):
         return ("bytes", value["hex"])
     if isinstance(value, float):

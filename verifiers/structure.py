@@ -12,8 +12,8 @@ from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
 from rlvr.task import Task, Verdict
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-MARK = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9_-]*)>")
+TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+TAG_MARK = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9_-]*)>")
 
 
 class Structure(Verifier):
@@ -30,8 +30,8 @@ class Structure(Verifier):
     examples = (
         Example(
             "4",
-            right=("<think>2+2</think>\n<answer>4</answer>", "<think></think><answer> 4 </answer>"),
-            wrong=(
+            correct=("<think>2+2</think>\n<answer>4</answer>", "<think></think><answer> 4 </answer>"),
+            incorrect=(
                 "4",
                 "<answer>4</answer>",
                 "<answer>4</answer><think>2+2</think>",
@@ -44,7 +44,7 @@ class Structure(Verifier):
     )
 
     def __init__(
-        self, *, verifier: Verifier, sections: Sequence[str] = ("think", "answer"), judged: str = "answer", soft: float = 0.0
+        self, *, verifier: Verifier, sections: Sequence[str] = ("think", "answer"), answer_section: str = "answer", malformed_factor: float = 0.0
     ) -> None:
         """Declare the format.
 
@@ -54,47 +54,47 @@ class Structure(Verifier):
             judged: the section with the answer.
             soft: the factor for the score of a malformed answer, from 0 (scores 0) to 1 (the format does not matter).
         """
-        if isinstance(sections, str) or not sections or not all(isinstance(s, str) and NAME.fullmatch(s) for s in sections):
+        if isinstance(sections, str) or not sections or not all(isinstance(s, str) and TAG_NAME.fullmatch(s) for s in sections):
             raise ConfigError(f"sections is {sections!r}; it must be a list of tag names, such as ['think', 'answer']")
         if len(set(sections)) != len(sections):
             raise ConfigError(f"sections {list(sections)!r} names a section twice; name each one once")
-        if judged not in sections:
-            raise ConfigError(f"judged is {judged!r}; it must be one of the sections: {', '.join(sections)}")
-        if isinstance(soft, bool) or not isinstance(soft, int | float) or not 0 <= soft <= 1:
-            raise ConfigError(f"soft is {soft!r}; it must be a number from 0 to 1")
-        self.verifier, self.sections, self.judged, self.soft = verifier, tuple(sections), judged, float(soft)
+        if answer_section not in sections:
+            raise ConfigError(f"judged is {answer_section!r}; it must be one of the sections: {', '.join(sections)}")
+        if isinstance(malformed_factor, bool) or not isinstance(malformed_factor, int | float) or not 0 <= malformed_factor <= 1:
+            raise ConfigError(f"soft is {malformed_factor!r}; it must be a number from 0 to 1")
+        self.verifier, self.sections, self.answer_section, self.malformed_factor = verifier, tuple(sections), answer_section, float(malformed_factor)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the format, verify the content, multiply the scores."""
-        content, flaw = self._read(answer)
-        return self._scored(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
+        content, flaw = self._split_content(answer)
+        return self._apply_format(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
         """Start verification; an inner verifier that waits for a remote verdict occupies no thread."""
-        content, flaw = self._read(transcript.answer)
+        content, flaw = self._split_content(transcript.answer)
         inner = Verdict(0.0, "") if content is None else self.verifier.begin(task, Transcript(content))
-        return together([inner], lambda verdicts: self._scored(verdicts[0], flaw))
+        return together([inner], lambda verdicts: self._apply_format(verdicts[0], flaw))
 
-    def _read(self, answer: str) -> tuple[str | None, str]:
+    def _split_content(self, answer: str) -> tuple[str | None, str]:
         """Return the text for the inner verifier (None if it is not needed) and what is wrong with the format."""
-        contents, flaw = read(answer, self.sections)
-        return (contents[self.judged] if not flaw else answer if self.soft else None), flaw
+        contents, flaw = parse_sections(answer, self.sections)
+        return (contents[self.answer_section] if not flaw else answer if self.malformed_factor else None), flaw
 
-    def _scored(self, inner: Verdict, flaw: str) -> Verdict:
-        if flaw and not self.soft:
-            return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0, "content": 0.0})
+    def _apply_format(self, inner: Verdict, flaw: str) -> Verdict:
+        if flaw and not self.malformed_factor:
+            return Verdict(0.0, f"format: {flaw}", components={"format": 0.0, "content": 0.0})
         if inner.score is None:
             return inner
-        form = self.soft if flaw else 1.0
+        form = self.malformed_factor if flaw else 1.0
         reason = f"format: {flaw}; {inner.reason}" if flaw else inner.reason
-        return Verdict(form * inner.score, reason, {**inner.parts, "format": form, "content": inner.score}, inner.fault, inner.detail)
+        return Verdict(form * inner.score, reason, {**inner.components, "format": form, "content": inner.score}, inner.fault, inner.detail)
 
     def close(self) -> None:
         """Close the inner verifier."""
         self.verifier.close()
 
 
-def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
+def parse_sections(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
     """Parse the content of each section; the second value says what is wrong with the format.
 
     >>> read("<think>a</think><answer>b</answer>", ["think", "answer"])
@@ -102,7 +102,7 @@ def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
     >>> read("<answer>b</answer>", ["think", "answer"])[1]
     '<think> is missing or out of order'
     """
-    marks = [mark for mark in MARK.finditer(text) if mark[2] in sections]
+    marks = [mark for mark in TAG_MARK.finditer(text) if mark[2] in sections]
     contents: dict[str, str] = {}
     end = 0
     for i, name in enumerate(sections):

@@ -17,24 +17,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlvr.answers import CHANNELS, Found, find
+from rlvr.answers import EXTRACTORS, Extraction, extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.judge.kinds import judge, match
-from rlvr.verifiers._math.judge.restated import restated
-from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
-from rlvr.verifiers._math.judge.worked import UNWORKED
-from rlvr.verifiers._math.policy import Policy
-from rlvr.verifiers._math.read.notation import readings
-from rlvr.verifiers._math.read.parse import parse
-from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, say
-from rlvr.verifiers._math.value.cost import begin
+from rlvr.verifiers._math.judge.kinds import compare_normalized, compare_trees
+from rlvr.verifiers._math.judge.restated import find_prompt_copy
+from rlvr.verifiers._math.judge.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
+from rlvr.verifiers._math.judge.worked import UNEVALUATED_OPS
+from rlvr.verifiers._math.policy import MathPolicy
+from rlvr.verifiers._math.read.notation import iter_readings
+from rlvr.verifiers._math.read.parse import parse_answer
+from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op
+from rlvr.verifiers._math.value.cost import reset_budget
 from rlvr.verifiers._math.value.exact import NotFinite
-from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import BudgetExceeded, WorkerPool, WorkersFailed
 
-MAX_SEVERAL = 6
-GOLDS_SHARE = 4
+MAX_CANDIDATES = 6
+GOLD_CPU_FACTOR = 4
 """Factor on the CPU budget if the gold itself has to be evaluated."""
 
 
@@ -51,19 +51,19 @@ class Symbolic(Verifier):
     examples = (
         Example(
             r"\frac{1}{2}",
-            right=(r"\boxed{0.5}", "1/2", r"$\dfrac12$"),
-            wrong=(r"\boxed{2}", r"\boxed{1}\boxed{0.5}", r"0.5 \text{ or } 2", ""),
+            correct=(r"\boxed{0.5}", "1/2", r"$\dfrac12$"),
+            incorrect=(r"\boxed{2}", r"\boxed{1}\boxed{0.5}", r"0.5 \text{ or } 2", ""),
         ),
-        Example("(1, 2]", right=(r"1 < x \le 2", r"\left(1,2\right]"), wrong=("[1, 2]", "(1, 2)", "1, 2")),
-        Example("1,-2", right=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), wrong=("1", "1, 2", "-2, 1, 1")),
-        Example(r"\text{(C)}", right=("C", "(c)"), wrong=("(B)", "(B) or (C)")),
-        Example(r"\$18", right=("18 dollars", "18.00"), wrong=("18 cents", "81")),
+        Example("(1, 2]", correct=(r"1 < x \le 2", r"\left(1,2\right]"), incorrect=("[1, 2]", "(1, 2)", "1, 2")),
+        Example("1,-2", correct=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), incorrect=("1", "1, 2", "-2, 1, 1")),
+        Example(r"\text{(C)}", correct=("C", "(c)"), incorrect=("(B)", "(B) or (C)")),
+        Example(r"\$18", correct=("18 dollars", "18.00"), incorrect=("18 cents", "81")),
     )
 
     def __init__(
         self,
         *,
-        channel: str = "auto",
+        extractor: str = "auto",
         policy: Mapping[str, Any] | None = None,
         workers: int = 2,
         cpu_s: float = 0.6,
@@ -86,14 +86,14 @@ class Symbolic(Verifier):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
         if not isinstance(cpu_s, int | float) or isinstance(cpu_s, bool) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
-        self._settings: dict[str, Any] = {"channel": channel, "policy": policy, "workers": workers}
+        self._settings: dict[str, Any] = {"channel": extractor, "policy": policy, "workers": workers}
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
-        self.channel = _channel(channel)
-        self.policy = Policy().over(policy)
-        self._changes = self.policy.changes()
-        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
+        self.extractor = _check_extractor(extractor)
+        self.policy = MathPolicy().override(policy)
+        self._policy_changes = self.policy.list_changes()
+        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: dict[tuple[Any, ...], Any] = {}
-        self._size = cache
+        self._cache_size = cache
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,121 +103,121 @@ class Symbolic(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the declared answer and compare it with the gold."""
         try:
-            policy = self.policy.over(task.meta.get("policy"))
-            channel = _channel(task.meta.get("channel", self.channel))
+            policy = self.policy.override(task.meta.get("policy"))
+            channel = _check_extractor(task.meta.get("channel", self.extractor))
         except ConfigError as error:
             return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
-        gold = _reference(task.reference)
+        gold = _gold_text(task.reference)
         if gold is None:
-            return _broken(repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number")
+            return _invalid_gold_verdict(repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number")
         try:
-            why = self._kept(self._unfit, gold, None, policy)
+            why = self._get_cached(self._find_gold_flaw, gold, None, policy)
             if why:
-                return _broken(gold, why)
-            found = find(answer, channel, several=policy.several)
-            if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
+                return _invalid_gold_verdict(gold, why)
+            found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
+            if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
-            verdict: Verdict = self._kept(self._judged, gold, found, policy)
-            if verdict.passed and policy.evaluated and (why := self._copied(task, gold, found)):
+            verdict: Verdict = self._get_cached(self._verify_extraction, gold, found, policy)
+            if verdict.passed and policy.require_evaluated and (why := self._find_prompt_copy(task, gold, found)):
                 verdict = Verdict(0.0, why)
-        except Lost as error:
+        except WorkersFailed as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
-        changes = self._changes if policy is self.policy else policy.changes()
+        changes = self._policy_changes if policy is self.policy else policy.list_changes()
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
-    def lint(self, gold: str, policy: Policy | None = None) -> Verdict:
+    def lint(self, gold: str, policy: MathPolicy | None = None) -> Verdict:
         """Check a gold: it must parse completely, be finite, not be a bare letter, and compare equal to itself."""
         try:
-            why = self._unfit(gold, policy or self.policy)
-        except Lost as error:
+            why = self._find_gold_flaw(gold, policy or self.policy)
+        except WorkersFailed as error:
             return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
-        return _broken(gold, why) if why else Verdict(1.0, f"parsed as {say(parse(gold))}")
+        return _invalid_gold_verdict(gold, why) if why else Verdict(1.0, f"parsed as {describe_tree(parse_answer(gold))}")
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the algebra workers in the background, so that no answer waits for them."""
-        self.pool.warm()
+        self.pool.start_workers()
 
     def close(self) -> None:
         """Close the worker processes."""
         self.pool.close()
 
-    def _unfit(self, gold: str, policy: Policy) -> str:
+    def _find_gold_flaw(self, gold: str, policy: MathPolicy) -> str:
         """Explain why a gold cannot be used; "" if it can."""
         try:
-            tree = parse(gold)
-            if tree[0] == "sym" and " " not in tree[1] and not policy.symbol:
+            tree = parse_answer(gold)
+            if tree[0] == "sym" and " " not in tree[1] and not policy.allow_symbol:
                 return "it is a bare letter; set the policy symbol=true if that is meant"
             if tree[0] == "num" and tree[2] == 1 and not policy.form:
                 return ""
-            why = finite(tree)
-            if has(tree, *UNWORKED):
-                self._judge(tree, ("num", 0, 1), policy)  # to check that it can be evaluated in time
-            judged = Judged(False, why) if why else self._judge(tree, tree, policy)
-        except (Unreadable, TooBig, NotFinite) as error:
+            why = find_invalid_value(tree)
+            if has_op(tree, *UNEVALUATED_OPS):
+                self._compare_trees(tree, ("num", 0, 1), policy)  # to check that it can be evaluated in time
+            judged = Comparison(False, why) if why else self._compare_trees(tree, tree, policy)
+        except (ParseError, LimitExceeded, NotFinite) as error:
             return str(error)
-        except Lost:
+        except WorkersFailed:
             raise
         except Exception as error:
             return f"comparing it failed: {type(error).__name__}"
-        return "" if judged.right else f"the reference does not compare equal to itself: {judged.reason}"
+        return "" if judged.is_equal else f"the reference does not compare equal to itself: {judged.reason}"
 
-    def _judged(self, gold: str, found: Found, policy: Policy) -> Verdict:
+    def _verify_extraction(self, gold: str, found: Extraction, policy: MathPolicy) -> Verdict:
         if found.text is None:  # several answers: right only if every one is right
-            verdicts = [self._one(gold, text, policy) for text in found.several]
+            verdicts = [self._verify_text(gold, text, policy) for text in found.candidates]
             if all(verdict.passed for verdict in verdicts):
                 return verdicts[-1]
             return Verdict(0.0, f"ambiguous: {found.reason}")
-        return self._one(gold, found.text, policy)
+        return self._verify_text(gold, found.text, policy)
 
-    def _copied(self, task: Task, gold: str, found: Found) -> str:
+    def _find_prompt_copy(self, task: Task, gold: str, found: Extraction) -> str:
         """Explain why a right answer is rejected as a copy of the question; "" if it is not."""
-        texts = [text for text in ([found.text] if found.text is not None else found.several) if text != gold]
+        texts = [text for text in ([found.text] if found.text is not None else found.candidates) if text != gold]
         prompt = "\n".join(message["content"] for message in task.prompt) if texts else ""
-        return next((why for text in texts if (why := restated(gold, text, prompt))), "")
+        return next((why for text in texts if (why := find_prompt_copy(gold, text, prompt))), "")
 
-    def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
-        same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _spaceless(text))
+    def _verify_text(self, gold: str, text: str, policy: MathPolicy) -> Verdict:
+        same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _can_drop_spaces(text))
         if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
-            judged = self._read_and_judged(gold, text, policy)
-        except Unreadable as error:
+            judged = self._compare_readings(gold, text, policy)
+        except ParseError as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
         except NotFinite as error:
             return Verdict(0.0, f"the answer has no finite value: {error}")
-        except (TooBig, Overrun) as error:
+        except (LimitExceeded, BudgetExceeded) as error:
             return Verdict(0.0, f"comparing the answer did not finish: {error}", fault=Fault.ANSWER)
-        except Lost:
+        except WorkersFailed:
             raise
         except Exception as error:
             return Verdict(0.0, f"the answer broke the comparison: {type(error).__name__}", fault=Fault.ANSWER)
-        return Verdict(1.0 if judged.right else 0.0, judged.reason)
+        return Verdict(1.0 if judged.is_equal else 0.0, judged.reason)
 
-    def _read_and_judged(self, gold: str, text: str, policy: Policy) -> Judged:
+    def _compare_readings(self, gold: str, text: str, policy: MathPolicy) -> Comparison:
         """Compare the first reading of gold and answer, and then alternative readings until one is equal."""
-        unreadable, judged = None, Judged(False, "")
+        unreadable, judged = None, Comparison(False, "")
         try:
-            judged = self._judge(parse(gold), parse(text), policy)
-        except Unreadable as error:
+            judged = self._compare_trees(parse_answer(gold), parse_answer(text), policy)
+        except ParseError as error:
             unreadable = error
-        for want, have in readings(gold, text) if not judged.right else ():
-            with contextlib.suppress(Unreadable):
-                if (second := self._judge(parse(want), parse(have), policy)).right:
+        for want, have in iter_readings(gold, text) if not judged.is_equal else ():
+            with contextlib.suppress(ParseError):
+                if (second := self._compare_trees(parse_answer(want), parse_answer(have), policy)).is_equal:
                     return second
         if unreadable is not None:
             raise unreadable
         return judged
 
-    def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
+    def _compare_trees(self, gold: Tree, answer: Tree, policy: MathPolicy) -> Comparison:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
-            return whole(gold, answer)
-        begin()
-        budget = self.pool.budget()
-        if has(gold, *UNWORKED):
-            budget.left *= GOLDS_SHARE
-        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge, match=match))
+            return compare_integers(gold, answer)
+        reset_budget()
+        budget = self.pool.new_budget()
+        if has_op(gold, *UNEVALUATED_OPS):
+            budget.cpu_s_left *= GOLD_CPU_FACTOR
+        return compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget), compare_trees=compare_trees, compare_normalized=compare_normalized))
 
-    def _kept(self, work: Callable[..., Any], gold: str, found: Found | None, policy: Policy) -> Any:
+    def _get_cached(self, work: Callable[..., Any], gold: str, found: Extraction | None, policy: MathPolicy) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""
         key = (gold, found, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
         known = self._cache.get(key)
@@ -225,12 +225,12 @@ class Symbolic(Verifier):
             known = work(gold, found, policy) if found is not None else work(gold, policy)
             with self._lock:
                 self._cache[key] = known
-                if len(self._cache) > self._size:
+                if len(self._cache) > self._cache_size:
                     del self._cache[next(iter(self._cache))]
         return known
 
 
-def _reference(reference: Any) -> str | None:
+def _gold_text(reference: Any) -> str | None:
     """Return the gold as text; of a gold that is a whole solution, the last box or #### line."""
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         return None
@@ -238,25 +238,25 @@ def _reference(reference: Any) -> str | None:
         return None
     text = str(reference)
     if "\\boxed" in text or "\\fbox" in text or "\n####" in text:
-        found = find(text, ("boxed", "hash"), several="last")
+        found = extract_answer(text, ("boxed", "hash"), multiple_answers="last")
         return found.text if found.text is not None else text
     return text.strip()
 
 
-def _broken(gold: str, why: str) -> Verdict:
+def _invalid_gold_verdict(gold: str, why: str) -> Verdict:
     return Verdict(None, f"the gold {gold[:80]!r} cannot be judged: {why}", fault=Fault.TASK)
 
 
-def _spaceless(text: str) -> bool:
+def _can_drop_spaces(text: str) -> bool:
     """Whether removing the spaces changes nothing: no space is between two digits."""
     parts = text.split()
     return not any(a[-1].isdigit() and b[0].isdigit() for a, b in itertools.pairwise(parts))
 
 
-def _channel(channel: Any) -> Any:
+def _check_extractor(channel: Any) -> Any:
     for name in [channel] if isinstance(channel, str) else list(channel or ["?"]):
-        if name not in CHANNELS:
-            raise ConfigError(f"there is no answer channel {name!r}; {suggest(str(name), CHANNELS)}")
+        if name not in EXTRACTORS:
+            raise ConfigError(f"there is no answer channel {name!r}; {suggest(str(name), EXTRACTORS)}")
     return channel
 
 

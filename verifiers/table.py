@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import visible
+from rlvr.answers import strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import unmarked
+from rlvr.verifiers._marks import strip_markup
 
 Rows = list[list[str]]
-MOST_CELLS = 100_000
-RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+MAX_CELLS = 100_000
+HEADER_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 """The line under the head of a Markdown table."""
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?")
@@ -33,16 +33,16 @@ class Table(Verifier):
     as text without markup and case. An answer with two tables, with an extra column or row, or with rows of different lengths is wrong.
 
     >>> import rlvr
-    >>> task = rlvr.Task("t", rlvr.user("?"), reference=[{"city": "Rome", "people": 2800000}])
-    >>> rlvr.make("verifier", "table").verify(task, "| people | city |\n|---|---|\n| 2,800,000 | Rome |").score
+    >>> task = rlvr.Task("t", rlvr.user("?"), reference=[{"city": "Rome", "people_tables": 2800000}])
+    >>> rlvr.make("verifier", "table").verify(task, "| people_tables | city |\n|---|---|\n| 2,800,000 | Rome |").score
     1.0
     """
 
     examples = (
         Example(
             [{"city": "Rome", "km": 5}],
-            right=("| city | km |\n|---|---|\n| Rome | 5 |", "city,km\nRome,5", "```csv\nkm,city\n5.0,rome\n```"),
-            wrong=("| city | km |\n|---|---|\n| Oslo | 5 |", "| city | km |\n|---|---|\n| Rome | 5 |\n| Oslo | 5 |", "Rome 5"),
+            correct=("| city | km |\n|---|---|\n| Rome | 5 |", "city,km\nRome,5", "```csv\nkm,city\n5.0,rome\n```"),
+            incorrect=("| city | km |\n|---|---|\n| Oslo | 5 |", "| city | km |\n|---|---|\n| Rome | 5 |\n| Oslo | 5 |", "Rome 5"),
         ),
     )
 
@@ -60,62 +60,62 @@ class Table(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse both tables and compare them."""
         try:
-            gold = _reference(task.reference)
+            gold = _parse_reference(task.reference)
         except ValueError as error:
             return Verdict(None, f"the reference is not a table: {error}", fault=Fault.TASK)
-        shown = visible(answer)
+        shown = strip_thinking(answer)
         try:
-            said = read(shown or "")
+            said = parse_table(shown or "")
         except ValueError as error:
             return Verdict(0.0, f"no table: {error}")
-        heads = [_plain(name) for name in said[0]]
-        wanted = [_plain(name) for name in gold[0]]
+        heads = [_normalize_cell(name) for name in said[0]]
+        wanted = [_normalize_cell(name) for name in gold[0]]
         if Counter(heads) != Counter(wanted):
             return Verdict(0.0, f"the columns are {', '.join(said[0]):.80}, not {', '.join(gold[0]):.80}")
         at = [heads.index(name) for name in wanted]
         mine = [[row[k] for k in at] for row in said[1:]]
         if len(mine) != len(gold) - 1:
             return Verdict(0.0, f"it has {len(mine)} rows, not {len(gold) - 1}")
-        return self._compared(mine, gold[1:])
+        return self._compare_cells(mine, gold[1:])
 
-    def _compared(self, mine: Rows, gold: Rows) -> Verdict:
+    def _compare_cells(self, mine: Rows, gold: Rows) -> Verdict:
         if not self.ordered:
-            mine, gold = _paired(mine, gold, self._same)
-        wrong = [(a, b) for one, two in zip(mine, gold, strict=True) for a, b in zip(one, two, strict=True) if not self._same(a, b)]
+            mine, gold = _align_rows(mine, gold, self._is_equal_cell)
+        wrong = [(a, b) for one, two in zip(mine, gold, strict=True) for a, b in zip(one, two, strict=True) if not self._is_equal_cell(a, b)]
         cells = sum(map(len, gold))
         parts = {"cells": 1 - len(wrong) / cells}
         reason = f"{wrong[0][0]!r:.60} where the reference has {wrong[0][1]!r:.60}" if wrong else "every cell is right"
         return Verdict(float(not wrong), reason, parts)
 
-    def _same(self, said: str, gold: str) -> bool:
-        a, b = _number(said), _number(gold)
+    def _is_equal_cell(self, said: str, gold: str) -> bool:
+        a, b = _parse_number(said), _parse_number(gold)
         if a is not None and b is not None:
             return abs(a - b) <= Fraction(self.tolerance) * abs(b)
-        return _plain(said) == _plain(gold)
+        return _normalize_cell(said) == _normalize_cell(gold)
 
 
-def read(text: str) -> Rows:
+def parse_table(text: str) -> Rows:
     r"""Parse the one table of a text, header first; ValueError if there is none, more than one, or rows have different lengths.
 
     >>> read("| a | b |\n|---|---|\n| 1 | x\\|y |")
     [['a', 'b'], ['1', 'x|y']]
     """
-    if len(text) > 20 * MOST_CELLS:
+    if len(text) > 20 * MAX_CELLS:
         raise ValueError(f"the text has {len(text)} characters")
     fenced = FENCE.findall(text)
     blocks = fenced or [text]
-    tables = [table for block in blocks for table in _markdown(block)]
+    tables = [table for block in blocks for table in _find_markdown_tables(block)]
     if not tables:
-        tables = [table for block in blocks if (table := _separated(block)) is not None]
+        tables = [table for block in blocks if (table := _parse_delimited(block)) is not None]
     if len(tables) != 1:
         raise ValueError(f"there are {len(tables)} tables" if tables else "there is none")
-    return _checked(tables[0])
+    return _validate_rows(tables[0])
 
 
-def _checked(rows: Rows) -> Rows:
+def _validate_rows(rows: Rows) -> Rows:
     if len(rows) < 2:
         raise ValueError("it has no rows")
-    names = [_plain(name) for name in rows[0]]
+    names = [_normalize_cell(name) for name in rows[0]]
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
     if any(len(row) != len(names) for row in rows):
@@ -123,24 +123,24 @@ def _checked(rows: Rows) -> Rows:
     return rows
 
 
-def _markdown(text: str) -> list[Rows]:
+def _find_markdown_tables(text: str) -> list[Rows]:
     """Find every Markdown table: lines with pipes, of which the second is a rule."""
     found: list[Rows] = []
     lines = text.splitlines()
     for piped, group in itertools.groupby(lines, lambda line: "|" in line):
         block = list(group)
-        if piped and len(block) > 1 and RULE.fullmatch(block[1]):
-            found.append([_cells(line) for line in (block[0], *block[2:])])
+        if piped and len(block) > 1 and HEADER_RULE.fullmatch(block[1]):
+            found.append([_split_cells(line) for line in (block[0], *block[2:])])
     return found
 
 
-def _cells(line: str) -> list[str]:
+def _split_cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|")
     inner = inner[:-1] if inner.endswith("|") and not inner.endswith("\\|") else inner
     return [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner)]
 
 
-def _separated(text: str) -> Rows | None:
+def _parse_delimited(text: str) -> Rows | None:
     """Parse lines with commas or tabs as a table; None if they are not one."""
     lines = text.strip().splitlines()
     for delimiter in "\t,":
@@ -152,9 +152,9 @@ def _separated(text: str) -> Rows | None:
     return None
 
 
-def _reference(given: Any) -> Rows:
+def _parse_reference(given: Any) -> Rows:
     if isinstance(given, str):
-        return read(given)
+        return parse_table(given)
     if not isinstance(given, Sequence) or isinstance(given, bytes) or not given:
         raise ValueError(f"it is {given!r:.60}; give a list of objects, a list of lists, or the text of a table")
     if all(isinstance(row, Mapping) for row in given):
@@ -164,10 +164,10 @@ def _reference(given: Any) -> Rows:
         given = [names, *([row[name] for name in names] for row in given)]
     if not all(isinstance(row, list | tuple) and row for row in given):
         raise ValueError(f"it is {given!r:.60}; give a list of objects, a list of lists, or the text of a table")
-    return _checked([["" if cell is None else str(cell) for cell in row] for row in given])
+    return _validate_rows([["" if cell is None else str(cell) for cell in row] for row in given])
 
 
-def _paired(mine: Rows, gold: Rows, same: Any) -> tuple[Rows, Rows]:
+def _align_rows(mine: Rows, gold: Rows, same: Any) -> tuple[Rows, Rows]:
     """Reorder both tables so that equal rows have the same position, and the order does not count."""
     left, first, second = list(mine), [], []
     missing = []
@@ -181,13 +181,13 @@ def _paired(mine: Rows, gold: Rows, same: Any) -> tuple[Rows, Rows]:
     return [*first, *left], [*second, *missing]
 
 
-def _number(text: str) -> Fraction | None:
-    text = unmarked(text) if len(text) <= 100 else ""
+def _parse_number(text: str) -> Fraction | None:
+    text = strip_markup(text) if len(text) <= 100 else ""
     return Fraction(text.replace(",", "")) if NUMBER.fullmatch(text) else None
 
 
-def _plain(text: str) -> str:
-    return " ".join(unmarked(text).split()).casefold()
+def _normalize_cell(text: str) -> str:
+    return " ".join(strip_markup(text).split()).casefold()
 
 
 make = Table

@@ -18,29 +18,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlvr.answers import find
-from rlvr.contracts import Example, Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
+from rlvr.answers import extract_answer
+from rlvr.contracts import Checker, Example, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._code.blocks import code, with_prelude
-from rlvr.verifiers._code.examine import Prepared
-from rlvr.verifiers._code.tests import Tests, limits_of, read
-from rlvr.verifiers._code.texts import same_text
+from rlvr.verifiers._code.blocks import extract_code, insert_prelude
+from rlvr.verifiers._code.examine import PreparedTest
+from rlvr.verifiers._code.tests import UnitTestSpec, parse_limits, parse_reference
+from rlvr.verifiers._code.texts import is_same_text
 
-HERE = Path(__file__).parent / "_code"
-BROKE = (Stop.TLE, Stop.MLE, Stop.OLE, Stop.SV)
-WORDS = {
-    Stop.TLE: "it ran out of time",
-    Stop.MLE: "it ran out of memory",
-    Stop.OLE: "it wrote too much",
-    Stop.RE: "it crashed",
-    Stop.CE: "it does not compile",
-    Stop.SV: "it tried a forbidden operation",
+CODE_DIR = Path(__file__).parent / "_code"
+ABORTING_STATUSES = (ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT, ExitStatus.OUTPUT_LIMIT, ExitStatus.SANDBOX_VIOLATION)
+STATUS_MESSAGES = {
+    ExitStatus.TIMEOUT: "it ran out of time",
+    ExitStatus.MEMORY_LIMIT: "it ran out of memory",
+    ExitStatus.OUTPUT_LIMIT: "it wrote too much",
+    ExitStatus.RUNTIME_ERROR: "it crashed",
+    ExitStatus.COMPILE_ERROR: "it does not compile",
+    ExitStatus.SANDBOX_VIOLATION: "it tried a forbidden operation",
 }
-LOST = {"ok": False, "why": "no record"}
-LONGEST = 1 << 16
+NO_RECORD = {"ok": False, "why": "no record"}
+MAX_MESSAGE_BYTES = 1 << 16
 """Maximum bytes of a message from the checker; its records are far shorter."""
-REHEARSED = 4096
+MAX_CACHED_DRY_RUNS = 4096
 """Maximum number of tests whose dry run is cached."""
 
 
@@ -52,22 +52,22 @@ class UnitTests(Verifier):
     examples = (
         Example(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
-            right=("```python\nprint(int(input()) ** 2)\n```",),
-            wrong=("```python\nprint(9)\n```", "print(int(input()) ** 2)", "```python\nimport os\nos._exit(0)\n```"),
+            correct=("```python\nprint(int(input()) ** 2)\n```",),
+            incorrect=("```python\nprint(9)\n```", "print(int(input()) ** 2)", "```python\nimport os\nos._exit(0)\n```"),
         ),
         Example(
             reference={"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]},
-            right=("```python\ndef f(x):\n    return x * x\n```",),
-            wrong=("```python\ndef f(x):\n    return 9\n```", "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```"),
+            correct=("```python\ndef f(x):\n    return x * x\n```",),
+            incorrect=("```python\ndef f(x):\n    return 9\n```", "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```"),
         ),
         Example(
             reference={"kind": "asserts", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9\n"},
-            right=("```python\ndef f(x):\n    return x * x\n```",),
-            wrong=("```python\ndef f(x):\n    return x\n```", "```python\nraise SystemExit(0)\n```"),
+            correct=("```python\ndef f(x):\n    return x * x\n```",),
+            incorrect=("```python\ndef f(x):\n    return x\n```", "```python\nraise SystemExit(0)\n```"),
         ),
     )
 
-    def __init__(self, *, sandbox: Sandbox, score: str = "all", channel: str = "fence", limits: Mapping[str, float] | None = None) -> None:
+    def __init__(self, *, sandbox: Sandbox, score: str = "all", extractor: str = "fence", limits: Mapping[str, float] | None = None) -> None:
         """Set how tests become a score.
 
         Args:
@@ -78,129 +78,129 @@ class UnitTests(Verifier):
         """
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
-        self.sandbox, self.score, self.channel = sandbox, score, channel
-        self.most_mb: int | None = getattr(sandbox, "memory_mb", None)
-        default = Limits() if self.most_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.most_mb))
-        self.limits = limits_of(limits or {}, default)
-        self._rehearsed: dict[tuple[str, Prepared, str], str] = {}
-        if self.most_mb is not None and self.limits.memory_mb > self.most_mb:
-            raise ConfigError(f"limits: {self._too_much(self.limits)}")
+        self.sandbox, self.score, self.extractor = sandbox, score, extractor
+        self.max_memory_mb: int | None = getattr(sandbox, "memory_mb", None)
+        default = Limits() if self.max_memory_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.max_memory_mb))
+        self.limits = parse_limits(limits or {}, default)
+        self._dry_runs: dict[tuple[str, PreparedTest, str], str] = {}
+        if self.max_memory_mb is not None and self.limits.memory_mb > self.max_memory_mb:
+            raise ConfigError(f"limits: {self._format_memory_error(self.limits)}")
 
-    def _too_much(self, limits: Limits) -> str:
-        return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.most_mb}; raise the sandbox's memory_mb"
+    def _format_memory_error(self, limits: Limits) -> str:
+        return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.max_memory_mb}; raise the sandbox's memory_mb"
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the code of `answer` and run the tests on it."""
         try:
-            tests = read(task.reference, self.limits)
-            if self.most_mb is not None and tests.limits.memory_mb > self.most_mb:
-                raise ConfigError(f"limits: {self._too_much(tests.limits)}")
+            tests = parse_reference(task.reference, self.limits)
+            if self.max_memory_mb is not None and tests.limits.memory_mb > self.max_memory_mb:
+                raise ConfigError(f"limits: {self._format_memory_error(tests.limits)}")
         except ConfigError as error:
             return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
-        if unfit := self._unfit(tests):
+        if unfit := self._check_tests(tests):
             return unfit
-        found = code(answer, tests.language, tests.function) if self.channel == "fence" else find(answer, self.channel, several="last")
+        found = extract_code(answer, tests.language, tests.function) if self.extractor == "fence" else extract_answer(answer, self.extractor, multiple_answers="last")
         if found.text is None:
             return Verdict(0.0, f"no code: {found.reason}")
-        source = with_prelude(tests.prelude, found.text) if tests.language == "python" else f"{tests.prelude}\n{found.text}"
-        return self._stdio(tests, source) if tests.kind == "stdio" else self._judged(tests, source)
+        source = insert_prelude(tests.prelude, found.text) if tests.language == "python" else f"{tests.prelude}\n{found.text}"
+        return self._run_stdio(tests, source) if tests.kind == "stdio" else self._run_checker(tests, source)
 
-    def _stdio(self, tests: Tests, source: str) -> Verdict:
+    def _run_stdio(self, tests: UnitTestSpec, source: str) -> Verdict:
         records: dict[int, dict[str, Any]] = {}
         broke = ""
         for index, case in enumerate(tests.cases):
-            outcome = self.sandbox.run(Program(source, case.given, tests.language, tests.limits))
-            if outcome.stop is Stop.IE:
-                return _infra(outcome)
-            ok = outcome.stop is Stop.OK and not outcome.cut and same_text(outcome.stdout, case.wanted, tests.rule)
-            why = "" if ok else WORDS.get(outcome.stop, "the output differs")
-            records[index] = {"ok": ok, "why": why, **_used(outcome)}
+            outcome = self.sandbox.run(Program(source, case.inputs, tests.language, tests.limits))
+            if outcome.status is ExitStatus.INTERNAL_ERROR:
+                return _infra_verdict(outcome)
+            ok = outcome.status is ExitStatus.OK and not outcome.truncated and is_same_text(outcome.stdout, case.expected, tests.comparison_rule)
+            why = "" if ok else STATUS_MESSAGES.get(outcome.status, "the output differs")
+            records[index] = {"ok": ok, "why": why, **_resource_usage(outcome)}
             if not ok:
-                broke = why if outcome.stop in (*BROKE, Stop.RE, Stop.CE) else ""
-                if self.score == "all" or outcome.stop is Stop.CE:
+                broke = why if outcome.status in (*ABORTING_STATUSES, ExitStatus.RUNTIME_ERROR, ExitStatus.COMPILE_ERROR) else ""
+                if self.score == "all" or outcome.status is ExitStatus.COMPILE_ERROR:
                     break
-        return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
+        return self._make_verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
 
-    def _unfit(self, tests: Tests) -> Verdict | None:
+    def _check_tests(self, tests: UnitTestSpec) -> Verdict | None:
         """Return a verdict if the test is invalid for every answer; decided once per test by a dry run without an answer."""
         if tests.prepared is None:
             return None
         key = (tests.setup, tests.prepared, tests.function)
-        why = self._rehearsed.get(key)
+        why = self._dry_runs.get(key)
         if why is None:
-            outcome = self.sandbox.run(Program(_rehearsal(), json.dumps(tests.brief()).encode(), "python", tests.limits))
-            if outcome.stop is Stop.IE:
-                return _infra(outcome)
-            why = next((_text(message.get("unfit")) for message in _messages(outcome.report)), "")
-            if len(self._rehearsed) >= REHEARSED:
-                self._rehearsed.clear()
-            self._rehearsed[key] = why
-        return Verdict(None, _legible(f"the task cannot be judged: {why}"), fault=Fault.TASK) if why else None
+            outcome = self.sandbox.run(Program(_dry_run_source(), json.dumps(tests.build_checker_input()).encode(), "python", tests.limits))
+            if outcome.status is ExitStatus.INTERNAL_ERROR:
+                return _infra_verdict(outcome)
+            why = next((_as_text(message.get("unfit")) for message in _parse_messages(outcome.checker_output)), "")
+            if len(self._dry_runs) >= MAX_CACHED_DRY_RUNS:
+                self._dry_runs.clear()
+            self._dry_runs[key] = why
+        return Verdict(None, _make_printable(f"the task cannot be judged: {why}"), fault=Fault.TASK) if why else None
 
-    def _judged(self, tests: Tests, source: str) -> Verdict:
+    def _run_checker(self, tests: UnitTestSpec, source: str) -> Verdict:
         """Run the checker in the sandbox, which calls the answer's function, and read its records."""
-        brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.brief()}).encode()
-        judge = Judge(_judge(tests.kind), brief)
-        outcome = self.sandbox.run(Program(_driver(), b"", "python", tests.limits, judge=judge))
-        if outcome.stop is Stop.IE:
-            return _infra(outcome)
+        brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.build_checker_input()}).encode()
+        judge = Checker(_checker_source(tests.kind), brief)
+        outcome = self.sandbox.run(Program(_driver_source(), b"", "python", tests.limits, checker=judge))
+        if outcome.status is ExitStatus.INTERNAL_ERROR:
+            return _infra_verdict(outcome)
         calls = tests.kind == "calls"
-        total = tests.prepared.asserting or 1 if tests.prepared else len(tests.cases)
+        total = tests.prepared.num_assertions or 1 if tests.prepared else len(tests.cases)
         ready, ended, over = calls, False, ""
         records: dict[int, dict[str, Any]] = {}
-        for message in _messages(outcome.report):  # written by the checker: the answer cannot write here
-            ready, ended, over = ready or "ready" in message, ended or "end" in message, _text(message.get("over")) or over
-            index, why = message.get("test"), _text(message.get("why"))
+        for message in _parse_messages(outcome.checker_output):  # written by the checker: the answer cannot write here
+            ready, ended, over = ready or "ready" in message, ended or "end" in message, _as_text(message.get("over")) or over
+            index, why = message.get("test"), _as_text(message.get("why"))
             if type(index) is int and records.get(index, {"ok": True})["ok"]:
                 records[index] = {"ok": message.get("ok") is True, "why": why}
-        if not ready and outcome.stop not in BROKE:
-            return Verdict(0.0, "the checker was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
+        if not ready and outcome.status not in ABORTING_STATUSES:
+            return Verdict(0.0, "the checker was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_resource_usage(outcome))
         if not ended and not calls:
             records = {index: row for index, row in records.items() if not row["ok"]}  # passed tests are only reported at the end
-        broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not finish")
+        broke = STATUS_MESSAGES[outcome.status] if outcome.status in ABORTING_STATUSES else over or ("" if ended else "the tests did not finish")
         names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(total)]
         weights = [case.weight for case in tests.cases] if calls else [1.0] * total
-        return self._verdict(records, weights, names, broke, _used(outcome))
+        return self._make_verdict(records, weights, names, broke, _resource_usage(outcome))
 
-    def _verdict(
+    def _make_verdict(
         self, records: dict[int, dict[str, Any]], weights: list[float], names: list[str], broke: str, used: dict[str, Any] | None = None
     ) -> Verdict:
         """Compute the score from the records; a test without a record counts as failed."""
-        rows = [{"name": name, **records.get(index, LOST)} for index, name in enumerate(names)]
+        rows = [{"name": name, **records.get(index, NO_RECORD)} for index, name in enumerate(names)]
         for row in rows:
-            row["why"] = _legible(row["why"])
+            row["why"] = _make_printable(row["why"])
         passed = [weight for row, weight in zip(rows, weights, strict=True) if row["ok"] is True]
         share = sum(passed) / sum(weights)
         detail = {"tests": rows, **(used or {})}
         if len(passed) == len(rows) and not broke:
-            return Verdict(1.0, f"all {len(rows)} tests passed", parts={"tests": 1.0}, detail=detail)
+            return Verdict(1.0, f"all {len(rows)} tests passed", components={"tests": 1.0}, detail=detail)
         first = next((row for row in rows if row["ok"] is not True), None)
         what = f"{first['name']}: {broke or first['why']}" if first else broke
-        reason = _legible(f"{len(passed)} of {len(rows)} tests passed; {what}")
+        reason = _make_printable(f"{len(passed)} of {len(rows)} tests passed; {what}")
         score = 0.0 if self.score == "all" else min(share, 1.0)
         fault = Fault.ANSWER if broke and score == 0.0 else Fault.NONE
-        return Verdict(score, reason, parts={"tests": share}, fault=fault, detail=detail)
+        return Verdict(score, reason, components={"tests": share}, fault=fault, detail=detail)
 
     def close(self) -> None:
         """Close the sandbox."""
         self.sandbox.close()
 
 
-def _text(told: Any) -> str:
+def _as_text(told: Any) -> str:
     return told if isinstance(told, str) else ""
 
 
-def _legible(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Make text from an answer printable: no control characters, at most 500 characters."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:500])
 
 
-def _messages(report: bytes) -> Iterator[dict[str, Any]]:
+def _parse_messages(report: bytes) -> Iterator[dict[str, Any]]:
     """Parse the messages in the checker's output, up to the first malformed one."""
     at = 0
     while at + 4 <= len(report):
         length = int.from_bytes(report[at : at + 4], "big")
-        if length > LONGEST:
+        if length > MAX_MESSAGE_BYTES:
             return
         try:
             message = json.loads(report[at + 4 : at + 4 + length])
@@ -212,36 +212,36 @@ def _messages(report: bytes) -> Iterator[dict[str, Any]]:
         at += 4 + length
 
 
-def _infra(outcome: Outcome) -> Verdict:
-    if outcome.refused:
+def _infra_verdict(outcome: ExecutionResult) -> Verdict:
+    if outcome.unsupported:
         return Verdict(None, f"the task needs what the sandbox does not have: {outcome.reason}", fault=Fault.TASK)
     return Verdict(None, f"the sandbox failed: {outcome.reason}", fault=Fault.INFRA)
 
 
-def _used(outcome: Outcome) -> dict[str, Any]:
-    shown = {"stop": outcome.stop.value, "exit": outcome.exit_code, "cpu_s": round(outcome.cpu_s, 4), "wall_s": round(outcome.wall_s, 4)}
+def _resource_usage(outcome: ExecutionResult) -> dict[str, Any]:
+    shown = {"stop": outcome.status.value, "exit": outcome.exit_code, "cpu_s": round(outcome.cpu_s, 4), "wall_s": round(outcome.wall_s, 4)}
     return shown | {"peak_mb": round(outcome.peak_mb, 1), "stderr": outcome.stderr[-300:].decode("utf-8", "replace")}
 
 
 @lru_cache(maxsize=1)
-def _driver() -> str:
-    return _joined("wire", "driver") + "\nanswer_judge()\n"
+def _driver_source() -> str:
+    return _join_sources("wire", "driver") + "\nanswer_judge()\n"
 
 
 @lru_cache(maxsize=1)
-def _rehearsal() -> str:
-    return _joined("wire", "judge", "rehearsal") + "\nrehearse()\n"
+def _dry_run_source() -> str:
+    return _join_sources("wire", "judge", "rehearsal") + "\nrehearse()\n"
 
 
 @lru_cache(maxsize=2)
-def _judge(kind: str) -> str:
-    return _joined("wire", *(["values"] if kind == "calls" else []), "judge") + f"\njudge_{kind}()\n"
+def _checker_source(kind: str) -> str:
+    return _join_sources("wire", *(["values"] if kind == "calls" else []), "judge") + f"\njudge_{kind}()\n"
 
 
-def _joined(*names: str) -> str:
+def _join_sources(*names: str) -> str:
     """Join modules of rlvr into one program; their imports of each other are removed."""
     future = "from __future__ import annotations"
-    ours = (re.sub(r"^from rlvr\..*$", "", (HERE / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
+    ours = (re.sub(r"^from rlvr\..*$", "", (CODE_DIR / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
     return "\n".join([future, *(text.replace(future, "") for text in ours)])
 
 

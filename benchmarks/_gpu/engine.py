@@ -36,12 +36,12 @@ def preload() -> None:
 def engine_of(bench: Bench, dtype: str, **settings: Any) -> Iterator[Any]:
     """A sampler `vllm`, of any version."""
     needed(*NEEDED)
-    from rlvr.plugins.registry import from_config
+    from rlvr.plugins.registry import build_from_config
     from rlvr.samplers import _vllm_version
 
-    _vllm_version.VERSIONS["engine"] = ((0, 0), (99, 0))
+    _vllm_version.VERSION_RANGES["engine"] = ((0, 0), (99, 0))
     own = {"kv_cache_gb": 0.1, "enforce_eager": True, "max_num_seqs": 8} if bench.tiny else {"memory_fraction": 0.4, "max_num_seqs": 1024}
-    with from_config("sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}) as sampler:
+    with build_from_config("sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}) as sampler:
         sampler.prepare(precision=dtype, max_length=bench.pick(2048, 96))
         yield sampler
 
@@ -113,7 +113,7 @@ def speed(bench: Bench) -> None:
         for count in bench.pick((64, 256, 1024), (8,)):
             bench.case(f"vllm, {count} answers", lambda count=count: rate(bench, engine, count, times=2))  # type: ignore[misc]
     own, count = HFSampler(batch_size=bench.pick(256, 8)), bench.pick(256, 8)
-    own.load(model, 0)
+    own.load_model(model, 0)
     with own:
         bench.case(f"hf, {count} answers", lambda: rate(bench, own, count, times=1))
 
@@ -155,7 +155,7 @@ def loads(bench: Bench, engine: Any, times: int) -> list[dict[str, float]]:
                 weight.mul_(1.01)
         began = bench.settled()
         engine.load(model, k)
-        found.append({"seconds": round(bench.settled() - began, 3), **engine.figures()})
+        found.append({"seconds": round(bench.settled() - began, 3), **engine.metrics()})
     return found
 
 
@@ -203,7 +203,7 @@ def beside(bench: Bench) -> None:
     from rlvr.contracts import Sampling
 
     dtype, count = bench.pick("bfloat16", "float32"), bench.pick(256, 8)
-    limits = {"start_s": 90.0, "deadline_s": 60.0}
+    limits = {"startup_timeout_s": 90.0, "deadline_s": 60.0}
     with engine_of(bench, dtype, placement="local", probe_tolerance=100.0, **limits) as engine:
         bench.line("loads, the first with the start", loads=loads(bench, engine, bench.pick(3, 2)), used_gb=used_gb(bench))
         bench.case(f"{count} answers", lambda: rate(bench, engine, count, times=1))
@@ -229,16 +229,16 @@ def training(bench: Bench) -> None:
     needed(*NEEDED, "gymnasium")
     from rich.console import Console
 
-    from rlvr.config.config import check
+    from rlvr.config.config import validate_config
     from rlvr.learn.train import train
     from rlvr.samplers import _vllm_version
 
-    _vllm_version.VERSIONS["engine"] = ((0, 0), (99, 0))
+    _vllm_version.VERSION_RANGES["engine"] = ((0, 0), (99, 0))
     hidden, inner, layers, heads = bench.pick((512, 1024, 8, 8), (64, 128, 2, 2))
     shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads}
     sampler = {"name": "vllm", "kv_cache_gb": bench.pick(4.0, 0.1), "enforce_eager": bench.tiny, "max_num_seqs": bench.pick(256, 8)}
     run: dict[str, Any] = {
-        "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "warmstart": None,
+        "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "sft_warmup": None,
         "eval": {"tasks": 8}, "algorithm": {"name": "grpo"}, "train": {"steps": bench.pick(20, 1), "learning_rate": 1e-4},
         "model": {"config": {"model_type": "qwen2", "num_key_value_heads": heads, **shape}},
         "rollout": {"prompts_per_step": bench.pick(32, 2), "num_generations": bench.pick(8, 2), "max_completion_length": 8,
@@ -248,7 +248,7 @@ def training(bench: Bench) -> None:
     def trained() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as home:
             began = bench.settled()
-            train(check(run, "gpu vllm"), out=Path(home) / "run", console=Console(quiet=True))
+            train(validate_config(run, "gpu vllm"), out=Path(home) / "run", console=Console(quiet=True))
             rows = [json.loads(line) for line in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
             kept = ("reward", "sampling/logp_difference_max", "probe/difference")
             told = {key: [row[key] for row in rows if key in row] for key in kept}

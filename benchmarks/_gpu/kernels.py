@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks._gpu.bench import Bench
-from rlvr.learn.update.head import token_logprobs
-from rlvr.model.varlen import dense, kernel_for, lengths_of
+from rlvr.learn.update.head import compute_token_logprobs
+from rlvr.model.varlen import attend_reference, build_segment_lengths, choose_kernel
 
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "flash_attn", "peft", "trl", "vllm", "pydantic", "gymnasium", "PyYAML")
 
@@ -31,7 +31,7 @@ def facts(bench: Bench) -> None:
         card = torch.cuda.get_device_properties(0)
         memory = {"gb": round(card.total_memory / 1e9, 1), "free_gb": round(torch.cuda.mem_get_info()[0] / 1e9, 1)}
         bench.line("device", name=card.name, capability=f"{card.major}.{card.minor}", cuda=torch.version.cuda, **memory)
-    kernel, why = kernel_for(bench.device, bench.half)
+    kernel, why = choose_kernel(bench.device, bench.half)
     bench.line("kernel for packed rows", name=getattr(kernel, "__name__", ""), why_not=why)
     for precision, wide in (("highest", torch.float32), ("high", torch.float32), ("highest", bench.half)):
 
@@ -71,7 +71,7 @@ def head(bench: Bench) -> None:
         def tiles(logits: int, hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
             cleared(hidden, weight)
             with torch.autocast(bench.device.type, dtype=bench.half):
-                logprobs, _ = token_logprobs(hidden, weight, None, target, chunk=max(1, logits // weight.shape[0]))
+                logprobs, _ = compute_token_logprobs(hidden, weight, None, target, chunk=max(1, logits // weight.shape[0]))
             logprobs.sum().backward()
 
         def plain(hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
@@ -105,7 +105,7 @@ def attention(bench: Bench) -> None:
     like: dict[str, Any] = {"device": bench.device, "dtype": bench.half}
     query = torch.randn(answers * length, heads, size, **like).requires_grad_()
     key, value = (torch.randn(answers * (prompt + length), kv, size, **like).requires_grad_() for _ in range(2))
-    lengths = lengths_of([length] * answers, [prompt + length] * answers, bench.device)
+    lengths = build_segment_lengths([length] * answers, [prompt + length] * answers, bench.device)
     work = answers * 3.5 * 4 * heads * size * length * (prompt + length / 2)  # forward and backward, the causal part only
     how: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0}
 
@@ -116,8 +116,8 @@ def attention(bench: Bench) -> None:
         return out.transpose(1, 2).reshape(answers * length, heads, size)
 
     with torch.no_grad():
-        truth = dense(query.float(), key.float(), value.float(), lengths, **how)
-    kernel, why = kernel_for(bench.device, bench.half)
+        truth = attend_reference(query.float(), key.float(), value.float(), lengths, **how)
+    kernel, why = choose_kernel(bench.device, bench.half)
     ways: dict[str, Any] = {"masked": masked}
     if kernel is None:
         bench.line("kernel for segments", why_not=why)

@@ -67,7 +67,7 @@ def lengths_of_answers(count: int, median: int, longest: int) -> list[int]:
 
 def groups_of(bench: Bench, prompts: int) -> list[list[Any]]:
     """One step's groups: prompts of 256 tokens, answers with a median of 1,000 tokens and a cap of 4,096."""
-    from rlvr.episode import End, Episode
+    from rlvr.episode import Episode, StopReason
 
     vocabulary, prompt = MODELS["tiny" if bench.tiny else "0.6b"]["vocab_size"], bench.pick(256, 8)
     lengths = lengths_of_answers(prompts * GENERATIONS, *bench.pick((1000, 4096), (8, 32)))
@@ -78,7 +78,7 @@ def groups_of(bench: Bench, prompts: int) -> list[list[Any]]:
             said = [dice.randrange(vocabulary) for _ in range(length)]
             acted, paid = [False] * prompt + [True] * length, [0.0] * (prompt + length - 1) + [float(k % 2)]
             logprobs = [0.0] * prompt + [-math.log(vocabulary)] * length
-            members.append(Episode(f"t{g}", f"g{g}", asked + said, acted, logprobs, paid, End.TERMINATED))
+            members.append(Episode(f"t{g}", f"g{g}", asked + said, acted, logprobs, paid, StopReason.TERMINATED))
         groups.append(members)
     return groups
 
@@ -115,8 +115,8 @@ def updates(
     return {
         "weights": weights, "tokens": tokens, "computed": metrics["tokens/computed"], "peak_gb": bench.peak_gb(),
         "first_s": round(found[0], 2), "seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
-        "share_of_peak": round(6 * weights * tokens / seconds / peak, 4), "packed": not learner.unpackable,
-        "masked": learner.packing.masked, "uncompiled": uncompiled, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
+        "share_of_peak": round(6 * weights * tokens / seconds / peak, 4), "packed": not learner.padding_reason,
+        "masked": learner.packing.no_kernel_reason, "uncompiled": uncompiled, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
     }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def sampler(bench: Bench) -> None:
 
             def measured(asked: Any = asked, rows: int = rows, model: Any = model) -> dict[str, Any]:
                 engine = HFSampler(batch_size=rows)
-                engine.load(model, 0)
+                engine.load_model(model, 0)
                 with engine:
                     took = bench.seconds(lambda: engine.sample(asked, Sampling()), times=1, warm=1)
                 said = rows * new
@@ -211,11 +211,11 @@ def determinism(bench: Bench) -> None:
 def again(bench: Bench, *, deterministic: bool) -> None:
     """A run twice: how many of its lines are equal."""
     needed("transformers", "accelerate", "pydantic", "gymnasium")
-    from rlvr.config.config import check
+    from rlvr.config.config import validate_config
     from rlvr.learn.train import train
 
     run: dict[str, Any] = {
-        "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "warmstart": None,
+        "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "sft_warmup": None,
         "eval": {"tasks": 8}, "algorithm": {"name": "grpo"},
         "model": {"config": {"model_type": "qwen2", "hidden_size": bench.pick(256, 32), "intermediate_size": bench.pick(512, 64),
                              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}},
@@ -228,7 +228,7 @@ def again(bench: Bench, *, deterministic: bool) -> None:
 
         AcceleratorState._reset_state(reset_partial_state=True)
         steps = {"steps": bench.pick(10, 1), "learning_rate": 1e-4, "deterministic": deterministic}
-        train(check(run | {"train": steps}, "gpu day"), out=folder, console=Console(quiet=True))
+        train(validate_config(run | {"train": steps}, "gpu day"), out=folder, console=Console(quiet=True))
         return (folder / "metrics.jsonl").read_text().splitlines()
 
     def twice() -> dict[str, Any]:
@@ -267,7 +267,7 @@ def handover(bench: Bench) -> None:
 
         def around(k: int = k) -> dict[str, Any]:
             return {
-                "hand-over": turn(lambda: engine.receive(learner.weights, k)),
+                "hand-over": turn(lambda: engine.update_weights(learner.weights, k)),
                 "sample": turn(lambda: engine.sample(asked, Sampling())),
                 "update": turn(lambda: learner.update(groups)),
             }

@@ -13,7 +13,7 @@ GENERATIONS = 8
 class Size:
     """A model and the shape of its batch.
 
-    >>> SIZES["1.5b"].num_hidden_layers
+    >>> SIZE_PRESETS["1.5b"].num_hidden_layers
     28
     """
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
-from rlvr.config.config import check
+from rlvr.config.config import validate_config
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
-from rlvr.learn.crew import assemble, enlist
-from rlvr.learn.one_step import one_step
-from rlvr.learn.processes import accelerator_from
+from rlvr.learn.crew import build_trainer, setup_learner
+from rlvr.learn.one_step import run_training_step
+from rlvr.learn.processes import build_accelerator
 from rlvr.runs.runlog import RunLog
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
@@ -91,13 +91,13 @@ def configuration(workload: str, model: str) -> dict[str, Any]:
 
 def main(config_file: str, place: str) -> None:
     """Serve steps until the parent sends no more; save the weights on request."""
-    config, folder = check(json.loads(Path(config_file).read_text()), config_file), Path(place)
+    config, folder = validate_config(json.loads(Path(config_file).read_text()), config_file), Path(place)
     with ExitStack() as stack:
-        crew = assemble(config, accelerator_from(config, folder), stack)
+        crew = build_trainer(config, build_accelerator(config, folder), stack)
         crew.checks = []  # tokens are changed after they are sampled: a step cannot hold the sampler to the trainer
         run = RunLog.create(folder, config)
         stack.callback(run.close)
-        enlist(crew, run.folder, resumed=False)
+        setup_learner(crew, run.folder, resumed=False)
         crew.hand_over(0)
         before, step = reset_peak(), 0
         say(ready=True)
@@ -107,10 +107,10 @@ def main(config_file: str, place: str) -> None:
                 say(saved=True)
                 continue
             began, spent = time.perf_counter(), time.process_time()
-            row, times = one_step(crew, run, step)
+            row, times = run_training_step(crew, run, step)
             say(
                 seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"], reward=row["reward"],
-                sample=times["time/sample"], verify=times["time/verify_waited"], update=times["time/update"],
+                sample=times["time/sample"], verify=times["time/verify_wait"], update=times["time/update"],
                 peak_mb=resident("VmHWM") - before,
             )  # fmt: skip
             step += 1

@@ -69,7 +69,7 @@ def inspect(count: int) -> dict[str, Any]:
     from inspect_ai import eval as run
     from inspect_ai.model import ModelAPI, ModelOutput, modelapi
 
-    from rlvr.adapters.inspect_task import task_of
+    from rlvr.adapters.inspect_task import make_inspect_task
 
     script: dict[str, Any] = {}
 
@@ -95,7 +95,7 @@ def inspect(count: int) -> dict[str, Any]:
 
     def scores(env: Any, indices: Any) -> dict[str, float | None]:
         with tempfile.TemporaryDirectory() as folder:
-            (log,) = run(task_of(env, "test", indices), model="scripted/x", log_dir=folder, display="none")
+            (log,) = run(make_inspect_task(env, "test", indices), model="scripted/x", log_dir=folder, display="none")
             assert log.status == "success", log.error
             return {str(sample.id): next(iter(sample.scores.values())).value for sample in log.samples}
 

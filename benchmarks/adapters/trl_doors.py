@@ -29,9 +29,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 import rlvr
-from rlvr.adapters.rows import rows_of
-from rlvr.adapters.texts import Conversation, last_said
-from rlvr.adapters.trl import Environments, RolloutFunction, reward_function
+from rlvr.adapters.rows import make_rows
+from rlvr.adapters.texts import Conversation, extract_final_text
+from rlvr.adapters.trl import EnvironmentFactory, RolloutFunction, make_reward_function
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from tests.fixtures.templates import tokenizer_for
@@ -42,7 +42,7 @@ TASKS, LONGEST = 4, 160
 
 def as_trl(env: Any, tokenizer: Any, index: int) -> tuple[list[int], list[bool]]:
     """The gold conversation of a task as TRL renders it, with the tools as methods; and where the policy writes."""
-    worlds = Environments(env)
+    worlds = EnvironmentFactory(env)
     tools = [getattr(worlds(), spec.name) for spec in worlds.specs]
     task, call = env.task("train", index), env.script(env.task("train", index))[0]
     function = {"name": call.name, "arguments": dict(call.arguments)}
@@ -137,14 +137,14 @@ def run(door: str, steps: int) -> dict[str, Any]:
     tokenizer = tokenizer_for(TEMPLATE.read_text("utf-8"), ["<|im_end|>"], more=("<|endoftext|>",))
     tokenizer.pad_token = "<|endoftext|>"
     model = policy(env, tokenizer, epochs=40 if door == "reward" else 120, door=door)
-    rows = rows_of(env, "train", TASKS)
+    rows = make_rows(env, "train", TASKS)
     judged: list[tuple[Any, str, float | None]] = []
     texts: dict[str, Any] = {"train": env.task}
     more: dict[str, Any] = {}
     if door == "reward":
-        inner = reward_function(env)
+        inner = make_reward_function(env)
     elif door == "environment":
-        worlds = Environments(env)
+        worlds = EnvironmentFactory(env)
         inner, more = worlds.reward, {"environment_factory": worlds}
     else:
         play = RolloutFunction(env, rows)
@@ -152,7 +152,7 @@ def run(door: str, steps: int) -> dict[str, Any]:
 
     def reward(completions: Any, split: Any, index: Any, **columns: Any) -> list[float | None]:
         scores = inner(completions=completions, split=split, index=index, **columns)
-        said = columns.get("rlvr_answer") or [last_said(completion) for completion in completions]
+        said = columns.get("rlvr_answer") or [extract_final_text(completion) for completion in completions]
         judged.extend((texts[s](s, i), text, score) for s, i, text, score in zip(split, index, said, scores, strict=True))
         return scores
 

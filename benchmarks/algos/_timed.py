@@ -19,7 +19,7 @@ from rlvr.commands.cli import main
 
 def watched(out: Path) -> None:
     """Wrap the step and the measurement of the accuracy in a clock."""
-    step, measure = loop.one_step, module.accuracy
+    step, measure = loop.run_training_step, module.evaluate_held_out
     aside = [0.0]
 
     def measured(*args: Any) -> Any:
@@ -36,7 +36,7 @@ def watched(out: Path) -> None:
             file.write(json.dumps({"step": row["step"], "cpu": round(spent, 4)}) + "\n")
         return row, times
 
-    loop.one_step, module.accuracy = timed, measured
+    loop.run_training_step, module.evaluate_held_out = timed, measured
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.algos.reference import ADVANTAGES, Answer, Settings, scored, trained
 from benchmarks.algos.reference_loss import DIRECT, New, policy_loss
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Verdict
@@ -127,7 +127,7 @@ def one_episode(dice: random.Random, g: int, k: int, prompt: list[int], model: A
     verdict = Verdict(reward, "", parts={"form": dice.choice([0.0, 0.5, 1.0]), "value": dice.choice([0.0, 1.0])})
     if g == 1 and k == 2:
         rewards, verdict = [0.0] * len(tokens), Verdict(None, "gone", fault=Fault.INFRA)
-    end = End.TRUNCATED if g == 3 and k == 1 else End.TERMINATED
+    end = StopReason.TRUNCATED if g == 3 and k == 1 else StopReason.TERMINATED
     blank = Episode(f"t{g}", f"g{g}", tokens, acted, [0.0] * len(tokens), rewards, end, verdict=verdict, meta=kind)
     with torch.no_grad():
         logs = iter([min(0.0, float(x) + 0.3 * (dice.random() - 0.5)) for x in score(model, blank, TEMPERATURE)[0]])

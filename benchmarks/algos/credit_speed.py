@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.contracts.algorithm import Scores
-from rlvr.episode import End, Episode
-from rlvr.plugins.registry import build, entries
+from rlvr.contracts.algorithm import TokenStats
+from rlvr.episode import Episode, StopReason
+from rlvr.plugins.registry import build, list_entries
 from rlvr.task import Verdict
 
 BAR_S = 0.3
@@ -39,7 +39,7 @@ def made_groups(answers: int, tokens: int, size: int) -> list[list[Episode]]:
             acted = [False] * 16 + [True] * (tokens - 16)
             group.append(
                 Episode(
-                    f"t{g}", f"g{g}", [1] * tokens, acted, [0.0] * tokens, rewards, End.TERMINATED, verdict=Verdict(reward, ""), meta=meta
+                    f"t{g}", f"g{g}", [1] * tokens, acted, [0.0] * tokens, rewards, StopReason.TERMINATED, verdict=Verdict(reward, ""), meta=meta
                 )
             )
         groups.append(group)
@@ -59,11 +59,11 @@ def main() -> int:
     numbers: Any = [[np.full(asked.tokens, 0.1) for _ in group] for group in groups]
     everything = {name: numbers for name in ("old", "reference", "entropy", "values", "penalties")}
     slow = 0
-    for entry in entries("algorithm"):
+    for entry in list_entries("algorithm"):
         if asked.only and entry.name not in asked.only:
             continue
         algorithm = build("algorithm", entry.name)
-        scores = Scores(**{name: everything[name] for name in algorithm.credit_needs})
+        scores = TokenStats(**{name: everything[name] for name in algorithm.credit_needs})
         spent = []
         for _ in range(asked.repeat):
             began = time.process_time()

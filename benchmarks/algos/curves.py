@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.algos._plot import Line, plotted
 from benchmarks.algos.distillation import REVERSE, STUDENT, run
-from rlvr.runs.report import smooth
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.report import compute_trailing_mean
+from rlvr.runs.runlog import read_jsonl
 
 NEWEST = ("gtpo", "high_entropy", "clip_cov", "kl_cov", "dppo", "max_rl")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,17 +49,17 @@ def main() -> int:
     runs = list[dict[str, Any]]()
     for preset in asked.presets:
         folder = run(asked.out / preset, REVERSE | {
-            "seed": asked.seed, "model": {"path": str(start / "checkpoints" / "last")}, "warmstart": None, "train.steps": asked.steps,
+            "seed": asked.seed, "model": {"path": str(start / "checkpoints" / "last")}, "sft_warmup": None, "train.steps": asked.steps,
             "train.learning_rate": asked.rate, "train.minibatches_per_step": 2, "algorithm": {"name": preset} | SETTINGS.get(preset, {}),
         })  # fmt: skip
-        curve = [row["reward"] for row in rows_of(folder / "metrics.jsonl")]
+        curve = [row["reward"] for row in read_jsonl(folder / "metrics.jsonl")]
         report = json.loads((folder / "report.json").read_text())
         runs.append({"preset": preset, "first": sum(curve[:10]) / 10, "last": sum(curve[-10:]) / 10, "curve": curve,
                      "accuracy": [report["accuracy_before"], report["accuracy_after"]]})  # fmt: skip
         print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:
         lines = [
-            Line(one["preset"], colour, (range(1, asked.steps + 1),), smooth(one["curve"], 10), ":" if one["preset"] == "grpo" else "-")
+            Line(one["preset"], colour, (range(1, asked.steps + 1),), compute_trailing_mean(one["curve"], 10), ":" if one["preset"] == "grpo" else "-")
             for one, colour in zip(runs, COLOURS * len(runs), strict=False)
         ]
         plotted(lines, asked.picture, units=("step",), height="mean reward of the last 10 steps", start=1)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algos._plot import Line, plotted
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 
 STUDENT = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -59,7 +59,7 @@ def measured(folder: Path, goal: float) -> dict[str, Any]:
     """The curve of a run, and when its accuracy reached the goal for the first time."""
     clock, cpu = 0.0, 0.0
     curve: list[tuple[int, float, float, float]] = [(0, 0.0, 0.0, json.loads((folder / "report.json").read_text())["accuracy_before"])]
-    lines = (rows_of(folder / name) for name in ("metrics.jsonl", "timings.jsonl", "cpu.jsonl"))
+    lines = (read_jsonl(folder / name) for name in ("metrics.jsonl", "timings.jsonl", "cpu.jsonl"))
     for row, times, spent in zip(*lines, strict=True):
         clock += times["time/wait_for_batch"] + times["time/update"]
         cpu += spent["cpu"]
@@ -95,11 +95,11 @@ def main() -> int:
     goal, runs = teacher - asked.near, list[dict[str, Any]]()
     for seed in asked.seeds:
         model = {"config": STUDENT}
-        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0, "warmstart.until": asked.until}
+        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0, "sft_warmup.target_accuracy": asked.until}
         first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
         for kind in asked.kinds:
             settings: dict[str, Any] = TASKS[asked.task] | {
-                "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "warmstart": None, "algorithm": KINDS[kind][1],
+                "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "sft_warmup": None, "algorithm": KINDS[kind][1],
                 "train.steps": asked.alone if kind == "grpo" else asked.steps,
                 "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate, "eval.every": asked.every,
                 "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.plugins.registry import build
 from rlvr.task import Verdict
@@ -51,7 +51,7 @@ def episode(tokens: list[int], logprobs: list[float], group: str, *, world: str)
     score = min(1.0, sum(amounts))
     if world == "end":
         amounts = [0.0] * (len(tokens) - 1) + [score]
-    return Episode(group, group, tokens, acted, logprobs, amounts, End.TERMINATED, verdict=Verdict(score, ""), turns=sum(acted))
+    return Episode(group, group, tokens, acted, logprobs, amounts, StopReason.TERMINATED, verdict=Verdict(score, ""), turns=sum(acted))
 
 
 def learn(preset: str, world: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
-from rlvr.envs.gymnasium import OFFERED
-from rlvr.envs.textarena import AGAINST, ALONE
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.envs.gymnasium import CATALOG_IDS
+from rlvr.envs.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
 from rlvr.task import Task
 
 BRACKETS = re.compile(r"\[[^\[\]]{1,20}\]")
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--games", type=int, default=3)
     given = parser.parse_args()
-    named = [("gymnasium", "id", name) for name in OFFERED] + [("textarena", "game", name) for name in (*ALONE, *AGAINST)]
+    named = [("gymnasium", "id", name) for name in CATALOG_IDS] + [("textarena", "game", name) for name in (*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES)]
     rows = []
     for env, key, name in named:
         if given.env in ("", env) and (not given.only or name in given.only.split(",")):
@@ -56,9 +56,9 @@ def looked(env: Any, name: str, games: int) -> dict[str, Any]:
         task = env.task(env.splits[0], number if env.size(env.splits[0]) is None else 0)
         script = env.script(task)
         if script is not None:
-            row["script"] = min(row["script"] or 1.0, played(env, task, script)[0].score or 0.0)
+            row["script"] = min(row["script"] or 1.0, play_conversation(env, task, script)[0].score or 0.0)
         said, heard, verdict, slowest = wandered(env, task, random.Random(f"{name}/{number}"))
-        again = Play(env, task)
+        again = PlayedConversation(env, task)
         for move in said:
             again.say(move)
         row["repeats"] &= [one.messages for one in again.heard] == heard
@@ -72,7 +72,7 @@ def looked(env: Any, name: str, games: int) -> dict[str, Any]:
 
 def wandered(env: Any, task: Task, dice: random.Random) -> tuple[list[str], list[Any], Any, float]:
     """One game with random moves: among the legal ones where they are known, else those that the text shows and some others."""
-    play, said, text, slowest = Play(env, task), list[str](), task.question, 0.0
+    play, said, text, slowest = PlayedConversation(env, task), list[str](), task.question, 0.0
     while len(said) < env.max_turns and not (play.heard and play.heard[-1].over):
         known = env.words() if hasattr(env, "words") else env.settings["moves"] or [*sorted(set(BRACKETS.findall(text))), *MOVES]
         said.append(dice.choice(known))

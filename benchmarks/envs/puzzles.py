@@ -22,9 +22,17 @@ from typing import Any
 
 import rlvr
 from rlvr.conformance import envkit
-from rlvr.conformance.checks import stream
+from rlvr.conformance.checks import iter_checks
 from rlvr.envs._host import ForeignError
-from rlvr.envs._offered import ALGEBRA, EXACT, FORMS, NAMES, NO_GOLD, REFUSED, scored_by
+from rlvr.envs._offered import (
+    ANSWER_PATTERNS,
+    COMPARED_BY_ALGEBRA,
+    COMPARED_EXACTLY,
+    DATASET_NAMES,
+    UNSUPPORTED,
+    WITHOUT_GOLD,
+    describe_scoring,
+)
 from rlvr.task import Task
 
 READ = 8
@@ -42,7 +50,7 @@ def main() -> None:
     parser.add_argument("--kit", action="store_true")
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
-    names = given.only.split(",") if given.only else sorted(NAMES)
+    names = given.only.split(",") if given.only else sorted(DATASET_NAMES)
     theirs = set(importlib.import_module("reasoning_gym.factory").DATASETS)
     rows = []
     with tempfile.TemporaryDirectory() as folder, rlvr.make("sandbox", given.sandbox) as sandbox:
@@ -58,7 +66,7 @@ def main() -> None:
         given.table.write_text("".join("\t".join(cells) + "\n" for cells in [COLUMNS, *map(cells_of, rows), *refused()]))
     total = {
         "sets": len(rows),
-        "unaccounted_for": sorted(theirs ^ {*NAMES, *REFUSED}),
+        "unaccounted_for": sorted(theirs ^ {*DATASET_NAMES, *UNSUPPORTED}),
         "right_answers": sum(row["right"] for row in rows),
         "right_refused": sum(len(row["refused"]) for row in rows),
         "wrong_answers": sum(row["wrong"] for row in rows),
@@ -88,21 +96,21 @@ COLUMNS = ("set", "offered", "scored by", "right paid", "wrong paid", "wrong tha
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     """The line of a set in the table."""
-    offered = "without gold" if row["name"] in NO_GOLD else "own check" if row["name"] in {*EXACT, *ALGEBRA, *FORMS} else "yes"
-    paid, theirs = f"{len(row['paid'])}/{row['wrong']}", str(row["theirs"]) if row["name"] not in ALGEBRA else "not asked"
+    offered = "without gold" if row["name"] in WITHOUT_GOLD else "own check" if row["name"] in {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS} else "yes"
+    paid, theirs = f"{len(row['paid'])}/{row['wrong']}", str(row["theirs"]) if row["name"] not in COMPARED_BY_ALGEBRA else "not asked"
     right = f"{row['right'] - len(row['refused'])}/{row['right']}" if row["right"] else "-"
-    return row["name"], offered, scored_by(row["name"]), right, paid, theirs, str(len(row["unscored"])), row["kit"] or "-"
+    return row["name"], offered, describe_scoring(row["name"]), right, paid, theirs, str(len(row["unscored"])), row["kit"] or "-"
 
 
 def refused() -> list[tuple[str, ...]]:
     """The lines of what is not offered."""
-    return [(name, "refused", why, *["-"] * (len(COLUMNS) - 3)) for name, why in REFUSED.items()]
+    return [(name, "refused", why, *["-"] * (len(COLUMNS) - 3)) for name, why in UNSUPPORTED.items()]
 
 
 def kit(name: str, sandbox: str) -> str:
     """How many checks of `rlvr check env` a set passes, and what fails."""
-    envkit.COMPARED = READ
-    checks = list(stream("env", "reasoning_gym", {"dataset": name, "sandbox": sandbox}))
+    envkit.NUM_READ_TASKS = READ
+    checks = list(iter_checks("env", "reasoning_gym", {"dataset": name, "sandbox": sandbox}))
     bad = [f"{check.name}: {check.detail:.120}" for check in checks if not check.ok]
     skipped = [check for check in checks if check.skipped]
     told = f"{len(checks) - len(bad) - len(skipped)} passed" + (f", {len(skipped)} skipped" if skipped else "")
@@ -126,7 +134,7 @@ def looked(env: Any, questions: int, mark: Path) -> dict[str, Any]:
                 row["unscored"].append(f"{kind}: {verdict.reason:.100}")
             elif right != (verdict.score == 1.0):
                 row["refused" if right else "paid"].append(f"{kind}: {answer[:60]!r}")
-            if not right and env.dataset not in ALGEBRA:
+            if not right and env.dataset not in COMPARED_BY_ALGEBRA:
                 with contextlib.suppress(ForeignError):
                     score = env.scored.ask("score", number=task.reference["number"], answer=answer)["score"]
                     row["theirs"] += not isinstance(score, float) or score >= 0.5

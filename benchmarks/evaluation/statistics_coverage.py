@@ -18,8 +18,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvr.evaluation.paired import mcnemar, sign_flips
-from rlvr.evaluation.statistics import bootstrap, majority_at, pass_all, pass_at, wilson
+from rlvr.evaluation.paired import compute_mcnemar_p, compute_sign_flip_p
+from rlvr.evaluation.statistics import bootstrap_interval, majority_at_k, pass_all_k, pass_at_k, wilson_interval
 
 Floats = NDArray[np.float64]
 TASKS = (20, 100, 500)
@@ -32,7 +32,7 @@ WRONG = np.array([0.4, 0.25, 0.15, 0.1, 0.1])
 class Population:
     """The distribution of the chance that a random task is answered rightly.
 
-    >>> Population(0.5, 2.0, hopeless=0.5).hopeless
+    >>> Population(0.5, 2.0, is_permanent=0.5).is_permanent
     0.5
     """
 
@@ -66,7 +66,7 @@ def figure(name: str, k: int) -> Callable[[NDArray[np.int64]], list[float]]:
         if name == "avg":
             return [count / m for count in counts]
         if name == "pass":
-            table = [pass_at(c, m, k) or 0.0 for c in range(m + 1)]
+            table = [pass_at_k(c, m, k) or 0.0 for c in range(m + 1)]
             return [table[count] for count in counts]
         return [_majority(tuple(row), k) for row in np.sort(classes, axis=1).tolist()]
 
@@ -75,7 +75,7 @@ def figure(name: str, k: int) -> Callable[[NDArray[np.int64]], list[float]]:
 
 @lru_cache(maxsize=1_000_000)
 def _majority(classes: tuple[int, ...], k: int) -> float:
-    return majority_at(classes, [float(c == 0) for c in classes], k) or 0.0
+    return majority_at_k(classes, [float(c == 0) for c in classes], k) or 0.0
 
 
 def truth(population: Population, name: str, k: int, dice: np.random.Generator) -> float:
@@ -112,8 +112,8 @@ def intervals(rounds: int) -> list[dict[str, object]]:
         for samples in SAMPLES:
             for name, k in [("avg", 1)] + ([("pass", samples // 2 or 1), ("maj", samples // 2 or 1)] if samples in (4, 16) else []):
                 label = name if name == "avg" else f"{name}@{k}"
-                shown = coverage(tasks, samples, name, k, rounds, by=wilson)
-                other = coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap(values, draws=1000)) if samples == 16 else []
+                shown = coverage(tasks, samples, name, k, rounds, by=wilson_interval)
+                other = coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap_interval(values, draws=1000)) if samples == 16 else []
                 said = f"{np.mean(other):.1f} ({min(other):.1f})" if other else ""
                 print(f"{tasks:>6} {samples:>8}  {label:<8} {np.mean(shown):>8.1f} ({min(shown):.1f}) {said:>16}", flush=True)
                 rows.append({"tasks": tasks, "samples": samples, "figure": label, "mean": float(np.mean(shown)), "lowest": min(shown)})
@@ -136,8 +136,8 @@ def tests(rounds: int) -> list[dict[str, object]]:
                 for place, better in enumerate((0.0, 0.1)):
                     lifted = chances + better / 0.55 * (1 - chances)
                     differences = ((answers(dice, lifted, samples) == 0).mean(axis=1) - base).tolist()
-                    alarms["sign flips"][place] += sign_flips(differences, draws=2000) <= 0.05
-                    alarms["mcnemar"][place] += mcnemar(sum(d > 0 for d in differences), sum(d < 0 for d in differences)) <= 0.05
+                    alarms["sign flips"][place] += compute_sign_flip_p(differences, draws=2000) <= 0.05
+                    alarms["mcnemar"][place] += compute_mcnemar_p(sum(d > 0 for d in differences), sum(d < 0 for d in differences)) <= 0.05
             for name in ("sign flips", "mcnemar") if samples == 1 else ("sign flips",):
                 size, power = (100 * count / rounds for count in alarms[name])
                 print(f"{tasks:>6} {samples:>8} {name:>12} {size:>14.1f} {power:>8.1f}", flush=True)
@@ -161,7 +161,7 @@ def enumeration() -> float:
             math.fsum(set(draw) == {0} for draw in draws) / len(draws),
             math.fsum((vote[0] == max(vote)) / vote.count(max(vote)) for vote in votes) / len(draws),
         )
-        ours = (pass_at(right, m, k), pass_all(right, m, k), majority_at(classes, [float(c == 0) for c in classes], k))
+        ours = (pass_at_k(right, m, k), pass_all_k(right, m, k), majority_at_k(classes, [float(c == 0) for c in classes], k))
         worst = max(worst, *(abs((a or 0.0) - b) for a, b in zip(ours, counted, strict=True)))
     return worst
 

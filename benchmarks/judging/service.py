@@ -36,10 +36,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks._peers.served import TOKEN, Service, lines_of, serving  # noqa: E402
-from rlvr.commands.service.rows import task_of, verdict_line  # noqa: E402
+from rlvr.commands.service.rows import format_verdict_line, parse_row  # noqa: E402
 from rlvr.plugins.registry import build  # noqa: E402
 from rlvr.task import Task, Verdict, user  # noqa: E402
-from rlvr.verifiers.remote import Client  # noqa: E402
+from rlvr.verifiers.remote import ServiceClient  # noqa: E402
 
 
 def throughput(asked: argparse.Namespace) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def throughput(asked: argparse.Namespace) -> dict[str, Any]:
                     mine = time.process_time() - began
                     other = lines_of(len(rows), seed=1000 + turn)  # no row comes twice: a verifier may remember it
                     began = time.process_time()
-                    for row, task, answer in map(task_of, other):  # as a worker of the service does it
-                        verdict_line(row, verifier.verify(task, answer))
+                    for row, task, answer in map(parse_row, other):  # as a worker of the service does it
+                        format_verdict_line(row, verifier.verify(task, answer))
                     alike = time.process_time() - began
                 else:
                     before, clock = service.cpus(), time.monotonic()
@@ -145,7 +145,7 @@ def floor(asked: argparse.Namespace) -> dict[str, Any]:
     began, told = time.process_time(), Verdict(1.0, "equal to the reference")
     for rows in rounds:
         for line in rows:
-            verdict_line(task_of(line)[0], told)
+            format_verdict_line(parse_row(line)[0], told)
     count = sum(map(len, rounds))
     return {
         "rows": count,
@@ -161,7 +161,7 @@ def latency(asked: argparse.Namespace) -> dict[str, Any]:
     rows, found = lines_of(2000), {}
     with serving(_text(asked.verifier), "--workers", str(asked.workers)) as service:
         os.environ["RLVR_BENCHMARK_TOKEN"] = TOKEN
-        client = Client(service.url, token_env="RLVR_BENCHMARK_TOKEN", retries=6)
+        client = ServiceClient(service.url, token_env="RLVR_BENCHMARK_TOKEN", retries=6)
 
         async def one(times: list[float], place: int, each: int) -> None:
             for turn in range(each):

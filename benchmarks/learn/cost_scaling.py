@@ -20,7 +20,7 @@ import torch
 from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.learn.update.heap import keep_freed_memory
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.plugins.registry import build
@@ -49,7 +49,7 @@ def groups_of(group: int, length: int, vocabulary: int) -> list[list[Episode]]:
         members = []
         for _ in range(group):
             tokens = prompt + [dice.randrange(vocabulary) for _ in range(length)]
-            members.append(Episode(f"t{g}", f"g{g}", tokens, acted, logs, [*logs[:-1], dice.random()], End.TERMINATED))
+            members.append(Episode(f"t{g}", f"g{g}", tokens, acted, logs, [*logs[:-1], dice.random()], StopReason.TERMINATED))
         groups.append(members)
     return groups
 

@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from rich.console import Console  # noqa: E402
 
-from rlvr.config.config import check  # noqa: E402
+from rlvr.config.config import validate_config  # noqa: E402
 from rlvr.errors import CheckFailed  # noqa: E402
 from rlvr.learn.train import train  # noqa: E402
 from rlvr.plugins.registry import build  # noqa: E402
-from rlvr.runs.runlog import rows_of  # noqa: E402
+from rlvr.runs.runlog import read_jsonl  # noqa: E402
 from rlvr.task import Task, user  # noqa: E402
 
 WEAK = '''
@@ -52,19 +52,19 @@ MODEL = {
 
 def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: int) -> dict[str, Any]:
     """One run: what was stolen, and when the honeypots told."""
-    config = check(
+    config = validate_config(
         {
             "seed": seed,
             "env": {"name": "arithmetic", "levels": ["1+1"], "verifier": verifier},
             "tokenizer": "chars:0123456789+=",
             "model": {"config": MODEL},
-            "warmstart": {"steps": asked.warm, "batch_size": 64, "learning_rate": 3e-3},
+            "sft_warmup": {"steps": asked.warm, "batch_size": 64, "learning_rate": 3e-3},
             "rollout": {
                 "prompts_per_step": asked.prompts,
                 "num_generations": 8,
                 "max_completion_length": 4,
-                "honeypots": asked.share,
-                "honeypot_limit": limit,
+                "canary_fraction": asked.share,
+                "max_rewarded_canaries": limit,
             },
             "algorithm": "grpo",
             "train": {"steps": asked.steps, "learning_rate": asked.rate},
@@ -79,7 +79,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
         stopped = True
     paid, stolen, told = defaultdict[int, float](float), defaultdict[int, float](float), 0
     with build("verifier", "numeric") as sound:
-        for row in rows_of(home / "episodes.jsonl"):
+        for row in read_jsonl(home / "episodes.jsonl"):
             if row.get("honeypot"):
                 told = told or (row["step"] if row["reward"] > 0.5 else 0)
                 continue
@@ -91,13 +91,13 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
         all_paid, all_stolen = all_paid + paid[step], all_stolen + stolen[step]
         tenth = tenth or (step if all_stolen > 0.1 * all_paid else 0)
         share = all_stolen / max(1.0, all_paid) if step <= (told or last) else share
-    metrics = list(rows_of(home / "metrics.jsonl"))
+    metrics = list(read_jsonl(home / "metrics.jsonl"))
     return {
         "verifier": "weak" if ":" in verifier else verifier,
         "seed": seed,
         "steps": last,
-        "honeypots": sum(row["honeypots/asked"] for row in metrics),
-        "paid": metrics[-1]["honeypots/paid_so_far"],
+        "honeypots": sum(row["canary/sampled"] for row in metrics),
+        "paid": metrics[-1]["canary/rewarded_total"],
         "stolen_in_the_first_step": round(stolen[1] / max(1.0, paid[1]), 3),
         "told_in_step": told or None,
         "tenth_stolen_in_step": tenth or None,

@@ -29,7 +29,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S, ATTEMPTS = 600.0, 20
@@ -41,7 +41,7 @@ model:
   config: {{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
            num_key_value_heads: 2, max_position_embeddings: 64}}
 warmstart: {{steps: 5, batch_size: 16, learning_rate: 3.0e-3}}
-rollout: {{prompts_per_step: 4, num_generations: 4, curriculum: {{by: carries, candidates: 3}}}}
+rollout: {{prompts_per_step: 4, num_generations: 4, curriculum: {{key: carries, oversample: 3}}}}
 algorithm: {{name: dapo, beta: 0.1, kl_target: 0.01, kl_horizon: 100, dynamic_sampling_rounds: 3, num_iterations: 2}}
 train: {{steps: 8, learning_rate: 1.0e-3, minibatches_per_step: 2}}
 eval: {{tasks: 10, every: 3}}
@@ -108,7 +108,7 @@ def child(arguments: Sequence[str], log: Path, moment: str | None, dice: random.
         os.dup2(sink, 2)
         if moment is not None:
             die_at(moment, dice)
-        code = run(arguments)
+        code = run_command(arguments)
         sys.stderr.flush()
         os._exit(code)
     until = time.monotonic() + DEADLINE_S

@@ -65,17 +65,17 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
 
 def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
     """The quickstart's crew, from its own warm start or ready to train one."""
-    from rlvr.config.config import check, load
-    from rlvr.learn.crew import assemble
-    from rlvr.learn.processes import accelerator_from
+    from rlvr.config.config import load_config, validate_config
+    from rlvr.learn.crew import build_trainer
+    from rlvr.learn.processes import build_accelerator
 
-    data = load("quickstart", [f"seed={seed}", f"warmstart.until={WARM_UNTIL}"]).model_dump() | {
+    data = load_config("quickstart", [f"seed={seed}", f"sft_warmup.target_accuracy={WARM_UNTIL}"]).model_dump() | {
         "algorithm": {"name": preset} | SETTINGS.get(("quickstart", preset), {})
     }
     if warm is not None:
-        data |= {"model": {"path": str(warm)}, "warmstart": None}
-    config = check(data, "quickstart")
-    return assemble(config, accelerator_from(config, Path(tempfile.gettempdir())), stack)
+        data |= {"model": {"path": str(warm)}, "sft_warmup": None}
+    config = validate_config(data, "quickstart")
+    return build_trainer(config, build_accelerator(config, Path(tempfile.gettempdir())), stack)
 
 
 def warm_up(seed: int, folder: Path) -> None:
@@ -83,21 +83,21 @@ def warm_up(seed: int, folder: Path) -> None:
     import torch
     from rich.console import Console
 
-    from rlvr.learn.warmstart import warmstart
-    from rlvr.runs.progress import Work
+    from rlvr.learn.warmstart import run_sft_warmup
+    from rlvr.runs.progress import ProgressReporter
 
     torch.set_num_threads(2)
     with ExitStack() as stack:
         crew = crew_of(seed, stack)
-        with Work(Console(stderr=True), "warm start", crew.config.warmstart.steps) as work:
-            warmstart(crew, crew.config.warmstart, work)
+        with ProgressReporter(Console(stderr=True), "warm start", crew.config.warmstart.steps) as work:
+            run_sft_warmup(crew, crew.config.warmstart, work)
         crew.model.save_pretrained(folder)
 
 
 def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     """Train on the quickstart task until the result is clear: the reward at the end, and the number of steps."""
-    from rlvr.learn.crew import enlist
-    from rlvr.learn.one_step import one_step
+    from rlvr.learn.crew import setup_learner
+    from rlvr.learn.one_step import run_training_step
     from rlvr.runs.runlog import RunLog
     from tests.fixtures.learning import turned
 
@@ -106,12 +106,12 @@ def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
         turned(crew.algorithm, cell.sign)
         run = RunLog(Path(folder))
         stack.callback(run.close)
-        enlist(crew, run.folder, resumed=False)
+        setup_learner(crew, run.folder, resumed=False)
         crew.hand_over(0)
         rewards: list[float] = []
         smooth = 0.0
         while len(rewards) < STEPS["quickstart"]:
-            row, _ = one_step(crew, run, len(rewards))
+            row, _ = run_training_step(crew, run, len(rewards))
             rewards.append(row["reward"] or 0.0)
             smooth, first = sum(rewards[-5:]) / 5, sum(rewards[:5]) / 5
             if len(rewards) >= 5 and (smooth > ENOUGH or (cell.sign < 0 and smooth < first / 2)):

@@ -27,7 +27,7 @@ def trained(steps: int, cores: set[int], limit: float, threads: int | None) -> f
     """The seconds that the steps of one run took to sample and to update."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "rlvr", "train", "quickstart", "--out", str(out), "--json", "warmstart.steps=20"]
+        command = [sys.executable, "-m", "rlvr", "train", "quickstart", "--out", str(out), "--json", "sft_warmup.steps=20"]
         command += [f"train.steps={steps}", "eval.tasks=20", f"log.save_every={steps}"]
         subprocess.run(
             command, check=True, timeout=limit, env=os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from learning_matrix import warm_up
 
-from rlvr.config.config import ModelConfig, check, load
+from rlvr.config.config import ModelConfig, load_config, validate_config
 from rlvr.contracts import Verifier
-from rlvr.samplers._http import Http, NoReply
+from rlvr.samplers._http import HttpClient, NoReply
 from rlvr.task import Task, Verdict
 
 PHASES = ("step_time", "time/wait_for_batch", "time/sample", "time/update")
@@ -60,7 +60,7 @@ class Server:
 
     def wait(self, seconds: float) -> None:
         """Wait until it is ready."""
-        ask, until = Http(self.url), time.monotonic() + seconds
+        ask, until = HttpClient(self.url), time.monotonic() + seconds
         while time.monotonic() < until:
             try:
                 ask.ask("GET", "/health", until=until)
@@ -109,7 +109,7 @@ def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> d
     from rich.console import Console
 
     from rlvr.learn.train import train
-    from rlvr.runs.runlog import rows_of
+    from rlvr.runs.runlog import read_jsonl
 
     torch.set_num_threads(1)
     sampler = {"name": "vllm", "placement": "server", "urls": [server.url]}
@@ -118,9 +118,9 @@ def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> d
     data = data | {"log": data["log"] | {"save_every": steps, "episodes": False}}
     began, spent, served = time.perf_counter(), own_cpu_seconds(), server.cpu_seconds()
     with (folder.parent / "said.txt").open("a") as said:
-        ended = train(check(data, "quickstart"), out=folder, console=Console(file=said))
+        ended = train(validate_config(data, "quickstart"), out=folder, console=Console(file=said))
     spent, served = own_cpu_seconds() - spent, server.cpu_seconds() - served
-    rows, metrics = (list(rows_of(folder / name)) for name in ("timings.jsonl", "metrics.jsonl"))
+    rows, metrics = (list(read_jsonl(folder / name)) for name in ("timings.jsonl", "metrics.jsonl"))
     drift = [row["mismatch_kl"] for row in metrics[1:] if "mismatch_kl" in row]
     return {
         "max_staleness": ahead, "seconds": round(time.perf_counter() - began, 1),
@@ -153,15 +153,15 @@ def both(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 
 def times(asked: Any, hidden: int, home: Path) -> dict[str, Any]:
     """The time of a step in both modes, with a model of one width."""
-    from rlvr.mdp.tokenizers import tokenizer_from
-    from rlvr.model.weights import model_from
+    from rlvr.mdp.tokenizers import load_tokenizer
+    from rlvr.model.weights import load_model
 
-    data = load("quickstart", [f"train.steps={asked.times_steps}", "eval.tasks=1", "train.learning_rate=1e-4"]).model_dump()
+    data = load_config("quickstart", [f"train.steps={asked.times_steps}", "eval.tasks=1", "train.learning_rate=1e-4"]).model_dump()
     heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}
     shape = data["model"]["config"] | {"hidden_size": hidden, "intermediate_size": 3 * hidden} | heads
     model = home / f"model{hidden}"
-    model_from(ModelConfig(config=shape), tokenizer_from(data["tokenizer"]), seed=0).save_pretrained(model)
-    data |= {"model": {"path": str(model)}, "warmstart": None, "env": data["env"] | {"verifier": {"name": f"{__file__}:Lots"}}}
+    load_model(ModelConfig(config=shape), load_tokenizer(data["tokenizer"]), seed=0).save_pretrained(model)
+    data |= {"model": {"path": str(model)}, "sft_warmup": None, "env": data["env"] | {"verifier": {"name": f"{__file__}:Lots"}}}
     runs = []
     with serving(model, home / f"server{hidden}.log") as server:
         for pair, ahead in alternating(asked.pairs):
@@ -187,8 +187,8 @@ def learning(asked: Any, home: Path) -> dict[str, Any]:
     runs = []
     with serving(warm[0], home / "server.log") as server:
         for seed, ahead in alternating(asked.seeds):
-            data = load("quickstart", [f"seed={seed}", f"train.steps={asked.steps}", f"eval.tasks={asked.tasks}"]).model_dump()
-            data |= {"model": {"path": str(warm[seed])}, "warmstart": None}
+            data = load_config("quickstart", [f"seed={seed}", f"train.steps={asked.steps}", f"eval.tasks={asked.tasks}"]).model_dump()
+            data |= {"model": {"path": str(warm[seed])}, "sft_warmup": None}
             runs.append({"seed": seed} | one_run(data, ahead, server, home / f"{seed}-{ahead}"))
             print(json.dumps(runs[-1]), flush=True)
     turns, ahead_runs = both(runs)

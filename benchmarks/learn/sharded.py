@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rlvr.runs.owner import temporary
+from rlvr.runs.owner import temporary_folder
 from tests.fixtures.tiny import tiny_run
 from tests.learn.peers.launch import ROOT, ended, started
 
@@ -62,8 +62,8 @@ def start(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def kill(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Kill one process in mid-step, look at the others, resume, and compare with an undisturbed run."""
     recipe = folder / "run.yaml"
-    train = {"steps": 6, "learning_rate": 1e-3, "process_timeout_s": DEADLINE_S}
-    changes: dict[str, Any] = {"algorithm": {"name": "grpo", "beta": 0.05}, "log": {"save_every": 2}, "warmstart": None, "train": train}
+    train = {"steps": 6, "learning_rate": 1e-3, "collective_timeout_s": DEADLINE_S}
+    changes: dict[str, Any] = {"algorithm": {"name": "grpo", "beta": 0.05}, "log": {"save_every": 2}, "sft_warmup": None, "train": train}
     recipe.write_text(tiny_run(**changes).dump())
 
     def run(name: str, *more: str) -> list[subprocess.Popen[str]]:
@@ -127,7 +127,7 @@ def main() -> int:
     args = parser.parse_args()
     failed = False
     for name in args.parts:
-        with temporary("rlvr-sharded-") as folder:
+        with temporary_folder("rlvr-sharded-") as folder:
             try:
                 row = PARTS[name](folder, args)
             except Exception as error:  # the other parts still run

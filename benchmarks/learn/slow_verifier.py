@@ -18,10 +18,10 @@ from typing import Any
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Sampling, Verifier
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model.weights import model_from
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.model.weights import load_model
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, Verdict
 
 MODEL = {
@@ -49,7 +49,7 @@ def step(sampler: Any, tokenizer: Any, seconds: float, repeat: int, prompts: int
     """One collection of groups: its time, and how much of verification was hidden."""
     environment = build("env", "arithmetic", verifier=Sleeping(seconds))
     tasks = [environment.task("train", prompts * repeat + i) for i in range(prompts)]
-    draws = [Draw(task, f"g{i}", seed_of(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]
+    draws = [RolloutRequest(task, f"g{i}", derive_seed(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]
     with Rollout(TokenMDP(environment, tokenizer, max_new_tokens=128), sampler) as rollout:
         began = time.perf_counter()
         rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=512, help="the model's width")
     asked = parser.parse_args()
-    tokenizer = tokenizer_from("chars:0123456789+-*=# \n")
-    model = model_from(ModelConfig(config=MODEL | {"hidden_size": asked.hidden, "intermediate_size": 3 * asked.hidden}), tokenizer, seed=0)
+    tokenizer = load_tokenizer("chars:0123456789+-*=# \n")
+    model = load_model(ModelConfig(config=MODEL | {"hidden_size": asked.hidden, "intermediate_size": 3 * asked.hidden}), tokenizer, seed=0)
     ratios, shares, times = [], [], []
     with build("sampler", asked.sampler) as sampler:
         sampler.load(model, 0)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from rlvr.learn.update import packing
-from rlvr.learn.update.packing import Buckets, Packing
-from rlvr.model.batch import Batch, Rows
-from rlvr.model.varlen import dense
+from rlvr.learn.update.packing import BucketLayout, PackingMode
+from rlvr.model.batch import Batch, TokenRows
+from rlvr.model.varlen import attend_reference
 
 SIZES = {"small": (500, 2048, 256, 4096), "medium": (1000, 4096, 256, 16384), "large": (4000, 16384, 512, 65536)}
 """The median and the cap of an answer, the prompt, and the tokens of a micro-batch."""
@@ -30,7 +30,7 @@ BAR = 1.0
 """Micro-batches in memory at a time, at most."""
 
 
-def rows_of(median: int, cap: int, prompt: int, *, prompts: int = 64, answers: int = 8) -> Rows:
+def rows_of(median: int, cap: int, prompt: int, *, prompts: int = 64, answers: int = 8) -> TokenRows:
     """Random tokens with these lengths."""
     dice = np.random.default_rng(0)
     tokens, acted = [], []
@@ -39,14 +39,14 @@ def rows_of(median: int, cap: int, prompt: int, *, prompts: int = 64, answers: i
         for length in np.clip(dice.lognormal(np.log(median), 0.8, answers), 1, cap).astype(int):
             tokens.append(asked + dice.integers(0, 1000, length).tolist())
             acted.append([False] * prompt + [True] * int(length))
-    return Rows(tokens, acted)
+    return TokenRows(tokens, acted)
 
 
 def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
     """Every tensor of a micro-batch."""
     yield from (batch.input_ids, batch.source, batch.target, batch.row, batch.take)
     layout = batch.layout
-    if isinstance(layout, Buckets):
+    if isinstance(layout, BucketLayout):
         yield from (layout.positions, layout.home)
         for bucket in layout.buckets:
             yield from (x for x in (bucket.query, bucket.keys, bucket.mask) if x is not None)
@@ -54,10 +54,10 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
         yield from (x for x in (layout.positions, layout.keys, layout.lengths.queries, layout.lengths.keys) if x is not None)
 
 
-def measured(rows: Rows, budget: int, how: Packing) -> dict[str, float]:
+def measured(rows: TokenRows, budget: int, how: PackingMode) -> dict[str, float]:
     """The bytes of all micro-batches of a step, and of the largest."""
-    parts, _ = packing.plan(rows, range(len(rows.tokens)), budget)
-    sizes = [sum(x.numel() * x.element_size() for x in tensors_of(packing.pack(rows, part, "cpu", how))) for part in parts]
+    parts, _ = packing.plan_packed_batches(rows, range(len(rows.tokens)), budget)
+    sizes = [sum(x.numel() * x.element_size() for x in tensors_of(packing.pack_rows(rows, part, "cpu", how))) for part in parts]
     return {"microbatches": len(sizes), "together_gb": sum(sizes) / 1e9, "at_a_time_gb": max(sizes) / 1e9}
 
 
@@ -70,7 +70,7 @@ def main() -> int:
     for name in asked.sizes:
         median, cap, prompt, budget = SIZES[name]
         rows = rows_of(median, cap, prompt)
-        masks, kernel = (measured(rows, budget, how) for how in (Packing(), Packing(dense)))
+        masks, kernel = (measured(rows, budget, how) for how in (PackingMode(), PackingMode(attend_reference)))
         row = {"size": name, **masks, "kernel_at_a_time_gb": kernel["at_a_time_gb"]}
         if asked.json:
             print(json.dumps(row))

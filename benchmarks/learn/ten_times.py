@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
 
 from vs_trl_work import reset_peak, resident, say
 
-SETTINGS = {"rollout.num_generations": 8, "train.warmup_steps": 0, "eval.tasks": 1, "log.save_every": 2, "warmstart": "null"}
+SETTINGS = {"rollout.num_generations": 8, "train.warmup_steps": 0, "eval.tasks": 1, "log.save_every": 2, "sft_warmup": "null"}
 
 
 def measured(place: Path, prompts: int, steps: int) -> dict[str, float]:
@@ -51,12 +51,12 @@ def train_one(place: Path, prompts: int, steps: int) -> float:
     """Train as `rlvr train quickstart` does; returns the CPU-seconds."""
     from rich.console import Console
 
-    from rlvr.config.config import load
+    from rlvr.config.config import load_config
     from rlvr.learn.train import train
 
     overrides = SETTINGS | {"rollout.prompts_per_step": prompts, "train.steps": steps}
     began = time.process_time()
-    train(load("quickstart", [f"{key}={value}" for key, value in overrides.items()]), out=place, console=Console(quiet=True))
+    train(load_config("quickstart", [f"{key}={value}" for key, value in overrides.items()]), out=place, console=Console(quiet=True))
     return time.process_time() - began
 
 

@@ -44,21 +44,21 @@ def judged(crew: Any, weights: Path) -> float:
     """Held-out accuracy of saved weights."""
     from transformers import AutoModelForCausalLM
 
-    from rlvr.learn.held_out import mean_score
+    from rlvr.learn.held_out import evaluate_split
 
     crew.sampler.load(AutoModelForCausalLM.from_pretrained(weights).eval(), 0)
-    return mean_score(crew, "test", JUDGED) or 0.0
+    return evaluate_split(crew, "test", JUDGED) or 0.0
 
 
 def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
     """Run both sides from one warm start until each is good enough or out of steps."""
-    from rlvr.model.weights import exported
+    from rlvr.model.weights import to_transformers_tokenizer
 
     if not (warm / "model.safetensors").is_file():
         warm_up(seed, warm)
     with ExitStack() as stack:
         crew = crew_of(seed, stack, warm=warm)
-        exported(crew.tokenizer).save_pretrained(warm)
+        to_transformers_tokenizer(crew.tokenizer).save_pretrained(warm)
         told = plan(crew, warm)
         (folder / "trl.json").write_text(json.dumps(told))
         (folder / "ours.json").write_text(json.dumps(crew.config.model_dump(mode="json")))

@@ -19,13 +19,13 @@ from rich.table import Table
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 
 
-class Paced(Scripted):
+class Paced(ScriptedSampler):
     """Returns the gold solution, one answer every so many seconds."""
 
     def __init__(self, pace_s: float) -> None:
@@ -41,11 +41,11 @@ class Paced(Scripted):
 
 def measure(environment: Any, pace_s: float, count: int) -> dict[str, float]:
     """One collection of so many episodes."""
-    tokenizer = tokenizer_from("bytes")
+    tokenizer = load_tokenizer("bytes")
     sampler = Paced(pace_s)
     sampler.bind(environment, tokenizer)
     with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
-        draws = [Draw(environment.task("train", n), f"g{n}", n) for n in range(count)]
+        draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
     timing = rollout.timing
     row = {"sampling_s": timing.sampling, "busy_s": timing.busy, "waited_s": timing.waiting, "hidden": timing.hidden}

@@ -39,7 +39,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
     """A function that does one update and returns its loss."""
     from accelerate import Accelerator
 
-    from rlvr.episode import End, Episode
+    from rlvr.episode import Episode, StopReason
     from rlvr.learn.update.learner import Learner, Optimization
     from rlvr.plugins.registry import build
 
@@ -49,7 +49,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
         for row in rows[g * GENERATIONS : (g + 1) * GENERATIONS]:
             n, t = len(row["prompt"]), len(row["said"])
             acted, paid = [False] * n + [True] * t, [0.0] * (n + t - 1) + [row["reward"]]
-            members.append(Episode(f"t{g}", f"g{g}", row["prompt"] + row["said"], acted, [0.0] * (n + t), paid, End.TERMINATED))
+            members.append(Episode(f"t{g}", f"g{g}", row["prompt"] + row["said"], acted, [0.0] * (n + t), paid, StopReason.TERMINATED))
         groups.append(members)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision="bf16" if job.precision == "bf16" else "no")
     optimization = Optimization(learning_rate=1e-4, max_tokens_per_microbatch=SIZES[job.size].tokens_at_once)

@@ -133,14 +133,14 @@ def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder
 def tiny(folder: Path) -> str:
     """A Qwen2 of 0.86 million parameters with a character tokenizer."""
     from rlvr.config.config import ModelConfig
-    from rlvr.mdp.tokenizers import tokenizer_from
-    from rlvr.model.weights import exported, model_from
+    from rlvr.mdp.tokenizers import load_tokenizer
+    from rlvr.model.weights import load_model, to_transformers_tokenizer
 
-    tokenizer = tokenizer_from(f"chars:{ALPHABET}")
+    tokenizer = load_tokenizer(f"chars:{ALPHABET}")
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = {"model_type": "qwen2", "max_position_embeddings": 256, "tie_word_embeddings": True, **sizes}
-    model_from(ModelConfig(config=config), tokenizer).save_pretrained(folder)
-    exported(tokenizer).save_pretrained(folder)
+    load_model(ModelConfig(config=config), tokenizer).save_pretrained(folder)
+    to_transformers_tokenizer(tokenizer).save_pretrained(folder)
     return str(folder)
 
 

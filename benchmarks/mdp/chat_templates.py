@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rlvr.contracts import Environment, Session, Verifier
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import RlvrError
-from rlvr.mdp.rules import State, TokenMDP
+from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.plugins.registry import build
 from rlvr.task import Message, Task, user
@@ -60,7 +60,7 @@ STOPS = (
 ANSWER = "It is 42 ."
 ARGUMENTS: dict[str, Any] = {"text": "say \"hi\" \\ {1, [2]} <b>\nso '7'", "count": 3, "exact": True, "words": ["a, b", "c"]}
 HELD = ("native", "as_written", "calls", "unchanged", "answers", "inert")
-"""What is checked of a conversation with a tool. `native`: the template itself describes tools and writes results; `as_written`: what
+"""What is checked of a conversation with a tool. `has_native_tools`: the template itself describes tools and writes results; `as_written`: what
 stands between the call and the policy's next turn is then the template's own text."""
 MORE = ("<|call|>", "<tool_call|>")
 """Tokens that end a call in some dialects, if the template itself does not spell them."""
@@ -158,7 +158,7 @@ class Noting(Echo):
         return self.heard if len(said) == 1 else None
 
 
-def spoken(mdp: TokenMDP, state: State, text: str) -> list[int]:
+def spoken(mdp: TokenMDP, state: ConversationState, text: str) -> list[int]:
     """A turn as the policy would write it: it closes the reasoning that the prompt has opened, and ends with a stop token."""
     tokenizer, dialect = mdp.tokenizer, mdp.calls.dialect
     assert isinstance(tokenizer, HFTokenizer)
@@ -171,7 +171,7 @@ def spoken(mdp: TokenMDP, state: State, text: str) -> list[int]:
     return ids if ids[-1] in tokenizer.stop_ids else [*ids, tokenizer.eos_id]
 
 
-def talked(tokenizer: HFTokenizer, environment: Noting) -> tuple[State, list[int]]:
+def talked(tokenizer: HFTokenizer, environment: Noting) -> tuple[ConversationState, list[int]]:
     """A whole conversation with one call, and the policy's tokens in it."""
     mdp = TokenMDP(environment, tokenizer)
     state, said = mdp.start(environment.task("test", 0)), list[int]()
@@ -184,7 +184,7 @@ def talked(tokenizer: HFTokenizer, environment: Noting) -> tuple[State, list[int
     return state, said
 
 
-def as_written(mdp: TokenMDP, state: State) -> bool | None:
+def as_written(mdp: TokenMDP, state: ConversationState) -> bool | None:
     """Whether the result stands in the conversation as the template itself writes it; None if the template has no place for results."""
     tokenizer = mdp.tokenizer
     assert isinstance(tokenizer, HFTokenizer)
@@ -212,7 +212,7 @@ def with_calls(name: str, template: str) -> dict[str, object]:
     tokenizer = HFTokenizer(made := tokenizer_for(template, stops, more=MORE), [int(made.vocab[stop]) for stop in stops])
     verifier = build("verifier", "exact")
 
-    def frame(state: State) -> list[int]:
+    def frame(state: ConversationState) -> list[int]:
         return [token for token, own in zip(state.tokens, state.acted, strict=True) if not own and token in tokenizer.control.ids]
 
     try:

@@ -8,7 +8,7 @@ Each family is a tiny random model in float32, in a process of its own with a ti
 log-probabilities of the learner (packed and padded rows) and of the hf sampler are compared with the oracle below: one unpadded row at a
 time through the model's own forward pass. Differences are given as they are; the bar is 1e-5 of 1 plus the largest log-probability of
 the oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
-`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `absent`: this version of
+`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `make_absence_question`: this version of
 transformers has no such family, or cannot build the tiny configuration. The exit code is 1 if any family is wrong or internal.
 
 After the training two more things are compared, in each arrangement. `gradient`: of a weighted sum of all log-probabilities, against the
@@ -43,12 +43,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.model._configs import FAMILIES, settings
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import RlvrError
-from rlvr.learn.agreement import checked
+from rlvr.learn.agreement import run_model_checks
 from rlvr.learn.update import packing
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.batch import Rows
-from rlvr.model.honesty import refusal
+from rlvr.model.batch import TokenRows
+from rlvr.model.honesty import find_refusal_reason
 from rlvr.plugins.registry import build
 
 BAR, ROUNDING, TEMPERATURE = 1e-5, 2.0, 0.9
@@ -81,11 +81,11 @@ def expected(model: Any) -> torch.Tensor:
 def by_arrangement(learner: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The learner's log-probabilities of the same, for each way to arrange the rows."""
     pairs = rows_of(1)
-    rows, everyone = Rows([tokens for tokens, _ in pairs], [acted for _, acted in pairs]), range(len(pairs))
+    rows, everyone = TokenRows([tokens for tokens, _ in pairs], [acted for _, acted in pairs]), range(len(pairs))
     ways = {"padded": [rows.padded(list(everyone))]}
     if not learner.packing.padded:
-        ways["packed"] = [packing.pack(rows, everyone, how=learner.packing)]
-    parts, lay = packing.arranged(rows, everyone, 60, learner.packing)
+        ways["packed"] = [packing.pack_rows(rows, everyone, how=learner.packing)]
+    parts, lay = packing.plan_batches(rows, everyone, 60, learner.packing)
     ways["arranged"] = [lay(part) for part in parts]
     for name, batches in ways.items():
         scores = torch.zeros(rows.entries, dtype=torch.float64)
@@ -160,8 +160,8 @@ def examined(family: str, steps: int) -> dict[str, Any]:
         sampler.prepare(precision="float32", max_length=64)
         slow = sampler.suits(model)
         line |= {"sampler": sampler.kind.__name__, "slow": bool(slow)}
-        table = checked(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
-        if why := refusal(family, table):
+        table = run_model_checks(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
+        if why := find_refusal_reason(family, table):
             return line | {"state": "refused", "why": why}
         learner = Learner(
             model, build("algorithm", "grpo"), Optimization(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=steps,

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlvr.runs.report import smooth
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.report import compute_trailing_mean
+from rlvr.runs.runlog import read_jsonl
 
 WITH, WITHOUT = "tool", "alone"
 COLOURS = ("#1f4e8c", "#b5541c", "#3c7a3c", "#7a3c7a", "#6b6b6b")
@@ -61,10 +61,10 @@ def plotted(out: Path, runs: list[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots()
     seeds = sorted({run["seed"] for run in runs})
     for run in runs:
-        rewards = [row["reward"] for row in rows_of(out / f"{run['kind']}-{run['seed']}" / "metrics.jsonl")]
+        rewards = [row["reward"] for row in read_jsonl(out / f"{run['kind']}-{run['seed']}" / "metrics.jsonl")]
         colour, style = COLOURS[seeds.index(run["seed"]) % len(COLOURS)], "-" if run["kind"] == WITH else ":"
         name = f"seed {run['seed']}, {'with the calculator' if run['kind'] == WITH else 'without'}"
-        axes.plot(range(1, len(rewards) + 1), smooth(rewards, 5), color=colour, linestyle=style, linewidth=2, label=name)
+        axes.plot(range(1, len(rewards) + 1), compute_trailing_mean(rewards, 5), color=colour, linestyle=style, linewidth=2, label=name)
     axes.set(xlabel="step", ylabel="mean reward of the last 5 steps", ylim=(-0.02, 1.02), xlim=(1, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

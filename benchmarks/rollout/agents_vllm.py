@@ -25,15 +25,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Feed, Heard, Sampling, Session, ToolSession, Verifier
-from rlvr.contracts.sampler import Asked
+from rlvr.contracts import Completion, Environment, RequestQueue, Sampling, Session, StepResult, ToolSession, Verifier
+from rlvr.contracts.sampler import NumberedRequests
 from rlvr.contracts.sandbox import Sandbox
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import model_from
+from rlvr.model.weights import load_model
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.rollout.timing import covered
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.rollout.timing import measure_covered_time
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
 from rlvr.turns import Call, Turn
@@ -72,7 +72,7 @@ class Calling(ToolSession):
         self.world.note("open", began, self.opened_at)
         return found
 
-    def hear(self, turn: Turn) -> Heard | None:
+    def hear(self, turn: Turn) -> StepResult | None:
         """The call, or the end."""
         self.count += 1
         if self.count >= self.world.turns:
@@ -121,19 +121,19 @@ class Agents(Environment):
         return session
 
 
-class Counted(Feed):
+class Counted(RequestQueue):
     """Counts what the engine has taken."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RequestQueue) -> None:
         self.feed, self.taken = feed, 0
 
-    def take(self, room: int) -> Asked | None:
+    def take(self, room: int) -> NumberedRequests | None:
         """As the feed says."""
         more = self.feed.take(room)
         self.taken += len(more or ())
         return more
 
-    def wave(self) -> Asked | None:
+    def wave(self) -> NumberedRequests | None:
         """As the feed says."""
         return self.feed.wave()
 
@@ -144,7 +144,7 @@ class Timed(VLLMSampler):
     idle: list[tuple[float, float]]
     worked: list[tuple[float, float]]
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same, with notes. The caller has the thread between two completions."""
         counted, ended = Counted(feed), 0
         served = super().serve(counted, sampling)
@@ -165,7 +165,7 @@ class Timed(VLLMSampler):
 def shared(spans: list[tuple[float, float]], within: list[tuple[float, float]]) -> float:
     """How much of the time of the one lies in the other."""
     cut = [(max(a, c), min(b, d)) for a, b in spans for c, d in within]
-    return covered(span for span in cut if span[0] < span[1])
+    return measure_covered_time(span for span in cut if span[0] < span[1])
 
 
 def crowded(held: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -196,7 +196,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         sampler.bind(environment, tokenizer)
         mdp = TokenMDP(environment, tokenizer, max_length=1800)
         sampler.prepare(precision="float32", max_length=mdp.max_length)
-        sampler.load(model_from(ModelConfig(config=MODEL), tokenizer, 0), 0)
+        sampler.load(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
         for collection in range(options.collections):
             yield {"sandbox": options.sandbox, "collection": collection} | collected(options, mdp, sampler, environment)
     environment.close()
@@ -206,17 +206,17 @@ def collected(options: argparse.Namespace, mdp: TokenMDP, sampler: Timed, enviro
     """One collection, and where its time went."""
     sampler.idle, sampler.worked, environment.wrong = [], [], []
     environment.spans = {"open": [], "call": [], "held": []}
-    draws = [Draw(environment.task("train", i), str(i), seed_of(i)) for i in range(options.conversations)]
+    draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
     with Rollout(mdp, sampler, open_sessions=options.open, lockstep=options.lockstep) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))
         seconds = time.perf_counter() - began
     busy = crowded(environment.spans["held"])
-    length = covered(busy)
-    timed = length > 0 and not rollout.lockstep  # waves do not pass the notes of `Timed`: `idle_of_the_whole_rollout` is their figure
+    length = measure_covered_time(busy)
+    timed = length > 0 and not rollout.sync_turns  # waves do not pass the notes of `Timed`: `idle_of_the_whole_rollout` is their figure
     tokens = sum(sum(episode.acted) for episode in episodes)
     return {
-        "lockstep": rollout.lockstep,
+        "sync_turns": rollout.sync_turns,
         "conversations": options.conversations,
         "open_at_once": options.open,
         "seconds": round(seconds, 2),

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "evaluation"))
 
 from resume import prepared
 
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.runs.runlog import rows_of
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.runs.runlog import read_jsonl
 
 EXAMPLE = (
     "First compute the answer in Python, exactly in this form:\n```python\nprint(12 * 7)\n```\nThe next message is the output. "
@@ -76,7 +76,7 @@ def main() -> None:
     file.write_text(json.dumps(recipe(options, model)), "utf-8")  # JSON is YAML
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "rlvr", "train", str(file), "--out", str(out)], check=True, stdout=sys.stderr, timeout=3600)
-    rows, tokenizer = list(rows_of(out / "episodes.jsonl")), tokenizer_from(str(model))
+    rows, tokenizer = list(read_jsonl(out / "episodes.jsonl")), load_tokenizer(str(model))
     counts, right = Counter[str](), 0
     for row in rows:
         turns, results = row["session"]["turns"], [result for heard in row["session"]["heard"] for result in heard.get("results", ())]

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.commands.cli import run
-from rlvr.runs.owner import owner
+from rlvr.commands.cli import run_command
+from rlvr.runs.owner import get_owner_label
 from tests.fixtures.boxed import EVENTS, LEFT, descendants, happenings, left, timeless
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ tokenizer: "chars:0123456789+="
 model:
   config: {{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
            num_key_value_heads: 2, max_position_embeddings: 128}}
-rollout: {{prompts_per_step: 4, num_generations: 4, lockstep: true}}
+rollout: {{prompts_per_step: 4, num_generations: 4, sync_turns: true}}
 algorithm: grpo
 train: {{steps: 3, learning_rate: 1.0e-3}}
 eval: {{tasks: 4}}
@@ -56,7 +56,7 @@ def started(arguments: Sequence[str], log: Path, events: Path) -> int:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
-        code = run(arguments)
+        code = run_command(arguments)
         sys.stderr.flush()
         os._exit(code)
     return process
@@ -85,7 +85,7 @@ def killed(process: int, events: Path, wanted: int, pause: float) -> dict[str, A
             raise SystemExit(f"call {wanted} never came")
         time.sleep(0.001)
     time.sleep(pause)
-    label, below = owner(process), list(descendants(process))
+    label, below = get_owner_label(process), list(descendants(process))
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return {

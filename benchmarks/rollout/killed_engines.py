@@ -22,13 +22,13 @@ from typing import Any
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config.config import check
-from rlvr.contracts import Completion, Feed, Sampling
+from rlvr.config.config import validate_config
+from rlvr.contracts import Completion, RequestQueue, Sampling
 from rlvr.learn.train import train
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers._local.engines import Engines
-from rlvr.samplers._local.fleet import SHARED
-from rlvr.samplers._local.group import members
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers._local.engines import LocalEngines
+from rlvr.samplers._local.fleet import SHARED_MEMORY
+from rlvr.samplers._local.group import list_group_processes
 
 MODEL = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -41,10 +41,10 @@ def config_of(engines: int, steps: int, width: int) -> Any:
     sampler = {"name": "vllm", "placement": "local", "engines": engines, "kv_cache_gb": 0.1, "max_num_seqs": 16} | {
         "tensor_parallel_size": width
     }
-    return check(
+    return validate_config(
         {
             "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*=() ", "model": {"config": MODEL},
-            "warmstart": {"steps": 5, "batch_size": 16}, "algorithm": {"name": "grpo"}, "eval": {"tasks": 8},
+            "sft_warmup": {"steps": 5, "batch_size": 16}, "algorithm": {"name": "grpo"}, "eval": {"tasks": 8},
             "rollout": {"prompts_per_step": 8, "num_generations": 8, "max_completion_length": 32, "sampler": sampler},
             "train": {"steps": steps, "learning_rate": 1e-3}, "log": {"save_every": steps},
         },
@@ -54,27 +54,27 @@ def config_of(engines: int, steps: int, width: int) -> Any:
 
 def run_of(folder: Path, config: Any, kills: int) -> tuple[float, int, list[str]]:
     """Train; in the first `kills` rollouts, an engine with requests is killed after the fifth completion."""
-    serve, killed, there = Engines.serve, list[int](), set(SHARED.iterdir())
+    serve, killed, there = LocalEngines.serve, list[int](), set(SHARED_MEMORY.iterdir())
 
-    def disturbed(self: Engines, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def disturbed(self: LocalEngines, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         ended, before = 0, len(killed)
         for given in serve(self, feed, sampling):
             ended += given is not None
             busy = [slot.process.pid for slot in self.slots if slot.load.running and slot.process is not None]
             if ended == 5 and before < kills and len(killed) == before and busy:
                 engine = busy[before % len(busy)]
-                workers = sorted(pid for pid, tracks in members(engine).items() if pid != engine and not tracks)
+                workers = sorted(pid for pid, tracks in list_group_processes(engine).items() if pid != engine and not tracks)
                 killed.append(workers[-1] if workers else engine)
                 os.kill(killed[-1], signal.SIGKILL)
             yield given
 
-    Engines.serve = disturbed  # type: ignore[method-assign]
+    LocalEngines.serve = disturbed  # type: ignore[method-assign]
     began = time.monotonic()
     try:
         train(config, out=folder, console=Console(quiet=True))
     finally:
-        Engines.serve = serve  # type: ignore[method-assign]
-    left = [path.name for path in SHARED.iterdir() if path not in there]
+        LocalEngines.serve = serve  # type: ignore[method-assign]
+    left = [path.name for path in SHARED_MEMORY.iterdir() if path not in there]
     return time.monotonic() - began, len(killed), left
 
 
@@ -90,7 +90,7 @@ def main() -> int:
     config = config_of(asked.engines, asked.steps, asked.width)
     calm_s, _, _ = run_of(asked.out / "calm", config, 0)
     killed_s, killed, left = run_of(asked.out / "killed", config, asked.kills)
-    calm, other = (list(rows_of(asked.out / name / "episodes.jsonl")) for name in ("calm", "killed"))
+    calm, other = (list(read_jsonl(asked.out / name / "episodes.jsonl")) for name in ("calm", "killed"))
     pairs = [(a, b) for one, two in zip(calm, other, strict=True) for a, b in zip(one["logprobs"], two["logprobs"], strict=False)]
     weights = [load_file(asked.out / name / "checkpoints" / "last" / "model.safetensors") for name in ("calm", "killed")]
     found = {

@@ -25,8 +25,8 @@ from typing import Any
 from rlvr.contracts import Environment, Sampling, Verifier
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Task, Verdict, user
 
 MODEL = {
@@ -75,25 +75,25 @@ class Slow(Environment):
 def sampler_of(name: str, environment: Environment, tokenizer: CharTokenizer) -> Any:
     """The sampler, ready to be asked."""
     if name == "scripted":
-        sampler: Any = Scripted(answers=["1", "12", "121", "2", "11", "2112"])
+        sampler: Any = ScriptedSampler(answers=["1", "12", "121", "2", "11", "2112"])
     else:
         from rlvr.config.config import ModelConfig
-        from rlvr.model.weights import model_from
+        from rlvr.model.weights import load_model
         from rlvr.samplers.hf import HFSampler
 
         sampler = HFSampler()
-        sampler.load(model_from(ModelConfig(config=MODEL), tokenizer, 0), 0)
+        sampler.load(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
     sampler.bind(environment, tokenizer)
     return sampler
 
 
-def collection(options: argparse.Namespace, *, lockstep: bool) -> dict[str, Any]:
+def collection(options: argparse.Namespace, *, sync_turns: bool) -> dict[str, Any]:
     """Seconds, the longest conversation's own waiting, and the episodes."""
     environment, tokenizer = Slow(options.slow, options.fast), CharTokenizer("0123456789+=")
     sampler = sampler_of(options.sampler, environment, tokenizer)
-    draws = [Draw(environment.task("train", i), str(i), seed_of(i)) for i in range(options.conversations)]
+    draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
     known = "lockstep" in inspect.signature(Rollout.__init__).parameters
-    settings: dict[str, Any] = {"lockstep": lockstep} if known else {}
+    settings: dict[str, Any] = {"sync_turns": lockstep} if known else {}
     with Rollout(TokenMDP(environment, tokenizer, max_length=600), sampler, **settings) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
@@ -136,7 +136,7 @@ def main() -> None:
         "seconds": round(free["seconds"], 2),
         "ratio": round(free["seconds"] / free["longest"], 3),
         "lockstep_s": round(lockstep["seconds"], 2),
-        "lockstep": compared(free, lockstep),
+        "sync_turns": compared(free, lockstep),
     }
     if options.before:
         command = [sys.executable, __file__, "--once", "--sampler", options.sampler, "--conversations", str(options.conversations)]

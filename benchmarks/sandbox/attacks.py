@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.contracts import Limits, Program, Stop
+from rlvr.contracts import ExitStatus, Limits, Program
 from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 from tests.attacks.channel import CHANNEL
@@ -37,7 +37,7 @@ def main() -> None:
         paid = [judge(kind, attack.code) for kind in attack.kinds]
         after = [judge(kind, RIGHT) for kind in attack.kinds[:1]]
         outcome = sandbox.run(Program(naive(attack), limits=limits))
-        return paid, after, outcome.stop is Stop.OK
+        return paid, after, outcome.stop is ExitStatus.OK
 
     corpus: list[Attack] = SCORING + HARM + CHANNEL
     with ThreadPoolExecutor(threads) as pool:

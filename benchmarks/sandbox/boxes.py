@@ -4,7 +4,7 @@
     RLVR_ENGINE_STATE=DIR python benchmarks/sandbox/boxes.py --engine .ci/engine --daemons 5      kills a Docker daemon of its own
 
 Bars: open p50 60 ms, call p50 10 ms, 256 open at once on 24 GiB, nothing left over, a fault is never a score of 0, nobody else's box
-disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `back to back` calls wait for the shell that is started ahead.
+disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `restore_healthy to restore_healthy` calls wait for the shell that is started ahead.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-from rlvr.contracts import Box, Place, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import SandboxError
 from rlvr.plugins.registry import build
-from rlvr.runs.owner import dead
+from rlvr.runs.owner import is_owner_dead
 from rlvr.sandbox._inside.box import groups
-from rlvr.sandbox.process import PREFIX
+from rlvr.sandbox.process import FOLDER_PREFIX
 
-PLACE = Place(memory_mb=192, disk_mb=32)
+PLACE = SandboxSpec(memory_mb=192, disk_mb=32)
 MARK = "31337.5"  # seconds that the background processes sleep: their name in the process table
 
 
@@ -70,7 +70,7 @@ def calls(args: argparse.Namespace) -> None:
                     for _ in range(count):
                         time.sleep(pause)
                         began = time.perf_counter()
-                        assert box.run(source, language=language).stop is Stop.OK
+                        assert box.run(source, language=language).stop is ExitStatus.OK
                         taken.append(time.perf_counter() - began)
                     say(f"call {language}, {'paced' if pause else 'back to back'}", **spread(taken), bar_p50_ms=10)
 
@@ -105,7 +105,7 @@ def at_once(args: argparse.Namespace) -> None:
             boxes = list(threads.map(lambda _: stack.enter_context(sandbox.open(PLACE)), range(args.at_once)))
         spent, idle = time.perf_counter() - began, free - available_mb()
 
-        def own(pair: tuple[int, Box]) -> bool:
+        def own(pair: tuple[int, SandboxSession]) -> bool:
             number, box = pair
             box.run(f"x = {number}; open('x', 'w').write(str(x))", language="python")
             return box.run("print(x, open('x').read())", language="python").stdout == f"{number} {number}\n".encode()
@@ -143,7 +143,7 @@ def kills(args: argparse.Namespace) -> None:
     say("random kills", outcomes=seen, left_over=sorted(left() - before))
 
 
-def strike(sandbox: Any, box: Box, what: str) -> None:
+def strike(sandbox: Any, box: SandboxSession, what: str) -> None:
     if what == "close":
         box.close()
     elif what == "supervisor":
@@ -176,7 +176,7 @@ def owners(args: argparse.Namespace) -> None:
         time.sleep(2)
         at_kill["something left" if left() - before else "nothing left"] += 1
     with opened(args, 1) as sandbox, sandbox.open(PLACE) as box:
-        assert box.run("true").stop is Stop.OK
+        assert box.run("true").stop is ExitStatus.OK
     time.sleep(2)
     say("our process killed", times=args.owners, boxes=3 * args.owners, after_2_s=at_kill, left_over=sorted(left() - before))
 
@@ -226,15 +226,15 @@ def daemons(args: argparse.Namespace) -> None:
 
 def left() -> set[str]:
     """Marked processes, containers of dead owners and of ours, folders and control groups: by name."""
-    found = {f"group {name}" for name in groups.names(PREFIX)}
+    found = {f"group {name}" for name in groups.list_parent_cgroups(FOLDER_PREFIX)}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes() == f"sleep\0{MARK}\0".encode():
                 found.add(f"process {path.parent.name}")
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             owner = (folder / "owner").read_text()
-            if dead(owner) or owner.split("|")[3] == str(os.getpid()):
+            if is_owner_dead(owner) or owner.split("|")[3] == str(os.getpid()):
                 found.add(f"folder {folder.name}")
     with contextlib.suppress(SandboxError):
         from rlvr.sandbox._outside import engine
@@ -243,7 +243,7 @@ def left() -> set[str]:
         try:
             for one in client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True):
                 owner = one.labels.get(engine.LABEL) or ""
-                if dead(owner) or owner.split("|")[3] == str(os.getpid()):
+                if is_owner_dead(owner) or owner.split("|")[3] == str(os.getpid()):
                     found.add(f"container {one.id}")
         finally:
             client.close()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlvr.contracts import Environment, Program, Stop
+from rlvr.contracts import Environment, ExitStatus, Program
 from rlvr.plugins.registry import build
 from rlvr.task import Task
 
@@ -70,7 +70,7 @@ def bare(env: Any, task: Task, code: str) -> bool:
     reference = task.reference
     check = f"\ncheck({reference['entry_point']})" if "def check(" in reference["test"] else ""
     source = f"{reference.get('prelude', '')}\n{reference.get('setup', '')}\n{code}\n{reference['test']}{check}\n"
-    return bool(env.verifier.sandbox.run(Program(source)).stop is Stop.OK)
+    return bool(env.verifier.sandbox.run(Program(source)).stop is ExitStatus.OK)
 
 
 def survey(env: Environment, threads: int, with_wrong: bool) -> dict[str, Any]:

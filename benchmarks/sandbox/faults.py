@@ -5,7 +5,7 @@
 A second Docker Engine is started for this alone, by `.ci/engine` in a separate folder, so that it can be killed. Half of the
 answers of every batch are right and half are wrong. While the batch runs one thing is broken; then the same verifier, in the
 same process, judges another batch. `wrong` counts right answers without the full score and wrong ones with a score,
-if there was a verdict; `none` counts those without a score, each of which must have the fault `infra`.
+if there was a verdict; `drop_all` counts those without a score, each of which must have the fault `infra`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlvr.task import Fault, Task, Verdict, user
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "engine"
 WALL_S = 2.0
-DEADLINE_S = channel.HARD * WALL_S + channel.PATIENCE_S + channel.AFTER_S
+DEADLINE_S = channel.MAX_WALL_FACTOR * WALL_S + channel.REPLY_TIMEOUT_S + channel.CLEANUP_TIMEOUT_S
 RIGHT = "import time\ntime.sleep(0.2)\nprint(int(input()) ** 2)"
 WRONG = RIGHT.replace("** 2", "** 3")
 REFERENCE = {"kind": "stdio", "cases": [{"stdin": "7", "stdout": "49"}], "limits": {"wall_s": WALL_S}}

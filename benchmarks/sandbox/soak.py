@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.contracts import Limits, Program, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
 from rlvr.plugins.registry import build
 from rlvr.sandbox._outside import engine
 from tests.attacks.harm import HARM
@@ -94,9 +94,9 @@ def main() -> None:
 
     def one(index: int) -> bool:
         if index % 10 == 0:
-            return sandbox.run(Program(random.Random(index).choice(hostile), b"3", limits=Limits(**LIMITS))).stop is not Stop.IE
+            return sandbox.run(Program(random.Random(index).choice(hostile), b"3", limits=Limits(**LIMITS))).stop is not ExitStatus.IE
         outcome = sandbox.run(Program("print(int(input()) ** 2)", str(index).encode()))
-        return outcome.stop is Stop.OK and int(outcome.stdout) == index * index
+        return outcome.stop is ExitStatus.OK and int(outcome.stdout) == index * index
 
     cold = resident_kb()
     warm(sandbox, given.threads)

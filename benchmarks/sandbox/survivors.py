@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from rlvr.contracts import Limits, Program, Stop, Verifier
+from rlvr.contracts import ExitStatus, Limits, Program, Verifier
 from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 
@@ -164,12 +164,12 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
             began = time.monotonic()
             outcome = sandbox.run(Program(source, stdin, language, limits))
             beyond = time.monotonic() - began - limits.wall_s
-            if language == "cpp" and outcome.stop is Stop.CE:
+            if language == "cpp" and outcome.stop is ExitStatus.CE:
                 raise SystemExit(f"the chain of forks did not compile: {outcome.reason}")
             late += beyond > 2
             if beyond > slowest:
                 slowest, which = beyond, f"{chosen.__name__}: {outcome.stop.value}, {outcome.wall_s:.2f} s"
-            unfair += outcome.stop is Stop.IE
+            unfair += outcome.stop is ExitStatus.IE
             stops[outcome.stop.value] = stops.get(outcome.stop.value, 0) + 1
             pids, groups = supervisors(sandbox, name)
             left += under_programs(pids)

@@ -13,8 +13,8 @@ from typing import Any
 from _engines import Engine, Known, Lengths, Speed
 from _network import Links, Network
 
-from rlvr.scale.orders import Again, Assign, Cancel, GiveUp, Keep, Load, Order
-from rlvr.scale.pool import Pool
+from rlvr.scale.orders import Accept, Cancel, Command, Dispatch, Fail, LoadWeights, Retry
+from rlvr.scale.pool import WorkScheduler
 
 Part = tuple[int, int, int]
 """A group by the step that asks it and its place, and which part of it: all parts but the first continue answers that were cut."""
@@ -100,11 +100,11 @@ class Timed:
     ([], True)
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkScheduler) -> None:
         self.pool, self.seconds = pool, 0.0
 
     def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **options: Any) -> list[Order]:
+        def call(*args: Any, **options: Any) -> list[Command]:
             began = time.thread_time()
             try:
                 return getattr(self.pool, name)(*args, **options)  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ class World:
     def __init__(self, setup: Setup, rule: Rule, *, steps: int, seed: int = 0) -> None:
         self.setup, self.rule, self.steps = setup, rule, steps
         self.chance = random.Random(seed)
-        self.pool = Timed(Pool(backups=rule.backups, older=rule.k))
+        self.pool = Timed(WorkScheduler(backups=rule.backups, older=rule.k))
         self.network = Network(setup.links, self.chance)
         self.engines = dict[str, Engine]()
         self.figures = Figures()
@@ -167,7 +167,7 @@ class World:
         if name in self.engines and (when := self.engines[name].next_end()) < float("inf"):
             self._at(when, "look", (name, self.stamps[name]))
 
-    def _loaded(self, order: Load) -> None:
+    def _loaded(self, order: LoadWeights) -> None:
         self._follow(self.pool.loaded(order))
 
     def _made(self, version: int) -> None:
@@ -210,25 +210,25 @@ class World:
         self.open[step] += len(parts)
         self._follow(self.pool.ask(parts, max(0, step - self.rule.k)))
 
-    def _follow(self, orders: Sequence[Order]) -> None:
+    def _follow(self, orders: Sequence[Command]) -> None:
         changed = dict[str, None]()
         for order in orders:
             match order:
-                case Assign(name, part, _, _):
+                case Dispatch(name, part, _, _):
                     self.engines[name].begin(order, self._answers(part), self.now)  # type: ignore[arg-type]
                     changed[name] = None
-                case Load():
+                case LoadWeights():
                     wait_s = self.network.seconds(order.worker, order.version, self.now)
                     self._at(self.now + wait_s + self.setup.load_s, "loaded", order)
                 case Cancel(stopped):
                     self.engines[stopped.worker].cancel(stopped, self.now)
                     changed[stopped.worker] = None
                     self._follow(self.pool.ended(stopped))
-                case Keep(kept):
+                case Accept(kept):
                     self._kept(kept.group, kept.version)  # type: ignore[arg-type]
-                case Again():
+                case Retry():
                     self.figures.again += 1
-                case GiveUp(group, _):
+                case Fail(group, _):
                     self.figures.given_up += 1
                     self._kept(group, 0)  # type: ignore[arg-type]
         for name in changed:

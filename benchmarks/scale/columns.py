@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlvr.episode import End, Episode
-from rlvr.rollout.columns import Columns, from_columns, to_columns
+from rlvr.episode import Episode, StopReason
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.task import Verdict
 
 
@@ -48,7 +48,7 @@ def made(tokens: int, length: int, *, text: bool) -> list[list[Episode]]:
             acted,
             logprobs,
             rewards,
-            End.TERMINATED,
+            StopReason.TERMINATED,
             3,
             Verdict(1.0, "42 equals 42"),
             said,
@@ -60,13 +60,13 @@ def made(tokens: int, length: int, *, text: bool) -> list[list[Episode]]:
 
 WRITE: dict[str, Callable[[Any], bytes]] = {
     "pickle": pickle.dumps,
-    "columns": lambda groups: to_columns(groups).to_bytes(),
+    "columns": lambda groups: encode_episodes(groups).to_bytes(),
     "arrays": lambda columns: columns.to_bytes(),
 }
 READ: dict[str, Callable[[bytes], Any]] = {
     "pickle": pickle.loads,
-    "columns": lambda data: from_columns(Columns.from_bytes(data)),
-    "arrays": Columns.from_bytes,
+    "columns": lambda data: decode_episodes(EncodedEpisodes.from_bytes(data)),
+    "arrays": EncodedEpisodes.from_bytes,
 }
 
 
@@ -90,10 +90,10 @@ def peak() -> float:
 def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
     groups = made(args.tokens, args.length, text=args.text)
     tokens = sum(len(episode.tokens) for group in groups for episode in group)
-    value = to_columns(groups) if way == "arrays" else groups
+    value = encode_episodes(groups) if way == "arrays" else groups
     write_s, data = timed(lambda: WRITE[way](value), args.repeat)
     read_s, back = timed(lambda: READ[way](data), args.repeat)
-    same = from_columns(back) == groups if way == "arrays" else back == groups
+    same = decode_episodes(back) == groups if way == "arrays" else back == groups
     us = 1e6 / tokens
     return {
         "way": way, "tokens": tokens, "bytes_a_token": round(len(data) / tokens, 2), "write_us": round(write_s * us, 4),

@@ -4,7 +4,7 @@
         [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0]
 
 Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
-this machine (`cluster.collectors=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
+this machine (`cluster.rollout_workers=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
 episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are
 killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run
 itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is
@@ -30,7 +30,7 @@ from typing import Any
 
 SMALL = [
     "env={name: arithmetic, levels: ['1+1'], worked: true, verifier: {name: numeric, channel: hash}}", "train.steps=20", "log.save_every=5",
-    "rollout.prompts_per_step=8", "warmstart.steps=100", "warmstart.batch_size=32", "eval.tasks=64",
+    "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=64",
 ]  # fmt: skip
 WHOLE = ["train.steps=20", "log.save_every=5"]
 OBJECTS = 100 << 20
@@ -52,7 +52,7 @@ class Trouble:
 
         trouble = self
 
-        class Watched(actors.Actors):
+        class Watched(actors.RayTransport):
             def __init__(self, *given: Any) -> None:
                 super().__init__(*given)
                 trouble.actors.append(self)
@@ -62,7 +62,7 @@ class Trouble:
                     trouble.noticed.append(time.monotonic() - trouble.frozen_at.pop(worker))
                 super().stop(worker)
 
-        actors.Actors = Watched  # type: ignore[misc]
+        actors.RayTransport = Watched  # type: ignore[misc]
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self) -> None:
@@ -90,10 +90,10 @@ class Trouble:
 
 def child(args: Mapping[str, Any]) -> None:
     """One run, in this process."""
-    from rlvr.config.config import load
+    from rlvr.config.config import load_config
     from rlvr.scale.training import train
 
-    config = load(args["recipe"], [*args["overrides"], f"cluster.collectors={args['collectors']}"])
+    config = load_config(args["recipe"], [*args["overrides"], f"cluster.rollout_workers={args['collectors']}"])
     cluster, trouble = None, None
     if args["collectors"]:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

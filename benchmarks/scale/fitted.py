@@ -37,7 +37,7 @@ from rlvr.verifiers.numeric import Numeric
 BAR = 0.15
 SMALL = [
     "env={name: arithmetic, levels: ['1+1', '2+2'], worked: true, verifier: {name: 'FILE:Slow', each_s: EACH}}",
-    "rollout.prompts_per_step=8", "warmstart.steps=100", "warmstart.batch_size=32", "eval.tasks=0",
+    "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=0",
 ]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def measured(out: Path, collectors: int, k: int, args: argparse.Namespace) -> fl
     import equal
 
     small = [line.replace("FILE", str(Path(__file__).resolve())).replace("EACH", str(args.each_s)) for line in SMALL]
-    overrides = [*small, f"train.steps={args.steps}", f"rollout.max_staleness={k}", "cluster.backups=0"]
+    overrides = [*small, f"train.steps={args.steps}", f"rollout.max_staleness={k}", "cluster.speculative_fraction=0"]
     asked = {"recipe": "quickstart", "overrides": overrides, "collectors": collectors, "out": str(out), "resume": False, "seed": 0}
     equal.run(asked | {"kills": 0, "freezes": 0, "node_kills": 0, "every": 1.0}, 0, args.limit_s)
     return statistics.mean(row["step_time"] for row in later(rows_of(out / "timings.jsonl")))
@@ -146,9 +146,9 @@ def main() -> None:
         if args.run is None:
             measured(run, 1, 0, args)
         else:
-            from rlvr.config.config import load
+            from rlvr.config.config import load_config
 
-            had = load(str(run / "config.yaml"), []).cluster.collectors  # type: ignore[union-attr]
+            had = load_config(str(run / "config.yaml"), []).cluster.rollout_workers  # type: ignore[union-attr]
         found = fitted(run, had)
         groups = len(found.lengths) // len(rows_of(run / "metrics.jsonl"))
         told = {name: round(getattr(found, name), 4) for name in ("step_s", "token_s", "overhead_s", "train_s", "load_s")}

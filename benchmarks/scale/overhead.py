@@ -24,15 +24,15 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from rlvr.config.config import RunConfig, check
-from rlvr.contracts import Completion, Environment, Feed, Request, Sampling, Verifier
-from rlvr.rollout.draws import Draw, seed_of
-from rlvr.samplers.scripted import Scripted
-from rlvr.scale.actors import Actors
-from rlvr.scale.collector import Collector, Facts
-from rlvr.scale.driver import NOTHING, Driver
-from rlvr.scale.units import units_of
-from rlvr.scale.weights.parcels import Parcel
+from rlvr.config.config import RunConfig, validate_config
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
+from rlvr.rollout.draws import RolloutRequest, derive_seed
+from rlvr.samplers.scripted import ScriptedSampler
+from rlvr.scale.actors import RayTransport
+from rlvr.scale.collector import RolloutWorker, WorkerSettings
+from rlvr.scale.driver import NO_WEIGHTS, Driver
+from rlvr.scale.units import split_into_tasks
+from rlvr.scale.weights.parcels import WeightUpdate
 from rlvr.task import Task, Verdict, user
 
 MEMBERS = 8
@@ -62,7 +62,7 @@ class Words(Environment):
         return Task(f"words/{split}/{index}", user("?"), reference="")
 
 
-class Paced(Scripted):
+class Paced(ScriptedSampler):
     """Answers of a fixed length, all answers of a call in so many seconds."""
 
     def __init__(self, *, seconds: float, tokens: int) -> None:
@@ -72,7 +72,7 @@ class Paced(Scripted):
     def load(self, model: Any, version: int) -> None:
         """Take weights, so that they are sent."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Sleep, then answer."""
         while (asked := feed.take(sys.maxsize)) is not None:
             if asked:
@@ -93,21 +93,21 @@ def config_of(*, unit_s: float, verdict_s: float, tokens: int, width: int, worke
     rollout = {"sampler": sampler, "verify_workers": workers}
     env = {"name": f"{HERE}:Words", "seconds": verdict_s, "tokens": tokens}
     data = {"env": env, "tokenizer": "chars:0123456789+=", "model": {"config": model}, "rollout": rollout, "cluster": cluster}
-    return check(data, "the benchmark")
+    return validate_config(data, "the benchmark")
 
 
-def draws(config: RunConfig, step: int, units: int) -> list[Draw]:
+def draws(config: RunConfig, step: int, units: int) -> list[RolloutRequest]:
     tasks = [Task(f"words/train/{place}", user("?"), reference="") for place in range(units)]
-    return [Draw(task, f"{step}:{task.id}", seed_of(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
+    return [RolloutRequest(task, f"{step}:{task.id}", derive_seed(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
 
 
-def started(stack: ExitStack, config: RunConfig, facts: Facts) -> Driver:
+def started(stack: ExitStack, config: RunConfig, facts: WorkerSettings) -> Driver:
     assert config.cluster is not None
-    transport = Actors(config.cluster, config.model_dump(mode="json"), facts)
+    transport = RayTransport(config.cluster, config.model_dump(mode="json"), facts)
     return stack.enter_context(Driver(transport, config.cluster, tell=lambda line: print(f"note: {line}", file=sys.stderr)))
 
 
-def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Callable[[], Parcel] = lambda: NOTHING) -> float:
+def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Callable[[], WeightUpdate] = lambda: NO_WEIGHTS) -> float:
     """The seconds of a step with collectors, which begins with new weights."""
     began = time.perf_counter()
     driver.load(pack())
@@ -117,14 +117,14 @@ def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Call
     return seconds
 
 
-def here(config: RunConfig, facts: Facts, load: Callable[[Collector, int], None]) -> Callable[[int, int], float]:
+def here(config: RunConfig, facts: WorkerSettings, load: Callable[[RolloutWorker, int], None]) -> Callable[[int, int], float]:
     """The seconds of a step in this process."""
-    collector = Collector(config, facts)
+    collector = RolloutWorker(config, facts)
 
     def step(number: int, units: int) -> float:
         began = time.perf_counter()
         load(collector, number)
-        for unit in units_of(draws(config, number, units)):
+        for unit in split_into_tasks(draws(config, number, units)):
             collector.rollout.collect(unit, Sampling(), version=number)
         return time.perf_counter() - began
 
@@ -133,23 +133,23 @@ def here(config: RunConfig, facts: Facts, load: Callable[[Collector, int], None]
 
 def one(args: argparse.Namespace) -> dict[str, Any]:
     """One collector against this process."""
-    from rlvr.mdp.tokenizers import tokenizer_from
-    from rlvr.model.weights import model_from
-    from rlvr.scale.weights.packing import Packer
+    from rlvr.mdp.tokenizers import load_tokenizer
+    from rlvr.model.weights import load_model
+    from rlvr.scale.weights.packing import WeightPacker
 
-    asked = {"cluster": {"collectors": 1}, "workers": 4, "verdict_s": 0.0, "width": args.width}
+    asked = {"cluster": {"rollout_workers": 1}, "workers": 4, "verdict_s": 0.0, "width": args.width}
     config = config_of(unit_s=args.unit_s, tokens=args.tokens, **asked)
-    facts = Facts("float32", False, 1)
+    facts = WorkerSettings("float32", False, 1)
     ours, theirs = list[float](), list[float]()
     with ExitStack() as stack:
         driver = started(stack, config, facts)
 
-        def load(collector: Collector, version: int) -> None:
+        def load(collector: RolloutWorker, version: int) -> None:
             collector.sampler.load(collector.model, version)
 
         step = here(config, facts, load)
-        model = model_from(config.model, tokenizer_from(config.tokenizer_name), 0)
-        packer = Packer("whole", facts.precision)
+        model = load_model(config.model, load_tokenizer(config.tokenizer_name), 0)
+        packer = WeightPacker("whole", facts.precision)
         stepped(driver, config, 0, args.units, lambda: packer.pack(model))
         for number in range(1, args.steps + 1):
             ours.append(step(number, args.units))
@@ -162,14 +162,14 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
 def collectors(args: argparse.Namespace) -> dict[str, Any]:
     """More collectors."""
     asked = {"verdict_s": 0.0, "workers": 4, "width": 16, "tokens": args.tokens, "unit_s": args.unit_s}
-    return scaled("collectors", [1, 2, 4, 8], args, lambda count: config_of(cluster={"collectors": count, "cpus": 0.1}, **asked), 8)
+    return scaled("collectors", [1, 2, 4, 8], args, lambda count: config_of(cluster={"rollout_workers": count, "cpus": 0.1}, **asked), 8)
 
 
 def judges(args: argparse.Namespace) -> dict[str, Any]:
     """More judge hosts, each with two threads; one collector that samples at once."""
     asked = {"verdict_s": args.unit_s / 4, "workers": 2, "width": 16, "tokens": 32, "unit_s": 0.0}
-    cluster = {"collectors": 1, "cpus": 0.1, "judge_cpus": 0.1, "groups_per_call": 4}
-    return scaled("judges", [1, 2, 4], args, lambda count: config_of(cluster={**cluster, "judges": count}, **asked), 4)
+    cluster = {"collectors": 1, "cpus": 0.1, "verifier_cpus": 0.1, "groups_per_task": 4}
+    return scaled("judges", [1, 2, 4], args, lambda count: config_of(cluster={**cluster, "verifier_workers": count}, **asked), 4)
 
 
 def scaled(part: str, counts: Sequence[int], args: argparse.Namespace, config: Callable[[int], RunConfig], units: int) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def scaled(part: str, counts: Sequence[int], args: argparse.Namespace, config: C
     for count in counts:
         asked = config(count)
         with ExitStack() as stack:
-            driver = started(stack, asked, Facts("float32", False, 1, weights=False))
+            driver = started(stack, asked, WorkerSettings("float32", False, 1, weights=False))
             stepped(driver, asked, 0, 2 * units)  # all are up
             if part == "judges":
                 wait_for_judges(driver, count)

@@ -25,15 +25,15 @@ from _engines import Lengths
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
-from rlvr.episode import End, Episode
-from rlvr.learn.ahead import Ahead
-from rlvr.rollout.columns import to_columns
-from rlvr.rollout.draws import Draw
-from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Batch, Driver
-from rlvr.scale.orders import Assign, Load
-from rlvr.scale.transport import Ended, Event, Loaded, Started
-from rlvr.scale.units import Unit
+from rlvr.episode import Episode, StopReason
+from rlvr.learn.ahead import RolloutPrefetcher
+from rlvr.rollout.columns import encode_episodes
+from rlvr.rollout.draws import RolloutRequest
+from rlvr.rollout.timing import RolloutTiming
+from rlvr.scale.driver import Driver, PendingRollout
+from rlvr.scale.orders import Dispatch, LoadWeights
+from rlvr.scale.transport import Event, TaskEnded, WeightsLoaded, WorkerStarted
+from rlvr.scale.units import RolloutTask
 from rlvr.task import Task, Verdict, user
 
 MEMBERS = 16
@@ -53,7 +53,7 @@ class Sleeping:
 
     def start(self, worker: str) -> None:
         """At once."""
-        self._after(0, Started(worker))
+        self._after(0, WorkerStarted(worker))
 
     def stop(self, worker: str) -> None:
         """Nothing is lost here."""
@@ -65,18 +65,18 @@ class Sleeping:
     def keep(self, versions: Set[int]) -> None:
         """Nothing is sent."""
 
-    def load(self, order: Load) -> int:
+    def load(self, order: LoadWeights) -> int:
         """Sleep a while."""
-        self._after(self.load_s, Loaded(order))
+        self._after(self.load_s, WeightsLoaded(order))
         return 0
 
-    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+    def sample(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
         """Sleep as long as the group takes."""
         seconds = self.seconds[unit[0].group]
         self.busy += seconds
-        self._after(seconds, Ended(order, to_columns([[answered(draw, label) for draw in unit]]).to_bytes()))
+        self._after(seconds, TaskEnded(order, encode_episodes([[answered(draw, label) for draw in unit]]).to_bytes()))
 
-    def cancel(self, order: Assign) -> None:
+    def cancel(self, order: Dispatch) -> None:
         """Nothing is copied here."""
         raise AssertionError("no backups were asked for")
 
@@ -100,16 +100,16 @@ class Sleeping:
 class Collecting:
     """The rollout of a run whose collectors sleep."""
 
-    shared, timing = True, Timing()
+    shared, timing = True, RolloutTiming()
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
-    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+    def begin(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
         """Ask the driver."""
         return self.driver.begin(draws, sampling, version=version)
 
-    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Ask the driver, and wait."""
         return self.begin(draws, sampling, version=version).result()
 
@@ -124,10 +124,10 @@ class Model(torch.nn.Linear):
     device = torch.device("cpu")
 
 
-def answered(draw: Draw, label: int) -> Episode:
+def answered(draw: RolloutRequest, label: int) -> Episode:
     tokens = [5, draw.seed % 1000, 2]
     return Episode(
-        draw.task.id, draw.group, tokens, [False, True, True], [0.0, -0.5, -0.25], [0.0] * 3, End.TERMINATED, label, Verdict(0.0, "slept")
+        draw.task.id, draw.group, tokens, [False, True, True], [0.0, -0.5, -0.25], [0.0] * 3, StopReason.TERMINATED, label, Verdict(0.0, "slept")
     )
 
 
@@ -161,7 +161,7 @@ def timed(args: argparse.Namespace, seconds: Seconds, k: int, *, looks_back: boo
     """One run: the median seconds of a step, and all its episodes."""
     transport, told, steps = Sleeping(seconds, args.load_s), list[Any](), list[float]()
     driver = Driver(transport, ClusterConfig(collectors=args.collectors))
-    with driver, Ahead(crew_of(args, driver, k, looks_back=looks_back)) as ahead:
+    with driver, RolloutPrefetcher(crew_of(args, driver, k, looks_back=looks_back)) as ahead:
         for step in range(args.steps):
             began = time.monotonic()
             harvest = ahead.next(step)

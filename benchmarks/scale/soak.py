@@ -52,7 +52,7 @@ RUN: dict[str, Any] = {
             "num_key_value_heads": 2, "max_position_embeddings": 64,
         }
     },
-    "warmstart": {"steps": 50, "batch_size": 32, "learning_rate": 3e-3},
+    "sft_warmup": {"steps": 50, "batch_size": 32, "learning_rate": 3e-3},
     "rollout": {"prompts_per_step": PROMPTS, "num_generations": MEMBERS, "max_completion_length": 6},
     "algorithm": {"name": "grpo"},
     "train": {"learning_rate": 3e-4},
@@ -80,13 +80,13 @@ class Slow(Numeric):
 
 def child(args: Mapping[str, Any]) -> None:
     """The run."""
-    from rlvr.config.config import check
+    from rlvr.config.config import validate_config
     from rlvr.scale.training import train
 
     verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
     settings = {"collectors": args["collectors"], "restarts": 100_000}
     steps = {"train": {**RUN["train"], "steps": args["steps"]}}
-    train(check(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
+    train(validate_config(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
 
 
 # ---- what the kernel knows

@@ -40,7 +40,7 @@ def recipe(args: argparse.Namespace) -> dict[str, Any]:
         "env": {"name": f"{Path(__file__).resolve().parents[2] / 'tests' / 'fixtures' / 'worlds.py'}:Sums", "below": 4},
         "tokenizer": "chars:0123456789+=",
         "model": {"config": MODEL},
-        "warmstart": {"steps": 20, "batch_size": 32, "learning_rate": 3e-3},
+        "sft_warmup": {"steps": 20, "batch_size": 32, "learning_rate": 3e-3},
         "rollout": {
             "prompts_per_step": 64,
             "num_generations": 8,
@@ -50,7 +50,7 @@ def recipe(args: argparse.Namespace) -> dict[str, Any]:
         "algorithm": {"name": "grpo"},
         "train": {"steps": args.steps, "learning_rate": 3e-4, "minibatches_per_step": 8},
         "eval": {"tasks": 16},
-        "cluster": {"collectors": args.collectors, "start_s": 300},
+        "cluster": {"rollout_workers": args.collectors, "startup_timeout_s": 300},
     }
 
 
@@ -59,16 +59,16 @@ def child(given: dict[str, Any]) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from rlvr.config.config import check
-    from rlvr.config.overrides import overridden
+    from rlvr.config.config import validate_config
+    from rlvr.config.overrides import apply_overrides
     from rlvr.contracts import Sampling
     from rlvr.scale import actors
-    from rlvr.scale.orders import Assign
+    from rlvr.scale.orders import Dispatch
     from rlvr.scale.training import train
 
     made = list[Any]()
 
-    class Watched(actors.Actors):
+    class Watched(actors.RayTransport):
         def __init__(self, *asked: Any) -> None:
             super().__init__(*asked)
             made.append(self)
@@ -81,19 +81,19 @@ def child(given: dict[str, Any]) -> None:
     def refusal(transport: Any) -> str:
         actor = next(iter(transport._actors.values()))
         try:
-            ray.get(actor.collect.remote(Assign("stale", "", 10**6, 1), [], Sampling(), 0), timeout=60)
+            ray.get(actor.collect.remote(Dispatch("stale", "", 10**6, 1), [], Sampling(), 0), timeout=60)
         except ray.exceptions.RayTaskError as error:
             return f"{type(error.cause).__name__}: {error.cause}"
         return "answered"
 
     told = dict[str, Any]()
-    actors.Actors = Watched  # type: ignore[misc]
+    actors.RayTransport = Watched  # type: ignore[misc]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": OBJECTS, "include_dashboard": False})
     cluster.add_node(num_cpus=2, object_store_memory=OBJECTS)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
         began = time.monotonic()
-        train(check(overridden(given["recipe"], given["set"]), "the benchmark"), out=given["out"])
+        train(validate_config(apply_overrides(given["recipe"], given["set"]), "the benchmark"), out=given["out"])
         told["seconds"] = round(time.monotonic() - began, 1)
         Path(given["out"], "told.json").write_text(json.dumps(told), "utf-8")
     finally:

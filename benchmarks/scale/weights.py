@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 
-from rlvr.config.config import load
-from rlvr.learn.crew import assemble
+from rlvr.config.config import load_config
+from rlvr.learn.crew import build_trainer
 from rlvr.learn.train import train
-from rlvr.scale.weights.packing import Packer, lower, take_in
-from rlvr.scale.weights.parcels import Parcel
+from rlvr.scale.weights.packing import WeightPacker, apply_updates, convert_model
+from rlvr.scale.weights.parcels import WeightUpdate
 
 
 def net(mb: int) -> torch.nn.Module:
@@ -58,13 +58,13 @@ class Holder:
         torch.set_num_threads(1)
         self.net = net(mb)
 
-    def load(self, parcel: Parcel) -> dict[str, float]:
+    def load(self, parcel: WeightUpdate) -> dict[str, float]:
         """Load it; how long it took, and the memory beside model and object store."""
         import ray
 
         Path("/proc/self/clear_refs").write_text("5", "utf-8")  # the most so far begins again
         began, before = time.perf_counter(), memory("RssAnon")
-        take_in(self.net, [replace(parcel, buckets=(ray.get(ref, timeout=120) for ref in parcel.buckets))])
+        apply_updates(self.net, [replace(parcel, buckets=(ray.get(ref, timeout=120) for ref in parcel.buckets))])
         return {"seconds": time.perf_counter() - began, "grown_mb": memory("RssAnon") - before, "rss_mb": memory("VmHWM")}
 
     def change(self) -> float:
@@ -92,7 +92,7 @@ def copies(args: argparse.Namespace) -> bool:
         kind = ray.remote(max_restarts=0)(Holder)
         holders: list[Any] = [kind.remote(args.mb) for _ in range(args.collectors)]
         ray.get([holder.change.remote() for holder in holders], timeout=300)
-        trainer, packer = net(args.mb), Packer("whole", "bfloat16")
+        trainer, packer = net(args.mb), WeightPacker("whole", "bfloat16")
         for turn in range(args.repeat + 1):
             for count in (1, args.collectors):
                 ray.get([holder.change.remote() for holder in holders], timeout=300)
@@ -122,7 +122,7 @@ class Weighed:
     """Packs each version that a run hands to its sampler, and brings a collector's model to it."""
 
     def __init__(self) -> None:
-        self.packer, self.version, self.passed = Packer("delta", "bfloat16", every=1 << 30), 0, True
+        self.packer, self.version, self.passed = WeightPacker("delta", "bfloat16", every=1 << 30), 0, True
         self.got: Any = None
         self.before = dict[str, Any]()
 
@@ -132,9 +132,9 @@ class Weighed:
         parcel = self.packer.pack(model)
         pack_s = time.perf_counter() - began
         now = {name: weight.detach().to(torch.bfloat16).clone() for name, weight in model.named_parameters()}
-        self.got = lower(copy.deepcopy(model), "bfloat16", vectors=True) if self.got is None else self.got
+        self.got = convert_model(copy.deepcopy(model), "bfloat16", vectors=True) if self.got is None else self.got
         began = time.perf_counter()
-        take_in(self.got, [parcel])
+        apply_updates(self.got, [parcel])
         load_s = time.perf_counter() - began
         whole = sum(weight.nbytes for weight in now.values())
         row: dict[str, Any] = {"version": self.version, "delta": parcel.delta, "bytes": parcel.size, "whole": whole}
@@ -152,7 +152,7 @@ def steps(args: argparse.Namespace) -> bool:
     weighed = Weighed()
 
     def assembled(config: Any, accelerator: Any, stack: Any, **how: Any) -> Any:
-        crew = assemble(config, accelerator, stack, **how)
+        crew = build_trainer(config, accelerator, stack, **how)
         given = crew.sampler.receive
 
         def receive(weights: Any, version: int) -> None:
@@ -163,7 +163,7 @@ def steps(args: argparse.Namespace) -> bool:
         return crew
 
     with tempfile.TemporaryDirectory() as folder:
-        train(load(args.recipe, args.set), crew_from=assembled, out=Path(folder, "run"))
+        train(load_config(args.recipe, args.set), crew_from=assembled, out=Path(folder, "run"))
     print(json.dumps({"passed": weighed.passed}))
     return weighed.passed
 

@@ -15,17 +15,17 @@ from fractions import Fraction
 from pathlib import Path
 
 from rlvr.task import Task, user
-from rlvr.verifiers._math.read.parse import parse
-from rlvr.verifiers._math.read.tree import TooBig, Unreadable
-from rlvr.verifiers._math.value.exact import NotFinite, exact
+from rlvr.verifiers._math.read.parse import parse_answer
+from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError
+from rlvr.verifiers._math.value.exact import NotFinite, to_rational
 from rlvr.verifiers.symbolic import Symbolic
 
 
 def value(gold: str) -> Fraction | None:
     """The gold as a rational, if it is one."""
     try:
-        return exact(parse(gold))
-    except (Unreadable, TooBig, NotFinite):
+        return to_rational(parse_answer(gold))
+    except (ParseError, LimitExceeded, NotFinite):
         return None
 
 

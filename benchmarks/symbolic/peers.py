@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.task import Task, user
-from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.parse import parse_answer
 from rlvr.verifiers.symbolic import Symbolic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def ours() -> Iterator[Judge]:
             results = []
             for row in rows:
                 task = Task("t", user("?"), reference=row["reference"], meta=row.get("meta", {}))
-                parse.cache_clear()
+                parse_answer.cache_clear()
                 start = time.perf_counter()
                 verdict = verifier.verify(task, row["answer"])
                 results.append((None if verdict.score is None else verdict.passed, time.perf_counter() - start))

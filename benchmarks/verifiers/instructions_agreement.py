@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import Task, make, user
-from rlvr.verifiers._instructions.table import IFEVAL, KINDS
+from rlvr.verifiers._instructions.table import IFEVAL, INSTRUCTIONS
 
 PEER = Path(__file__).parents[1] / "_peers" / "instructions_peer.py"
 WORDS = {"forbidden_words": ["the", "a", "is", "and", "data"], "keywords": ["one", "time", "will", "new", "for"]}
@@ -50,7 +50,7 @@ def pairs(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any], str]
         for name, given in zip(row["instruction_id_list"], row["kwargs"], strict=True):
             own = [responses[row["prompt"]]] if row["prompt"] in responses else []
             found += [(name, given, text) for text in [*own, *dice.sample(texts, arguments.others)]]
-    for kind in KINDS.values():
+    for kind in INSTRUCTIONS.values():
         found += [(kind.id, dict(kind.example), text) for text in (kind.right, kind.wrong)]
     for kind in IFEVAL.values():
         for text in dice.sample(texts, min(len(texts), 8 * arguments.others)):
@@ -132,7 +132,7 @@ def main() -> int:
         print(f"{name:24} {count}")
     unexplained = 0
     for (kind, mine), count in different.most_common():
-        reason = KINDS[kind].differs
+        reason = INSTRUCTIONS[kind].differs
         unexplained += 0 if reason else count
         sides = ("followed", "not followed") if mine else ("not followed", "followed")
         print(f"  {count:4} {kind}: rlvr {sides[0]}, published {sides[1]}: {reason or 'NO REASON IS KNOWN'}")

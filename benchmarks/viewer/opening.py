@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rlvr.viewer.view import view
+from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page
 from tests.fixtures.recorded import recorded_run
 
@@ -86,7 +86,7 @@ def main() -> None:
     if not run.is_dir():
         recorded_run(run, steps=given.steps, groups=4, members=5, longest=200)
     began = time.process_time()
-    made = view(run)
+    made = write_page(run)
     wrote = time.process_time() - began
     print(f"{made.episodes:,} episodes, {made.bytes / 1e6:.1f} MB, written in {wrote:.1f} s of a processor")
     openings, asked, complaints = [], [], []

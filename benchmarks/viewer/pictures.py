@@ -17,8 +17,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rlvr.viewer.index import index
-from rlvr.viewer.view import view
+from rlvr.viewer.index import write_index
+from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page
 
 SIZE = (1280, 800)
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Chromium() as chromium:
         work = Path(folder)
         page = chromium.open(
-            view(given.runs[0], work / "view.html", others=given.runs[1:]).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
+            write_page(given.runs[0], work / "view.html", others=given.runs[1:]).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
         )
         page.until(READY)
         saved(page, given.out / "view.png", work)
@@ -58,7 +58,7 @@ def main() -> None:
         page.evaluate("document.querySelector('.call').open = true; $('filters').scrollIntoView()")
         saved(page, given.out / "view_turns.png", work)
         page = chromium.open(
-            index(given.index, work / "index.html", served=True).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
+            write_index(given.index, work / "index.html", served=True).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
         )
         page.until("document.querySelectorAll('.runs tbody tr').length > 0")
         saved(page, given.out / "view_runs.png", work)

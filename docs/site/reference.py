@@ -14,12 +14,12 @@ import click
 import typer
 
 from rlvr.commands.cli import app
-from rlvr.commands.listing import described
+from rlvr.commands.listing import describe_plugin
 from rlvr.config.config import RunConfig
-from rlvr.config.described import keys_of, sections
+from rlvr.config.described import iter_sections, list_keys
 from rlvr.config.section import Section
-from rlvr.evaluation.suite import Item
-from rlvr.plugins.registry import KINDS, entries
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.plugins.registry import PLUGIN_KINDS, list_entries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
@@ -38,7 +38,7 @@ MODULES = (
 def pages() -> dict[str, str]:
     """Every page of the reference, by its name without ending."""
     found = {"settings": settings_page(), "command_line": command_line_page()}
-    found |= {KINDS[kind].plural: plugin_page(kind, title) for kind, title in PLUGINS.items()}
+    found |= {PLUGIN_KINDS[kind].plural: plugin_page(kind, title) for kind, title in PLUGINS.items()}
     for module in MODULES:
         found["python_" + module.replace("/", "_").strip("_").replace("init", "rlvr")] = module_page(module)
     return found
@@ -76,10 +76,10 @@ def code(value: Any) -> str:
 
 def plugin_page(kind: str, title: str) -> str:
     """All plugins of a kind with their settings."""
-    word = KINDS[kind].plural
+    word = PLUGIN_KINDS[kind].plural
     parts = [f"# {title}", f"In a terminal: `rlvr list {word}`, and `rlvr show {kind} NAME` for one of them."]
-    for entry in sorted((entry for entry in entries(kind) if entry.source == "rlvr"), key=lambda entry: entry.name):
-        about = described(kind, entry.name)
+    for entry in sorted((entry for entry in list_entries(kind) if entry.source == "rlvr"), key=lambda entry: entry.name):
+        about = describe_plugin(kind, entry.name)
         rows = [
             [
                 code(row["name"]), code(row["type"]), "required" if row["required"] else code(repr(row["default"])),
@@ -95,15 +95,15 @@ def settings_page() -> str:
     """Every key of a recipe and of a suite."""
     head = "Any key can be set in the YAML file of a recipe, or on the command line: `rlvr train RECIPE train.steps=50`."
     parts = ["# Settings of a run", head]
-    for path, kind in sections(RunConfig):
+    for path, kind in iter_sections(RunConfig):
         parts += [f"## {path or 'Recipe'}", prose((kind.__doc__ or "").partition(">>>")[0]), _keys(kind)]
-    parts += ["## Entry of a suite", "What an entry of a suite for `rlvr eval` may set.", _keys(Item)]
+    parts += ["## Entry of a suite", "What an entry of a suite for `rlvr eval` may set.", _keys(SuiteItem)]
     return "\n\n".join(parts) + "\n"
 
 
 def _keys(kind: type[Section]) -> str:
     rows = []
-    for key in keys_of(kind):
+    for key in list_keys(kind):
         shown = key.default if key.default in ("required", "a section") else code(key.default)
         rows.append([code(key.name), shown, f"{escaped(key.about)} {'(' + key.limits + ')' if key.limits else ''}"])
     return table(("key", "default", "about"), rows)

@@ -9,24 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.errors import ConfigError, suggest
 
-QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
-REFERENCES = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
-SOLUTIONS = ("solution",)
+QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
+REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
+SOLUTION_COLUMNS = ("solution",)
 """Column names that are guessed, in any case. A solution is the reference only if no column is named like an answer."""
-PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
-CALCULATOR = re.compile(r"<<[^>]*>>")
+PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+CALCULATOR_ANNOTATION = re.compile(r"<<[^>]*>>")
 """The annotations of GSM8K's solutions."""
-GROUPED = re.compile(r"[-+$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+GROUPED_NUMBER = re.compile(r"[-+$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     r"""A text with columns in braces; a template of one column alone gives its value, of any type.
 
-    >>> Template.of("Is {a} above {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
+    >>> Template.of("Is {a} exceeded {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
     'Is 3 above 2?'
     >>> Template.of("tests", ["tests"], "reference").fill({"tests": [1, 2]})
     [1, 2]
@@ -36,11 +36,11 @@ class Template:
     columns: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str, columns: Sequence[str], setting: str) -> Template:
+    def parse(cls, text: str, columns: Sequence[str], setting: str) -> Template:
         """Parse a template, or the name of one column. Raises ConfigError for unknown columns."""
         if text in columns:
             text = f"{{{text}}}"
-        used = tuple(name for name in PLACE.findall(text) if name)
+        used = tuple(name for name in PLACEHOLDER.findall(text) if name)
         for name in used:
             if name not in columns:
                 raise ConfigError(
@@ -55,14 +55,14 @@ class Template:
     def fill(self, values: Mapping[str, Any]) -> Any:
         """Fill the template for one row; ValueError if a column is empty."""
         for name in self.columns:
-            if missing(values.get(name)):
+            if is_empty(values.get(name)):
                 raise ValueError(f"the column {name!r} is empty")
         if self.columns and self.text == f"{{{self.columns[0]}}}":
             return values[self.columns[0]]
-        return PLACE.sub(lambda at: shown(values[at[1]]) if at[1] else at[0][0], self.text)
+        return PLACEHOLDER.sub(lambda at: format_cell(values[at[1]]) if at[1] else at[0][0], self.text)
 
 
-def missing(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Return whether a cell is empty.
 
     >>> [missing(value) for value in (None, " ", float("nan"), [], 0, False)]
@@ -76,7 +76,7 @@ def missing(value: Any) -> bool:
     )
 
 
-def shown(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a cell for use in a text: lists of texts line by line, other structures as JSON."""
     if isinstance(value, str):
         return value.strip()
@@ -85,37 +85,37 @@ def shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
 
 
-def guessed(columns: Sequence[str], setting: str, where: str) -> str:
+def guess_column(columns: Sequence[str], setting: str, where: str) -> str:
     """Guess the question or reference column by its name; "" if there is none. Raises ConfigError if several match.
 
-    >>> guessed(["id", "problem", "solution", "answer"], "reference", "math.jsonl")
+    >>> guessed(["id", "find_schema_violation", "solution", "answer"], "reference", "math.jsonl")
     'answer'
     """
-    names = QUESTIONS if setting == "question" else REFERENCES
+    names = QUESTION_COLUMNS if setting == "question" else REFERENCE_COLUMNS
     found = [column for column in columns if column.lower() in names]
     if not found and setting == "reference":
-        found = [column for column in columns if column.lower() in SOLUTIONS]
+        found = [column for column in columns if column.lower() in SOLUTION_COLUMNS]
     if len(found) > 1:
         raise ConfigError(
             f"{where} has several columns that may be the {setting}: {', '.join(found)}; choose one with {setting}=COLUMN. "
-            f"Its columns: {_list(columns)}"
+            f"Its columns: {_format_columns(columns)}"
         )
     return found[0] if found else ""
 
 
-def unknown(columns: Sequence[str], setting: str, where: str) -> ConfigError:
+def make_unknown_column_error(columns: Sequence[str], setting: str, where: str) -> ConfigError:
     """Make the error for a column that cannot be guessed."""
-    names = QUESTIONS if setting == "question" else (*REFERENCES, *SOLUTIONS)
+    names = QUESTION_COLUMNS if setting == "question" else (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS)
     return ConfigError(
-        f"{where} has no column that is known to be the {setting} ({', '.join(names)}); it has {_list(columns)}. "
+        f"{where} has no column that is known to be the {setting} ({', '.join(names)}); it has {_format_columns(columns)}. "
         f"Name one: {setting}=COLUMN, or a template such as {setting}='... {{COLUMN}} ...'"
     )
 
 
-def marked(texts: Sequence[Any]) -> str:
+def detect_answer_mark(texts: Sequence[Any]) -> str:
     r"""Detect how most references mark their final answer: `hash` (after ####), `boxed` (in \boxed{}), or `whole`.
 
-    >>> marked(["3+4=7\n#### 7", "#### 8"]), marked(["7", "8"])
+    >>> detect_answer_mark(["3+4=7\n#### 7", "#### 8"]), detect_answer_mark(["7", "8"])
     ('hash', 'whole')
     """
     for mark, sign in (("hash", "####"), ("boxed", "\\boxed")):
@@ -124,10 +124,10 @@ def marked(texts: Sequence[Any]) -> str:
     return "whole"
 
 
-def extracted(value: Any, mark: str) -> Any:
+def extract_reference(value: Any, mark: str) -> Any:
     r"""Extract the final answer from a reference; ValueError if the mark is missing. Numbers become texts.
 
-    >>> extracted("She has 7.\n#### 1,007", "hash"), extracted("so \\boxed{\\frac12}", "boxed"), extracted(4, "whole")
+    >>> extract_reference("She has 7.\n#### 1,007", "hash"), extract_reference("so \\boxed{\\frac12}", "boxed"), extract_reference(4, "whole")
     ('1007', '\\frac12', '4')
     """
     if isinstance(value, bool | int | float):
@@ -137,13 +137,13 @@ def extracted(value: Any, mark: str) -> Any:
     if mark == "whole":
         return value.strip()
     text = value.rpartition("####")[2].strip() if mark == "hash" and "####" in value else ""
-    text = (find(value, "boxed", several="last").text or "") if mark == "boxed" else text
+    text = (extract_answer(value, "boxed", multiple_answers="last").text or "") if mark == "boxed" else text
     if not text:
         raise ValueError(
             f"the reference has no {'number after ####' if mark == 'hash' else 'box'}, as most others have: {value.strip()[-60:]!r}"
         )
-    return text.replace(",", "") if GROUPED.fullmatch(text) else text
+    return text.replace(",", "") if GROUPED_NUMBER.fullmatch(text) else text
 
 
-def _list(columns: Sequence[str]) -> str:
+def _format_columns(columns: Sequence[str]) -> str:
     return ", ".join(map(str, columns[:30])) + (", ..." if len(columns) > 30 else "")

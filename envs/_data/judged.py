@@ -9,68 +9,68 @@ from typing import Any
 
 from rlvr.contracts import Transcript, Verifier
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import from_config
+from rlvr.plugins.registry import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
-COLUMN = re.compile(r"\{[^{}]+\}")
-MOST = 64
+COLUMN_PATTERN = re.compile(r"\{[^{}]+\}")
+MAX_VERIFIERS = 64
 """Most different settings of the rows; each needs a verifier of its own."""
 
 
-def settle(wanted: Any) -> tuple[Verifier, dict[str, str]]:
+def build_verifier(wanted: Any) -> tuple[Verifier, dict[str, str]]:
     """Build the verifier of a data set; also return which of its settings are columns.
 
     >>> settle({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
     {'tolerance': '{tolerance}'}
     """
     settings = dict(wanted) if isinstance(wanted, Mapping) else {}
-    columns = {key: text for key, text in settings.items() if isinstance(text, str) and COLUMN.fullmatch(text) and key != "name"}
+    columns = {key: text for key, text in settings.items() if isinstance(text, str) and COLUMN_PATTERN.fullmatch(text) and key != "name"}
     if columns:
-        return ByRow({key: value for key, value in settings.items() if key not in columns}), columns
-    return from_config("verifier", wanted), {}
+        return RowVerifier({key: value for key, value in settings.items() if key not in columns}), columns
+    return build_from_config("verifier", wanted), {}
 
 
-class ByRow(Verifier):
+class RowVerifier(Verifier):
     """One verifier with several settings, selected by each task's `meta["settings"]`."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:
         """Build the verifier without the settings of the rows, so that a wrong name fails at once."""
-        self.wanted, self.usual = wanted, from_config("verifier", wanted)
-        self.needs_reference, self.instruction = self.usual.needs_reference, self.usual.instruction
-        self.made: dict[str, Verifier] = {}
+        self.wanted, self.default_verifier = wanted, build_from_config("verifier", wanted)
+        self.needs_reference, self.instruction = self.default_verifier.needs_reference, self.default_verifier.instruction
+        self.verifiers: dict[str, Verifier] = {}
         self._lock = threading.Lock()
 
     def build(self, settings: Iterable[Mapping[str, Any]]) -> None:
         """Build a verifier for each distinct settings; an error names the invalid settings."""
         for own in settings:
-            self._of(own)
+            self._get_verifier(own)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the settings of the task's row."""
-        return self.judge(task, Transcript(answer))
+        return self.verify_transcript(task, Transcript(answer))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a transcript with the settings of the task's row."""
         own = task.meta.get("settings")
         if not isinstance(own, Mapping):
             return Verdict(None, "the task has no settings for its verifier", fault=Fault.TASK)
-        return self._of(own).judge(task, transcript)
+        return self._get_verifier(own).verify_transcript(task, transcript)
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that every verifier works here."""
-        for verifier in (self.usual, *self.made.values()):
+        for verifier in (self.default_verifier, *self.verifiers.values()):
             verifier.ready()
 
     def close(self) -> None:
         """Close every verifier."""
-        for verifier in (self.usual, *self.made.values()):
+        for verifier in (self.default_verifier, *self.verifiers.values()):
             verifier.close()
 
-    def _of(self, own: Mapping[str, Any]) -> Verifier:
+    def _get_verifier(self, own: Mapping[str, Any]) -> Verifier:
         key = repr(sorted(own.items()))
         with self._lock:
-            if key not in self.made:
-                if len(self.made) == MOST:
-                    raise ConfigError(f"the rows ask for more than {MOST} different settings of their verifier, such as {dict(own)!r:.120}")
-                self.made[key] = from_config("verifier", {**self.wanted, **own})
-            return self.made[key]
+            if key not in self.verifiers:
+                if len(self.verifiers) == MAX_VERIFIERS:
+                    raise ConfigError(f"the rows ask for more than {MAX_VERIFIERS} different settings of their verifier, such as {dict(own)!r:.120}")
+                self.verifiers[key] = build_from_config("verifier", {**self.wanted, **own})
+            return self.verifiers[key]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.config.datafile import SUFFIXES, format_of
+from rlvr.config.datafile import DATA_SUFFIXES, get_data_format
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
-LONGEST_FIELD = 1 << 27
+MAX_FIELD_CHARS = 1 << 27
 """Longest field of a CSV file, in characters; Python's default of 131,072 is too short for long documents."""
 SPLIT_WORDS: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),
@@ -32,17 +32,17 @@ class Row:
     '4'
     """
 
-    place: str
+    location: str
     """File and line, for messages and task ids. Rows of Parquet files and JSON lists count from 1."""
     values: Mapping[str, Any]
 
 
-def read(file: Path, name: str = "") -> list[Row]:
+def read_file_rows(file: Path, name: str = "") -> list[Row]:
     """Read all rows of one file. `name` is its name in messages and locations; the default is the path."""
     name = name or str(file)
-    kind = format_of(file.name)
+    kind = get_data_format(file.name)
     if kind == "parquet":
-        return _parquet(file, name)
+        return _read_parquet(file, name)
     raw = b""
     try:
         raw = file.read_bytes()
@@ -52,13 +52,13 @@ def read(file: Path, name: str = "") -> list[Row]:
     except (OSError, EOFError) as error:
         raise ConfigError(f"{name} cannot be read: {error}") from error
     if kind in ("csv", "tsv"):
-        found = list(_csv(text, name, "," if kind == "csv" else "\t"))
+        found = list(_parse_csv(text, name, "," if kind == "csv" else "\t"))
     elif kind == "json" and text.lstrip().startswith("["):
-        found = list(_list(text, name))
+        found = list(_parse_json_list(text, name))
     elif kind in ("json", "jsonl"):
-        found = list(_lines(text, name))
+        found = list(_parse_json_lines(text, name))
     else:
-        raise ConfigError(f"{name} has none of the known endings: {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{name} has none of the known endings: {', '.join(DATA_SUFFIXES)}")
     if not found:
         raise ConfigError(f"{name} has no rows")
     return found
@@ -66,20 +66,20 @@ def read(file: Path, name: str = "") -> list[Row]:
 
 def read_folder(folder: Path) -> dict[str, list[Row]]:
     """Read the rows of a folder, subfolders included, by split; if no file name identifies a split, all are under ""."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and format_of(path.name) and not _hidden(path, folder)]
-    files = [path for path in files if format_of(path.name) != "json"] or files  # published data sets have .json metadata files
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and get_data_format(path.name) and not _is_hidden(path, folder)]
+    files = [path for path in files if get_data_format(path.name) != "json"] or files  # published data sets have .json metadata files
     if not files:
-        raise NotFound(f"the folder {str(folder)!r} has no data files; it needs files that end with one of {', '.join(SUFFIXES)}")
+        raise NotFound(f"the folder {str(folder)!r} has no data files; it needs files that end with one of {', '.join(DATA_SUFFIXES)}")
     named: dict[str, list[Path]] = {}
     for path in files:
-        named.setdefault(word_of(path.name), []).append(path)
-    return {split: [row for path in of for row in read(path, str(path))] for split, of in by_split(named).items()}
+        named.setdefault(find_split_word(path.name), []).append(path)
+    return {split: [row for path in of for row in read_file_rows(path, str(path))] for split, of in group_by_split(named).items()}
 
 
-def by_split(named: Mapping[str, Any]) -> dict[str, Any]:
+def group_by_split(named: Mapping[str, Any]) -> dict[str, Any]:
     """Map words such as `validation` to `train` and `test`; if no word identifies a split, all is under "".
 
-    >>> by_split({"train": 1, "validation": 2, "test": 3})
+    >>> group_by_split({"train": 1, "validation": 2, "test": 3})
     {'train': 1, 'test': 3}
     """
     chosen = {split: next((word for word in words if word in named), None) for split, words in SPLIT_WORDS.items()}
@@ -87,46 +87,46 @@ def by_split(named: Mapping[str, Any]) -> dict[str, Any]:
     return found or {"": next(iter(named.values()))}
 
 
-def word_of(name: str) -> str:
+def find_split_word(name: str) -> str:
     """Find the word in a name that identifies the split; "" if there is none.
 
-    >>> word_of("gsm8k_test-00000-of-00001.parquet"), word_of("questions.csv"), word_of("latest.csv")
+    >>> find_split_word("gsm8k_test-00000-of-00001.parquet"), find_split_word("questions.csv"), find_split_word("latest.csv")
     ('test', '', '')
     """
     words = re.findall(r"[a-z]+", name.lower())
     return next((word for word in words for known in SPLIT_WORDS.values() if word in known), "")
 
 
-def _hidden(path: Path, folder: Path) -> bool:
+def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _lines(text: str, name: str) -> Iterator[Row]:
+def _parse_json_lines(text: str, name: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{name}:{number}: not valid JSON ({error}); each line must be one JSON object") from error
-            yield _object(value, f"{name}:{number}")
+            yield _make_row(value, f"{name}:{number}")
 
 
-def _list(text: str, name: str) -> Iterator[Row]:
+def _parse_json_list(text: str, name: str) -> Iterator[Row]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not valid JSON: {error}") from error
-    yield from (_object(value, f"{name}:{number}") for number, value in enumerate(found, 1))
+    yield from (_make_row(value, f"{name}:{number}") for number, value in enumerate(found, 1))
 
 
-def _object(value: Any, place: str) -> Row:
+def _make_row(value: Any, place: str) -> Row:
     if not isinstance(value, dict):
         raise ConfigError(f"{place}: {type(value).__name__} {value!r:.60} is not an object; a row is {{column: value, ...}}")
     return Row(place, value)
 
 
-def _csv(text: str, name: str, comma: str) -> Iterator[Row]:
-    before = csv.field_size_limit(LONGEST_FIELD)
+def _parse_csv(text: str, name: str, comma: str) -> Iterator[Row]:
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
     try:
         columns = reader.fieldnames or []
@@ -135,7 +135,7 @@ def _csv(text: str, name: str, comma: str) -> Iterator[Row]:
         line = 2
         for values in reader:
             if None in values or None in values.values():
-                raise ConfigError(f"{name}:{line}: this row has {_width(values)} fields, and the first line names {len(columns)} columns")
+                raise ConfigError(f"{name}:{line}: this row has {_count_fields(values)} fields, and the first line names {len(columns)} columns")
             yield Row(f"{name}:{line}", values)
             line = reader.line_num + 1
     except csv.Error as error:
@@ -144,11 +144,11 @@ def _csv(text: str, name: str, comma: str) -> Iterator[Row]:
         csv.field_size_limit(before)
 
 
-def _width(values: Mapping[Any, Any]) -> int:
+def _count_fields(values: Mapping[Any, Any]) -> int:
     return sum(value is not None for key, value in values.items() if key is not None) + len(values.get(None) or ())
 
 
-def _parquet(file: Path, name: str) -> list[Row]:
+def _read_parquet(file: Path, name: str) -> list[Row]:
     try:
         import pyarrow
         from pyarrow import parquet

@@ -8,27 +8,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.envs._data.rows import Row, read, read_folder
-from rlvr.envs._problems import published
+from rlvr.envs._data.rows import Row, read_file_rows, read_folder
+from rlvr.envs._problems import load_hub_dataset
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.task import Message, Task, user
 
 SPACE = re.compile(r"\s+")
 
 
-def source(target: str) -> dict[str, list[Row]]:
+def load_source(target: str) -> dict[str, list[Row]]:
     """Load the rows of a file, a folder or a published data set, by split; "" if the split is unknown."""
     if target.startswith("hf:"):
-        return published(target)
+        return load_hub_dataset(target)
     path = Path(target).expanduser()
     if path.is_dir():
         return read_folder(path)
     if not path.is_file():
         raise NotFound(f"there is no file or folder {target!r}; give a data file, a folder with some, or hf:ORG/NAME")
-    return {"": read(path, target)}
+    return {"": read_file_rows(path, target)}
 
 
-def by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
+def split_by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     """Group rows by a column that names their split."""
     words = {"train": "train", "training": "train", "test": "test", "validation": "test", "valid": "test", "dev": "test"}
     found: dict[str, list[Row]] = {}
@@ -36,16 +36,16 @@ def by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
         said = str(row.values.get(column, "")).strip().lower()
         if said not in words:
             raise ConfigError(
-                f"{row.place}: the column {column!r} (split) is {row.values.get(column)!r:.60}; it must be one of {', '.join(words)}"
+                f"{row.location}: the column {column!r} (split) is {row.values.get(column)!r:.60}; it must be one of {', '.join(words)}"
             )
         found.setdefault(words[said], []).append(row)
     return found
 
 
-def matches(row: Row, column: str, wanted: Any, where: str) -> bool:
+def row_matches(row: Row, column: str, wanted: Any, where: str) -> bool:
     """Return whether a row matches one entry of `where`: a value, a list of values, or a range."""
     if column not in row.values:
-        raise ConfigError(f"{row.place}: where names the column {column!r}; {suggest(column, row.values)}")
+        raise ConfigError(f"{row.location}: where names the column {column!r}; {suggest(column, row.values)}")
     value = row.values[column]
     if isinstance(wanted, Mapping):
         if not wanted or wanted.keys() - {"min", "max"}:
@@ -53,25 +53,25 @@ def matches(row: Row, column: str, wanted: Any, where: str) -> bool:
         try:
             return bool(float(wanted.get("min", "-inf")) <= float(value) <= float(wanted.get("max", "inf")))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{row.place}: where.{column} needs numbers, and the column is {value!r:.60}") from error
+            raise ConfigError(f"{row.location}: where.{column} needs numbers, and the column is {value!r:.60}") from error
     allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
     return value in allowed or str(value) in map(str, allowed)  # the cells of a CSV file are texts
 
 
-def held_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
+def hold_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
     """Hold out a fraction of the questions, chosen by a digest of each question; rows with the same question stay together."""
-    questions = sorted({key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest())
+    questions = sorted({make_question_key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest())
     held = set(questions[: max(round(share * len(questions)), 1)]) if share and len(questions) > 1 else set()
-    found = {"train": [task for task in tasks if key(task) not in held], "test": [task for task in tasks if key(task) in held]}
+    found = {"train": [task for task in tasks if make_question_key(task) not in held], "test": [task for task in tasks if make_question_key(task) in held]}
     return {name: of for name, of in found.items() if of or name == "train"}
 
 
-def key(task: Task) -> str:
+def make_question_key(task: Task) -> str:
     """Make the key by which two questions are equal: the text, ignoring case and spacing."""
     return SPACE.sub(" ", task.question).strip().casefold()
 
 
-def prompt_of(question: Any, system: str, instruction: str) -> tuple[Message, ...]:
+def build_prompt(question: Any, system: str, instruction: str) -> tuple[Message, ...]:
     """Build the messages of one row; the question is a text, or messages that end with the user's."""
     if not isinstance(question, list):
         text = str(question).strip()

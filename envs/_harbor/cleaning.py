@@ -15,14 +15,14 @@ import shutil
 import sys
 from typing import Any
 
-BOX, SEED = "/tmp", "/opt/rlvr/seed"
-JUDGING = (BOX + "/tests", BOX + "/solution", BOX + "/logs/verifier", "/proc", "/dev/fd")
+BOX_FOLDER, SEED_FOLDER = "/tmp", "/opt/rlvr/seed"
+PROTECTED_PATHS = (BOX_FOLDER + "/tests", BOX_FOLDER + "/solution", BOX_FOLDER + "/logs/verifier", "/proc", "/dev/fd")
 DEVICES = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
-METADATA = (".dist-info", ".egg-info", ".egg")
+METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg")
 """Package metadata: `python -m pytest` would load a pytest entry point from the working folder."""
-COMMON = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools")
+COMMON_NAMES = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tests", "tools")
 """Top-level names that packages install by accident, and that answers commonly have, too."""
-INSTALLED = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
+PACKAGE_FOLDERS = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
 
 
 def main(given: dict[str, Any]) -> None:
@@ -33,16 +33,16 @@ def main(given: dict[str, Any]) -> None:
     """
     roots, asked = given["roots"], set(given["asked"])
     for root in roots:
-        for path in links(root):
-            if not allowed(path, roots, asked):
+        for path in list_links(root):
+            if not is_allowed_link(path, roots, asked):
                 os.unlink(path)
-    refused = set(given["planted"]) | (importable(given["paths"], roots) - asked)
+    refused = set(given["planted"]) | (list_importable_modules(given["paths"], roots) - asked)
     for here in given["imported"]:
         for name in sorted(os.listdir(here)) if os.path.isdir(here) else ():
             path = os.path.join(here, name)
-            if module_of(path) in refused and not os.path.lexists(seeded(path)):
+            if get_module_name(path) in refused and not os.path.lexists(get_seed_path(path)):
                 remove(path)
-            elif name.endswith(METADATA) and name.rpartition(".")[2] not in asked:
+            elif name.endswith(METADATA_SUFFIXES) and name.rpartition(".")[2] not in asked:
                 restore(path)
     for root in roots:
         for folder, _, files in os.walk(root):
@@ -50,7 +50,7 @@ def main(given: dict[str, Any]) -> None:
                 restore(os.path.join(folder, name))
 
 
-def links(root: str) -> list[str]:
+def list_links(root: str) -> list[str]:
     """Return all links in a folder; the folder itself may be one."""
     if os.path.islink(root):
         return [root]
@@ -60,39 +60,39 @@ def links(root: str) -> list[str]:
     return found
 
 
-def allowed(path: str, roots: list[str], asked: set[str]) -> bool:
+def is_allowed_link(path: str, roots: list[str], asked: set[str]) -> bool:
     """Return whether a link leads to a folder of the answer, or to the image, which no answer can change."""
     target = os.readlink(path)
-    if os.path.islink(seeded(path)) and os.readlink(seeded(path)) == target:
+    if os.path.islink(get_seed_path(path)) and os.readlink(get_seed_path(path)) == target:
         return True
     if target in DEVICES:
         return target in asked
     real = os.path.realpath(path)
-    if any(below(real, root) for root in roots):
+    if any(is_within(real, root) for root in roots):
         return True
-    closed = JUDGING if target in asked else (BOX, "/proc", "/dev/fd")
-    return not any(below(real, place) for place in closed)
+    closed = PROTECTED_PATHS if target in asked else (BOX_FOLDER, "/proc", "/dev/fd")
+    return not any(is_within(real, place) for place in closed)
 
 
-def below(path: str, root: str) -> bool:
-    """Return whether a path is `root` or inside it."""
+def is_within(path: str, root: str) -> bool:
+    """Return whether a path is `compute_root` or inside it."""
     return path == root or path.startswith(root + "/")
 
 
-def importable(paths: list[str], roots: list[str]) -> set[str]:
+def list_importable_modules(paths: list[str], roots: list[str]) -> set[str]:
     """Return the names of all modules installed in the image, including its virtual environments."""
     prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in paths}
     for root in roots:
-        for folder, folders, files in os.walk(seeded(root)):
+        for folder, folders, files in os.walk(get_seed_path(root)):
             if "pyvenv.cfg" in files:
                 prefixes.add(folder)
                 folders.clear()
-    places = {os.path.realpath(place) for prefix in prefixes for form in INSTALLED for place in glob.glob(os.path.join(prefix, form))}
-    names = {module_of(os.path.join(place, name)) or name.partition(".")[0] for place in places for name in os.listdir(place)}
-    return names - set(COMMON) - {""}
+    places = {os.path.realpath(place) for prefix in prefixes for form in PACKAGE_FOLDERS for place in glob.glob(os.path.join(prefix, form))}
+    names = {get_module_name(os.path.join(place, name)) or name.partition(".")[0] for place in places for name in os.listdir(place)}
+    return names - set(COMMON_NAMES) - {""}
 
 
-def module_of(path: str) -> str:
+def get_module_name(path: str) -> str:
     """Return the name of the module that would be imported from a path; '' if there is none."""
     name = os.path.basename(path)
     if os.path.isdir(path):  # one that cannot be listed cannot be imported
@@ -100,18 +100,18 @@ def module_of(path: str) -> str:
     return name.partition(".")[0] if name.endswith((".py", ".pyc", ".so")) else ""
 
 
-def seeded(path: str) -> str:
+def get_seed_path(path: str) -> str:
     """Return the path of the image's original of a file."""
-    return SEED + path[len(BOX) :]
+    return SEED_FOLDER + path[len(BOX_FOLDER) :]
 
 
 def restore(path: str) -> None:
     """Replace a file or folder by the image's original; just remove it if there is none."""
     remove(path)
-    if os.path.isdir(seeded(path)):
-        shutil.copytree(seeded(path), path, symlinks=True)
-    elif os.path.lexists(seeded(path)):
-        shutil.copy2(seeded(path), path, follow_symlinks=False)
+    if os.path.isdir(get_seed_path(path)):
+        shutil.copytree(get_seed_path(path), path, symlinks=True)
+    elif os.path.lexists(get_seed_path(path)):
+        shutil.copy2(get_seed_path(path), path, follow_symlinks=False)
 
 
 def remove(path: str) -> None:

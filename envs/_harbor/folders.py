@@ -14,30 +14,30 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 8_000_000
+MAX_BYTES = 8_000_000
 """Largest size of the tests, or of the solution, of one folder."""
-MOST_CONTEXT_BYTES = 1_000_000_000
+MAX_CONTEXT_BYTES = 1_000_000_000
 """Largest size of the build context of an image."""
-IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-PATH = re.compile(r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
+IMAGE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+VARIABLE_PATTERN = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+PATH_PATTERN = re.compile(r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
 
-class Unplayable(Exception):
+class UnsupportedTask(Exception):
     """Raised for a folder that is not supported; the message is one sentence."""
 
 
 @dataclass(frozen=True)
-class Folder:
+class TaskFolder:
     """One task: its instruction, its environment and its tests.
 
-    >>> Folder("hello", "Write hello.txt.", "harbor").mode
+    >>> TaskFolder("handshake", "Write handshake.txt.", "harbor").mode
     'shared'
     """
 
     name: str
     instruction: str
-    form: str
+    task_format: str
     """harbor or terminal-bench."""
     environment: Path | None = None
     """The folder with the Dockerfile."""
@@ -47,66 +47,66 @@ class Folder:
     variables: Mapping[str, str] = field(default_factory=dict)
     tests: Mapping[str, bytes] = field(default_factory=dict)
     """The files of /tests."""
-    script: str = "test.sh"
+    test_script: str = "test.sh"
     """The file of `tests` that runs the verification."""
     test_variables: Mapping[str, str] = field(default_factory=dict)
-    test_seconds: float = 600.0
-    build_seconds: float = 600.0
+    test_timeout_s: float = 600.0
+    build_timeout_s: float = 600.0
     solution: Mapping[str, bytes] = field(default_factory=dict)
-    solver: str = ""
+    solution_script: str = ""
     """The file of `solution` that solves the task; empty if there is none."""
     solution_variables: Mapping[str, str] = field(default_factory=dict)
-    mode: str = "shared"
+    artifact_mode: str = "shared"
     """shared: all files of the working folder are verified; separate: only the artifacts."""
     artifacts: tuple[str, ...] = ()
     memory_mb: int = 1024
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """Fingerprint, at reading time, of everything that affects a verdict."""
-        said = hashlib.blake2b(repr((self.instruction, self.script, self.mode, self.artifacts, self.workdir)).encode(), digest_size=8)
+        said = hashlib.blake2b(repr((self.instruction, self.test_script, self.artifact_mode, self.artifacts, self.workdir)).encode(), digest_size=8)
         for name, data in sorted(self.tests.items()):
             said.update(f"{name} {len(data)} ".encode() + data)
-        for name, path in below(self.environment, MOST_CONTEXT_BYTES) if self.environment else ():
+        for name, path in iter_files(self.environment, MAX_CONTEXT_BYTES) if self.environment else ():
             with path.open("rb") as file:
                 said.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
         return said.hexdigest()
 
 
-def found(root: Path) -> list[Path]:
+def find_task_folders(root: Path) -> list[Path]:
     """Find the task folders in a folder, sorted by name; the folder itself if it is one."""
     if _is_task(root):
         return [root]
     return sorted(path for path in root.iterdir() if path.is_dir() and _is_task(path))
 
 
-def read(path: Path) -> Folder:
+def read_task_folder(path: Path) -> TaskFolder:
     """Read the record of one folder. Raises UnsupportedTask if it needs unsupported features."""
     try:
-        folder = _harbor(path) if (path / "task.toml").exists() else _terminal_bench(path)
+        folder = _read_harbor(path) if (path / "task.toml").exists() else _read_terminal_bench(path)
         assert folder.digest  # computed now, so that errors in the folder are reported before a task is made
         return folder
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise Unplayable(f"it cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
+        raise UnsupportedTask(f"it cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     """Read the files below a folder, by relative path."""
-    return {name: path.read_bytes() for name, path in below(folder, MOST_BYTES)}
+    return {name: path.read_bytes() for name, path in iter_files(folder, MAX_BYTES)}
 
 
-def below(folder: Path, most: int) -> Iterator[tuple[str, Path]]:
+def iter_files(folder: Path, max_bytes: int) -> Iterator[tuple[str, Path]]:
     """Yield the files below a folder with their relative paths. Links are followed only inside the folder."""
     root, size = folder.resolve(), 0
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
         if not path.resolve().is_relative_to(root):
-            raise Unplayable(f"{path.relative_to(folder)} is a link that leads out of its folder")
+            raise UnsupportedTask(f"{path.relative_to(folder)} is a link that leads out of its folder")
         size += path.stat().st_size
-        if size > most:
-            raise Unplayable(f"its folder {folder.name} has more than {most:,} bytes")
+        if size > max_bytes:
+            raise UnsupportedTask(f"its folder {folder.name} has more than {max_bytes:,} bytes")
         yield path.relative_to(folder).as_posix(), path
 
 
@@ -114,50 +114,50 @@ def _is_task(path: Path) -> bool:
     return (path / "task.toml").exists() or (path / "task.yaml").exists()
 
 
-def _harbor(path: Path) -> Folder:
+def _read_harbor(path: Path) -> TaskFolder:
     about = tomllib.loads((path / "task.toml").read_text("utf-8"))
-    place, agent, verifier = (_table(about, name) for name in ("environment", "agent", "verifier"))
-    _playable(about, place, [agent, verifier, place], path)
+    place, agent, verifier = (_get_table(about, name) for name in ("environment", "agent", "verifier"))
+    _check_supported(about, place, [agent, verifier, place], path)
     if not (path / "instruction.md").is_file():
-        raise Unplayable("it has no instruction.md")
+        raise UnsupportedTask("it has no instruction.md")
     if not (path / "tests" / "test.sh").is_file():
-        raise Unplayable("it has no tests/test.sh")
+        raise UnsupportedTask("it has no tests/test.sh")
     image, folder = str(place.get("docker_image") or ""), path / "environment"
     if not image and not (folder / "Dockerfile").is_file():
-        raise Unplayable("it has neither environment/Dockerfile nor [environment] docker_image")
-    if image and not IMAGE.fullmatch(image):
-        raise Unplayable(f"[environment] docker_image is {image!r:.80}, which is no name of an image")
+        raise UnsupportedTask("it has neither environment/Dockerfile nor [environment] docker_image")
+    if image and not IMAGE_PATTERN.fullmatch(image):
+        raise UnsupportedTask(f"[environment] docker_image is {image!r:.80}, which is no name of an image")
     mode = verifier.get("environment_mode", "shared")
     if mode not in ("shared", "separate"):
-        raise Unplayable(f"[verifier] environment_mode is {mode!r}; it must be 'shared' or 'separate'")
-    artifacts = tuple(_artifact(one) for one in about.get("artifacts", ()))
-    solution = contents(path / "solution") if (path / "solution").is_dir() else {}
-    return Folder(
+        raise UnsupportedTask(f"[verifier] environment_mode is {mode!r}; it must be 'shared' or 'separate'")
+    artifacts = tuple(_parse_artifact(one) for one in about.get("artifacts", ()))
+    solution = read_files(path / "solution") if (path / "solution").is_dir() else {}
+    return TaskFolder(
         name=path.name,
         instruction=(path / "instruction.md").read_text("utf-8").strip(),
-        form="harbor",
+        task_format="harbor",
         environment=None if image else folder,
         image=image,
-        workdir=_workdir(str(place.get("workdir") or "")),
-        variables=_variables(place.get("env", {})),
-        tests=contents(path / "tests"),
-        test_variables=_variables(verifier.get("env", {})),
-        test_seconds=_seconds(verifier.get("timeout_sec", 600.0), "[verifier] timeout_sec"),
-        build_seconds=_seconds(place.get("build_timeout_sec", 600.0), "[environment] build_timeout_sec"),
+        workdir=_parse_workdir(str(place.get("workdir") or "")),
+        variables=_parse_variables(place.get("env", {})),
+        tests=read_files(path / "tests"),
+        test_variables=_parse_variables(verifier.get("env", {})),
+        test_timeout_s=_parse_seconds(verifier.get("timeout_sec", 600.0), "[verifier] timeout_sec"),
+        build_timeout_s=_parse_seconds(place.get("build_timeout_sec", 600.0), "[environment] build_timeout_sec"),
         solution=solution,
-        solver="solve.sh" if "solve.sh" in solution else "",
-        solution_variables=_variables(_table(about, "solution").get("env", {})),
-        mode=mode,
+        solution_script="solve.sh" if "solve.sh" in solution else "",
+        solution_variables=_parse_variables(_get_table(about, "solution").get("env", {})),
+        artifact_mode=mode,
         artifacts=artifacts,
-        memory_mb=_memory(place),
-        about={"difficulty": str(_table(about, "metadata").get("difficulty", ""))},
+        memory_mb=_parse_memory_mb(place),
+        metadata={"difficulty": str(_get_table(about, "metadata").get("difficulty", ""))},
     )
 
 
-def _playable(about: Mapping[str, Any], place: Mapping[str, Any], tables: list[Mapping[str, Any]], path: Path) -> None:
+def _check_supported(about: Mapping[str, Any], place: Mapping[str, Any], tables: list[Mapping[str, Any]], path: Path) -> None:
     """Raise UnsupportedTask for features that need a network, root, or several containers."""
     compose = any((path / "environment" / name).exists() for name in ("docker-compose.yaml", "docker-compose.yml"))
-    verifier, networks = _table(about, "verifier"), {table.get("network_mode") for table in tables}
+    verifier, networks = _get_table(about, "verifier"), {table.get("network_mode") for table in tables}
     for wrong, why in (
         (about.get("steps") or (path / "steps").is_dir(), "it has several steps, and only tasks of one step are played"),
         (place.get("os", "linux") != "linux", f"it needs the system {place.get('os')!r}, and boxes run linux"),
@@ -170,85 +170,85 @@ def _playable(about: Mapping[str, Any], place: Mapping[str, Any], tables: list[M
         (verifier.get("collect"), "its verifier collects by commands ([[verifier.collect]]), which are not run here"),
     ):
         if wrong:
-            raise Unplayable(why)
+            raise UnsupportedTask(why)
 
 
-def _terminal_bench(path: Path) -> Folder:
+def _read_terminal_bench(path: Path) -> TaskFolder:
     about = yaml.safe_load((path / "task.yaml").read_text("utf-8"))
     if not isinstance(about, dict) or not isinstance(about.get("instruction"), str):
-        raise Unplayable("its task.yaml has no instruction")
+        raise UnsupportedTask("its task.yaml has no instruction")
     if (parser := about.get("parser_name", "pytest")) != "pytest":
-        raise Unplayable(f"its results are read by the parser {parser!r}, and only 'pytest' is known")
+        raise UnsupportedTask(f"its results are read by the parser {parser!r}, and only 'pytest' is known")
     if not (path / "run-tests.sh").is_file() or not (path / "Dockerfile").is_file():
-        raise Unplayable("it needs a Dockerfile and a run-tests.sh, each in its folder")
+        raise UnsupportedTask("it needs a Dockerfile and a run-tests.sh, each in its folder")
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (path / name).is_file():
             services = (yaml.safe_load((path / name).read_text("utf-8")) or {}).get("services", {})
             if len(services) > 1:
-                raise Unplayable(f"it needs {len(services)} containers ({', '.join(sorted(services))}), and a conversation has one")
-    tests = contents(path / "tests") if (path / "tests").is_dir() else {}
+                raise UnsupportedTask(f"it needs {len(services)} containers ({', '.join(sorted(services))}), and a conversation has one")
+    tests = read_files(path / "tests") if (path / "tests").is_dir() else {}
     solution = {"solution.sh": (path / "solution.sh").read_bytes()} if (path / "solution.sh").is_file() else {}
-    return Folder(
+    return TaskFolder(
         name=path.name,
         instruction=about["instruction"].strip(),
-        form="terminal-bench",
+        task_format="terminal-bench",
         environment=path,
         tests=tests | {"run-tests.sh": (path / "run-tests.sh").read_bytes()},
-        script="run-tests.sh",
+        test_script="run-tests.sh",
         test_variables={"TEST_DIR": "/tests"},
-        test_seconds=_seconds(about.get("max_test_timeout_sec", 60.0), "max_test_timeout_sec"),
+        test_timeout_s=_parse_seconds(about.get("max_test_timeout_sec", 60.0), "max_test_timeout_sec"),
         solution=solution,
-        solver="solution.sh" if solution else "",
-        about={"difficulty": str(about.get("difficulty", ""))},
+        solution_script="solution.sh" if solution else "",
+        metadata={"difficulty": str(about.get("difficulty", ""))},
     )
 
 
-def _table(about: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _get_table(about: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = about.get(name) or {}
     if not isinstance(table, Mapping):
-        raise Unplayable(f"[{name}] is {table!r:.80}; it must be a table")
+        raise UnsupportedTask(f"[{name}] is {table!r:.80}; it must be a table")
     return table
 
 
-def _artifact(one: Any) -> str:
+def _parse_artifact(one: Any) -> str:
     if isinstance(one, Mapping):
         if set(one) - {"source"}:
-            raise Unplayable(f"the artifact {one!r:.120} says more than its source, and artifacts keep their path here")
+            raise UnsupportedTask(f"the artifact {one!r:.120} says more than its source, and artifacts keep their path here")
         one = one.get("source")
-    if not isinstance(one, str) or not PATH.fullmatch(one) or ".." in one.split("/"):
-        raise Unplayable(f"the artifact {one!r:.120} is no plain absolute path")
+    if not isinstance(one, str) or not PATH_PATTERN.fullmatch(one) or ".." in one.split("/"):
+        raise UnsupportedTask(f"the artifact {one!r:.120} is no plain absolute path")
     return one
 
 
-def _workdir(path: str) -> str:
-    if path and (not PATH.fullmatch(path) or ".." in path.split("/")):
-        raise Unplayable(f"its workdir {path!r:.120} is no plain absolute path")
+def _parse_workdir(path: str) -> str:
+    if path and (not PATH_PATTERN.fullmatch(path) or ".." in path.split("/")):
+        raise UnsupportedTask(f"its workdir {path!r:.120} is no plain absolute path")
     return path
 
 
-def _variables(given: Any) -> dict[str, str]:
+def _parse_variables(given: Any) -> dict[str, str]:
     """Return the variables with their defaults filled in. Variables of our own environment are never passed on."""
 
     def default(match: re.Match[str]) -> str:
         if match[2] is None:
-            raise Unplayable(f"it takes the variable {match[1]} from the machine that plays it, and gets none")
+            raise UnsupportedTask(f"it takes the variable {match[1]} from the machine that plays it, and gets none")
         return match[2]
 
     if not isinstance(given, Mapping) or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)) for name in given):
-        raise Unplayable(f"its env is {given!r:.120}; it must be a table of variables")
-    return {str(name): VARIABLE.sub(default, str(value)) for name, value in given.items()}
+        raise UnsupportedTask(f"its env is {given!r:.120}; it must be a table of variables")
+    return {str(name): VARIABLE_PATTERN.sub(default, str(value)) for name, value in given.items()}
 
 
-def _seconds(value: Any, name: str) -> float:
+def _parse_seconds(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise Unplayable(f"{name} is {value!r:.80}; it must be a number of seconds above 0")
+        raise UnsupportedTask(f"{name} is {value!r:.80}; it must be a number of seconds above 0")
     return float(value)
 
 
-def _memory(place: Mapping[str, Any]) -> int:
+def _parse_memory_mb(place: Mapping[str, Any]) -> int:
     size = place.get("memory_mb", place.get("memory", 1024))
     if isinstance(size, str) and (form := re.fullmatch(r"(\d+)\s*([MG])i?B?", size.strip(), re.IGNORECASE)):
         size = int(form[1]) * (1024 if form[2].upper() == "G" else 1)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise Unplayable(f"[environment] memory is {size!r:.80}; it must be a number of MB, or a text such as '2G'")
+        raise UnsupportedTask(f"[environment] memory is {size!r:.80}; it must be a number of MB, or a text such as '2G'")
     return size

@@ -22,13 +22,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rlvr.envs._harbor.folders import PATH, Folder
+from rlvr.envs._harbor.folders import PATH_PATTERN, TaskFolder
 from rlvr.errors import ConfigError, SandboxError
 
 LABEL = "rlvr.harbor"
-SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
-OURS = ("/tests", "/logs", "/solution")
-_building = Lock()
+SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
+RESERVED_FOLDERS = ("/tests", "/logs", "/solution")
+_build_lock = Lock()
 """Allows one build at a time, so that no image is built twice."""
 
 
@@ -46,20 +46,20 @@ class Image:
     """Environment variables of the image."""
 
     @property
-    def home(self) -> str:
+    def relative_workdir(self) -> str:
         """The working folder, relative to the writable folder."""
         return self.workdir.lstrip("/")
 
 
-def prepared(folder: Folder) -> Image:
+def prepare_image(folder: TaskFolder) -> Image:
     """Return the image of a folder, built at its first use. Raises ConfigError if it cannot be built."""
     import docker.errors
     import requests.exceptions
 
-    client = _engine(int(folder.build_seconds) + 5)
+    client = _connect_engine(int(folder.build_timeout_s) + 5)
     try:
-        with _building:
-            return _prepared(client, folder)
+        with _build_lock:
+            return _build_or_reuse(client, folder)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         why = " ".join(str(getattr(error, "explanation", None) or error).split())[-300:]
         raise ConfigError(f"the image of the task {folder.name!r} cannot be built here: {type(error).__name__}: {why}") from error
@@ -67,7 +67,7 @@ def prepared(folder: Folder) -> Image:
         client.close()
 
 
-def _engine(timeout_s: int) -> Any:
+def _connect_engine(timeout_s: int) -> Any:
     """Return a client of the Docker Engine. Raises SandboxError if none replies."""
     import docker
     import docker.errors
@@ -89,38 +89,38 @@ def _engine(timeout_s: int) -> Any:
         raise SandboxError(f"no Docker Engine answers at {where} ({type(error).__name__}); start one, or set DOCKER_HOST") from error
 
 
-def _prepared(client: Any, folder: Folder) -> Image:
-    end = time.monotonic() + folder.build_seconds
+def _build_or_reuse(client: Any, folder: TaskFolder) -> Image:
+    end = time.monotonic() + folder.build_timeout_s
     base = folder.image
     if folder.environment is not None:
-        base = f"rlvr-harbor-base:{_tree(folder.environment, hidden := _hidden(folder))}"
-        if not _has(client, base):
+        base = f"rlvr-harbor-base:{_hash_context(folder.environment, hidden := _list_hidden_files(folder))}"
+        if not _has_image(client, base):
             with ExitStack() as held:
                 context = str(folder.environment)
                 if hidden:
                     context = held.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-harbor-"))
-                    leave = partial(_left_out, str(folder.environment), hidden)
+                    leave = partial(_ignore_hidden, str(folder.environment), hidden)
                     shutil.copytree(folder.environment, context, dirs_exist_ok=True, symlinks=True, ignore=leave)
-                _build(client, folder, end, base, path=context)
-    if not _has(client, base):
-        _follow(client.api.pull(base, stream=True, decode=True), folder, end)
+                _build_image(client, folder, end, base, path=context)
+    if not _has_image(client, base):
+        _follow_build(client.api.pull(base, stream=True, decode=True), folder, end)
     config = client.images.get(base).attrs["Config"] or {}
     workdir = folder.workdir or (config.get("WorkingDir") or "").rstrip("/") or "/app"
-    if not PATH.fullmatch(workdir) or any(workdir == path or workdir.startswith(f"{path}/") for path in (*SYSTEM, *OURS)):
+    if not PATH_PATTERN.fullmatch(workdir) or any(workdir == path or workdir.startswith(f"{path}/") for path in (*SYSTEM_FOLDERS, *RESERVED_FOLDERS)):
         raise ConfigError(
             f"the task {folder.name!r} works in {workdir!r}, which a box cannot give it; set WORKDIR to a folder such as /app"
         )
-    recipe = _recipe(base, workdir)
+    recipe = _make_dockerfile(base, workdir)
     name = f"rlvr-harbor:{hashlib.blake2b(f'{client.images.get(base).id} {recipe}'.encode(), digest_size=8).hexdigest()}"
-    if not _has(client, name):
-        _build(client, folder, end, name, fileobj=io.BytesIO(recipe.encode()))
+    if not _has_image(client, name):
+        _build_image(client, folder, end, name, fileobj=io.BytesIO(recipe.encode()))
     variables = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     return Image(name, workdir, variables)
 
 
-def _recipe(base: str, workdir: str) -> str:
+def _make_dockerfile(base: str, workdir: str) -> str:
     where, seed, inner = (shlex.quote(f"{above}{workdir}") for above in ("", "/opt/rlvr/seed", "/tmp"))
-    links = " && ".join(f"rm -rf {path} && ln -s /tmp{path} {path}" for path in OURS)
+    links = " && ".join(f"rm -rf {path} && ln -s /tmp{path} {path}" for path in RESERVED_FOLDERS)
     lines = (
         f"FROM {base}",
         "USER root",
@@ -135,22 +135,22 @@ def _recipe(base: str, workdir: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hidden(folder: Folder) -> tuple[str, ...]:
+def _list_hidden_files(folder: TaskFolder) -> tuple[str, ...]:
     """Return the files that must not be in the image: a terminal-bench folder has solution and tests beside the Dockerfile.
 
     Files that the Dockerfile mentions are copied nevertheless.
     """
-    if folder.form != "terminal-bench" or folder.environment is None:
+    if folder.task_format != "terminal-bench" or folder.environment is None:
         return ()
     said = (folder.environment / "Dockerfile").read_text("utf-8", "replace")
     return tuple(name for name in ("solution.sh", "solution.yaml", "run-tests.sh", "tests", "task.yaml") if name not in said)
 
 
-def _left_out(root: str, hidden: Collection[str], folder: str, names: list[str]) -> list[str]:
+def _ignore_hidden(root: str, hidden: Collection[str], folder: str, names: list[str]) -> list[str]:
     return [name for name in names if folder == root and name in hidden]
 
 
-def _tree(folder: Path, hidden: Collection[str] = ()) -> str:
+def _hash_context(folder: Path, hidden: Collection[str] = ()) -> str:
     """Return a fingerprint of a build context, and of the files left out of it."""
     said = hashlib.blake2b(repr(hidden).encode() if hidden else b"", digest_size=8)
     for path in sorted(folder.rglob("*")):
@@ -160,7 +160,7 @@ def _tree(folder: Path, hidden: Collection[str] = ()) -> str:
     return said.hexdigest()
 
 
-def _has(client: Any, name: str) -> bool:
+def _has_image(client: Any, name: str) -> bool:
     import docker.errors
 
     try:
@@ -170,16 +170,16 @@ def _has(client: Any, name: str) -> bool:
     return True
 
 
-def _build(client: Any, folder: Folder, end: float, name: str, **context: Any) -> None:
-    _follow(client.api.build(tag=name, rm=True, forcerm=True, decode=True, labels={LABEL: "1"}, **context), folder, end)
+def _build_image(client: Any, folder: TaskFolder, end: float, name: str, **context: Any) -> None:
+    _follow_build(client.api.build(tag=name, rm=True, forcerm=True, decode=True, labels={LABEL: "1"}, **context), folder, end)
 
 
-def _follow(events: Any, folder: Folder, end: float) -> None:
+def _follow_build(events: Any, folder: TaskFolder, end: float) -> None:
     """Read the build events to the end; raise ConfigError with the last lines if the build failed or timed out."""
     last = wrong = ""
     for event in events:  # read to the end, also after an error: an unfinished stream leaks its socket
         if time.monotonic() > end:
-            raise ConfigError(f"the image of the task {folder.name!r} was not built within {folder.build_seconds:g} s")
+            raise ConfigError(f"the image of the task {folder.name!r} was not built within {folder.build_timeout_s:g} s")
         wrong = wrong or str(event.get("error") or "")
         line = str(event.get("stream") or "").strip()
         if line and not wrong and not line.startswith(("--->", "Step ", "Removing ")):

@@ -12,42 +12,42 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs._hosted import Loaded, version_of
+from rlvr.envs._hosted import SharedResource, find_version
 
-WAIT_S = 120.0
-LEAVING_S = 5.0
-WORDS = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}
+REQUEST_TIMEOUT_S = 120.0
+JOIN_TIMEOUT_S = 5.0
+SCORE_VALUES = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}
 
 
-class Samples(Loaded):
+class InspectInstance(SharedResource):
     """The samples of a task, by number."""
 
     def __init__(self, *, task: str, settings: dict[str, Any], strict: bool) -> None:
         self.inspect, self.strict = importlib.import_module("inspect_ai"), strict
-        self.solving, self.dataset = importlib.import_module("inspect_ai.solver"), importlib.import_module("inspect_ai.dataset")
-        self.task = self.had(task=task, settings=settings)
-        self.solves: threading.Thread | None = None
+        self.solver_module, self.dataset = importlib.import_module("inspect_ai.solver"), importlib.import_module("inspect_ai.dataset")
+        self.task = self.get_shared(task=task, settings=settings)
+        self.solver_thread: threading.Thread | None = None
         if not isinstance(self.task, self.inspect.Task):
             raise TypeError(f"{task} made {self.task!r:.80}; it must be a Task of inspect_ai")
         if self.task.sandbox or self.task.setup:
             raise ValueError(f"{task} has a sandbox or a setup of its own")
         if not self.task.scorer:
             raise ValueError(f"{task} has no scorer")
-        solver = self.task.solver
-        self.solver = self.solving.chain(solver) if isinstance(solver, list) else solver
+        solver = self.task.solution_script
+        self.solver = self.solver_module.chain(solver) if isinstance(solver, list) else solver
 
     @classmethod
     def prepare(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
         """Import the package, load the task, and return the version of the package."""
-        about = {"version": version_of("inspect-ai", importlib.import_module("inspect_ai"))}
-        cls.keep(task=task, settings=settings)
+        about = {"version": find_version("inspect-ai", importlib.import_module("inspect_ai"))}
+        cls.load_shared(task=task, settings=settings)
         return about
 
     @staticmethod
     def load(*, task: str, settings: dict[str, Any]) -> Any:
         """Call the task's function, and return its Task."""
         module, _, name = task.rpartition(":")
-        return getattr(_module(module), name)(**settings)
+        return getattr(_import_module(module), name)(**settings)
 
     def questions(self, limit: int) -> list[str]:
         """Return the question of each sample."""
@@ -63,12 +63,12 @@ class Samples(Loaded):
         sample = next(islice(iter(self.task.dataset), seed, None))
         if sample.sandbox or sample.files or sample.setup:
             raise ValueError(f"sample {sample.id or seed} has files or a sandbox of its own")
-        self._leave()
-        self.asked: queue.Queue[Any] = queue.Queue()
-        self.told: queue.Queue[str | None] = queue.Queue()
-        self.solves = threading.Thread(target=self._run, args=(sample, seed, self.asked, self.told), daemon=True)
-        self.solves.start()
-        found = self._next()
+        self._stop_solver()
+        self.requests: queue.Queue[Any] = queue.Queue()
+        self.replies: queue.Queue[str | None] = queue.Queue()
+        self.solver_thread = threading.Thread(target=self._run_solver, args=(sample, seed, self.requests, self.replies), daemon=True)
+        self.solver_thread.start()
+        found = self._wait_for_request()
         if not isinstance(found, list):
             raise RuntimeError("its solver never asked for an answer")
         self.messages = found
@@ -77,14 +77,14 @@ class Samples(Loaded):
     def act(self, move: str) -> dict[str, Any]:
         """Pass an answer to the solver; return its next request, or the score."""
         before = self.messages
-        self.told.put(move)
-        found = self._next()
+        self.replies.put(move)
+        found = self._wait_for_request()
         if isinstance(found, list):
             if found[: len(before)] != before or found[len(before) : len(before) + 1] != [{"role": "assistant", "content": move}]:
                 raise RuntimeError("its solver changes what was said before, which is not translated")
             self.messages = found
             return {"text": "\n".join(one["content"] for one in found[len(before) + 1 :]), "rewards": [], "over": False}
-        right = not self.strict or plainly(move) in {plainly(one) for one in self.target} - {""}
+        right = not self.strict or normalize_last_line(move) in {normalize_last_line(one) for one in self.target} - {""}
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
     def gold(self, number: int) -> str | None:
@@ -97,32 +97,32 @@ class Samples(Loaded):
                     return said
         return None
 
-    def _leave(self) -> None:
+    def _stop_solver(self) -> None:
         """Stop a running solver, whose threads would live as long as the process."""
-        if self.solves is not None and self.solves.is_alive():
-            self.told.put(None)
-            self.solves.join(LEAVING_S)
+        if self.solver_thread is not None and self.solver_thread.is_alive():
+            self.replies.put(None)
+            self.solver_thread.join(JOIN_TIMEOUT_S)
 
-    def _next(self) -> Any:
-        found = self.asked.get(timeout=WAIT_S)
+    def _wait_for_request(self) -> Any:
+        found = self.requests.get(timeout=REQUEST_TIMEOUT_S)
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def _run(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> None:
+    def _run_solver(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> None:
         try:
-            asked.put({"values": asyncio.run(self._solved(sample, number, asked, told))})
+            asked.put({"values": asyncio.run(self._solve(sample, number, asked, told))})
         except BaseException as error:
             asked.put(error)
 
-    async def _solved(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> list[float]:
+    async def _solve(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> list[float]:
         from inspect_ai.model import ChatMessageUser, ModelName, ModelOutput
         from inspect_ai.scorer import Target
 
         async def generate(state: Any, *_: Any, **__: Any) -> Any:
             if state.tools:
                 raise ValueError("its solver gives the model tools, which are not translated")
-            asked.put([{"role": one.role, "content": _text(one)} for one in state.messages])
+            asked.put([{"role": one.role, "content": _get_text(one)} for one in state.messages])
             said = await asyncio.to_thread(told.get)
             if said is None:
                 told.put(None)  # the solver may make another request
@@ -134,7 +134,7 @@ class Samples(Loaded):
         target = Target(sample.target)
         self.target = list(target)
         messages = [ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else list(sample.input)
-        state = self.solving.TaskState(
+        state = self.solver_module.TaskState(
             model=ModelName("policy/policy"),
             sample_id=sample.id if sample.id is not None else number,
             epoch=1,
@@ -146,13 +146,13 @@ class Samples(Loaded):
         )
         state = await self.solver(state, generate)
         scorers = self.task.scorer if isinstance(self.task.scorer, list) else [self.task.scorer]
-        return [valued(await scorer(state, target)) for scorer in scorers]
+        return [parse_score(await scorer(state, target)) for scorer in scorers]
 
 
-def valued(score: Any) -> float:
+def parse_score(score: Any) -> float:
     """Parse the value of a score as a number from 0 to 1; ValueError for anything else."""
     value = getattr(score, "value", None)
-    found = WORDS.get(value) if isinstance(value, str) else value
+    found = SCORE_VALUES.get(value) if isinstance(value, str) else value
     if isinstance(found, bool):
         return float(found)
     if not isinstance(found, int | float) or not math.isfinite(found) or not 0 <= found <= 1:
@@ -160,10 +160,10 @@ def valued(score: Any) -> float:
     return float(found)
 
 
-def plainly(text: str) -> str:
+def normalize_last_line(text: str) -> str:
     r"""Normalize the last line of a text, without a leading `ANSWER:`.
 
-    >>> plainly("I think so.\nANSWER: Paris.")
+    >>> normalize_last_line("I think so.\nANSWER: Paris.")
     'paris'
     """
     lines = [line for line in text.splitlines() if line.strip()]
@@ -171,7 +171,7 @@ def plainly(text: str) -> str:
     return last.removeprefix("answer:").strip().strip("*`").removesuffix(".")
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     if not name.endswith(".py"):
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location("rlvr_inspect_task", name)
@@ -181,7 +181,7 @@ def _module(name: str) -> Any:
     return module
 
 
-def _text(message: Any) -> str:
+def _get_text(message: Any) -> str:
     if not isinstance(message.content, str) and any(getattr(part, "type", "") != "text" for part in message.content):
         raise ValueError("a message holds more than text")
     return str(message.text)

@@ -22,62 +22,62 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from rlvr.envs._host import ForeignError, ForeignLate, ForeignRaised, Host, World
+from rlvr.envs._host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost, ForeignRaised
 from rlvr.errors import ConfigError, MissingExtra
 
-LARGEST = 8 << 20
+MAX_MESSAGE_BYTES = 8 << 20
 """Longest message that is read, in bytes."""
-START_S = 60.0
-DYING_S = 1.0
-GUARD = """
+START_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 1.0
+GUARD_PROGRAM = """
 import os, signal, subprocess, sys, threading
 server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 threading.Thread(target=lambda: (os.read(0, 1), os.killpg(0, signal.SIGKILL)), daemon=True).start()
 os._exit(server.wait())
 """
 """Program that starts a server, and kills its process group when the pipe from this process closes, however this process ends."""
-HIDDEN = ("done", "reward", "metadata")
+HIDDEN_FIELDS = ("done", "reward", "metadata")
 """Fields of an observation that the policy never reads: metadata may contain the answer."""
-INVALID = ("VALIDATION_ERROR", "INVALID_ACTION")
+INVALID_ACTION_CODES = ("VALIDATION_ERROR", "INVALID_ACTION")
 
 
-class Connection(World):
+class WebSocketInstance(ForeignInstance):
     """One session of a server. Any failure except a refused action ends the session."""
 
-    def __init__(self, url: str, fields: Sequence[str], reset: Mapping[str, Any], *, call_s: float) -> None:
+    def __init__(self, url: str, fields: Sequence[str], reset: Mapping[str, Any], *, call_timeout_s: float) -> None:
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
-        self._failures = (WebSocketException, OSError, EOFError)
-        self._fields, self._reset, self._call_s = tuple(fields), dict(reset), call_s
-        self._lock, self._closed, self._held = Lock(), False, ExitStack()
+        self._connection_errors = (WebSocketException, OSError, EOFError)
+        self._shown_fields, self._reset_data, self._call_timeout_s = tuple(fields), dict(reset), call_timeout_s
+        self._lock, self._closed, self._exit_stack = Lock(), False, ExitStack()
         try:
-            opening = connect(url, open_timeout=call_s, close_timeout=1.0, max_size=LARGEST, ping_interval=None, proxy=None)
-            self._socket = self._held.enter_context(opening)
-        except (*self._failures, TimeoutError) as error:
-            raise ForeignLate(f"no connection to {url}: {_short(error)}") from error
+            opening = connect(url, open_timeout=call_timeout_s, close_timeout=1.0, max_size=MAX_MESSAGE_BYTES, ping_interval=None, proxy=None)
+            self._socket = self._exit_stack.enter_context(opening)
+        except (*self._connection_errors, TimeoutError) as error:
+            raise ForeignProcessLost(f"no connection to {url}: {_format_error(error)}") from error
 
-    def ask(self, what: str, *, within: float | None = None, **given: Any) -> Any:
+    def call(self, method: str, *, timeout_s: float | None = None, **given: Any) -> Any:
         """Call `begin` or `act` with a timeout. A failure closes the connection."""
         if self._closed:
-            raise ForeignLate(f"{what}: the connection is closed")
-        seconds = self._call_s if within is None else within
+            raise ForeignProcessLost(f"{method}: the connection is closed")
+        seconds = self._call_timeout_s if timeout_s is None else timeout_s
         try:
-            if what == "begin":
-                reply = self._exchange({"type": "reset", "data": {**self._reset, "seed": given["seed"]}}, seconds)
+            if method == "begin":
+                reply = self._exchange({"type": "reset", "data": {**self._reset_data, "seed": given["seed"]}}, seconds)
                 if reply.get("done") is True:
                     raise ForeignError("reset: the episode is over before the first action")
-                return self._text(reply)
+                return self._format_observation(reply)
             reply = self._exchange({"type": "step", "data": given["move"]}, seconds)
-        except Refused as error:
-            if what == "act":
-                return {"text": f"That action was refused: {error.why}", "rewards": [], "over": False}
+        except ActionRefused as error:
+            if method == "act":
+                return {"text": f"That action was refused: {error.message}", "rewards": [], "over": False}
             self.close()
             raise
         except ForeignError:
             self.close()
             raise
-        return self._took(reply)
+        return self._parse_step(reply)
 
     def close(self) -> None:
         """End the session."""
@@ -85,48 +85,48 @@ class Connection(World):
             if self._closed:
                 return
             self._closed = True
-        with suppress(*self._failures):
+        with suppress(*self._connection_errors):
             self._socket.send(json.dumps({"type": "close"}))
-        with suppress(*self._failures):
-            self._held.close()
+        with suppress(*self._connection_errors):
+            self._exit_stack.close()
 
     def _exchange(self, request: Any, seconds: float) -> dict[str, Any]:
         try:
-            self._unasked(request["type"])
+            self._check_no_pending_message(request["type"])
             self._socket.send(json.dumps(request))
             reply = json.loads(self._socket.recv(timeout=seconds))
         except TimeoutError:
-            raise ForeignLate(f"{request['type']} returned nothing within {seconds:g} s") from None
-        except self._failures as error:
-            raise ForeignLate(f"{request['type']}: the connection ended ({_short(error)})") from error
+            raise ForeignProcessLost(f"{request['type']} returned nothing within {seconds:g} s") from None
+        except self._connection_errors as error:
+            raise ForeignProcessLost(f"{request['type']}: the connection ended ({_format_error(error)})") from error
         except (ValueError, RecursionError) as error:
-            raise ForeignLate(f"{request['type']}: the server wrote no JSON ({_short(error)})") from error
+            raise ForeignProcessLost(f"{request['type']}: the server wrote no JSON ({_format_error(error)})") from error
         data = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(data, dict) or reply.get("type") not in ("observation", "error"):
-            raise ForeignLate(f"{request['type']}: the server answered {reply!r:.200}")
+            raise ForeignProcessLost(f"{request['type']}: the server answered {reply!r:.200}")
         if reply["type"] == "error":
             code, why = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))[:500]
-            raise (Refused if code in INVALID else ForeignRaised)(code, why)
+            raise (ActionRefused if code in INVALID_ACTION_CODES else ForeignRaised)(code, why)
         return data
 
-    def _unasked(self, kind: str) -> None:
+    def _check_no_pending_message(self, kind: str) -> None:
         """Raise ForeignProcessLost if there is an unexpected message, which would be mistaken for the reply to the next action."""
         with suppress(TimeoutError):
             found = self._socket.recv(timeout=0)
-            raise ForeignLate(f"{kind}: the server wrote {found!r:.80} before it was asked")
+            raise ForeignProcessLost(f"{kind}: the server wrote {found!r:.80} before it was asked")
 
-    def _took(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _parse_step(self, data: dict[str, Any]) -> dict[str, Any]:
         over, reward = data.get("done"), data.get("reward")
         if not isinstance(over, bool):
             raise ForeignError(f"the server said that done is {over!r:.80}; it must be true or false")
         rewards = [] if reward is None and not over else [float(reward) if isinstance(reward, bool) else reward]
-        return {"text": self._text(data), "rewards": rewards, "over": over}
+        return {"text": self._format_observation(data), "rewards": rewards, "over": over}
 
-    def _text(self, data: dict[str, Any]) -> str:
+    def _format_observation(self, data: dict[str, Any]) -> str:
         seen = data.get("observation")
         if not isinstance(seen, dict):
             raise ForeignError(f"the server gave the observation {seen!r:.200}; it must be an object")
-        shown = {name: seen[name] for name in self._fields or seen if name in seen and name not in HIDDEN}
+        shown = {name: seen[name] for name in self._shown_fields or seen if name in seen and name not in HIDDEN_FIELDS}
         if len(shown) == 1:
             (only,) = shown.values()
             return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False)
@@ -134,64 +134,64 @@ class Connection(World):
         return "\n".join(lines)
 
 
-class Refused(ForeignRaised):
+class ActionRefused(ForeignRaised):
     """Raised if the server refuses the form of an action; nothing happened."""
 
 
-class Server(Host):
+class EnvServer(ForeignHost):
     """A server of environments: a running one, or one that this process starts and ends."""
 
-    def __init__(self, url: str, command: Sequence[str], *, fields: Sequence[str], reset: Mapping[str, Any], call_s: float) -> None:
-        super().__init__("openenv", extra="openenv", call_s=call_s)
+    def __init__(self, url: str, command: Sequence[str], *, fields: Sequence[str], reset: Mapping[str, Any], call_timeout_s: float) -> None:
+        super().__init__("openenv", extra="openenv", call_timeout_s=call_timeout_s)
         self.url, self.command, self.fields, self.reset = url.rstrip("/"), tuple(command), tuple(fields), dict(reset)
-        self._open: list[Connection] = []
+        self._connections: list[WebSocketInstance] = []
 
-    def start(self) -> Any:
+    def ensure_started(self) -> Any:
         """Start the server if it is ours and not running, and read its schemas."""
         if importlib.util.find_spec("websockets") is None:  # reported before a server is started
             raise MissingExtra("websockets", "openenv")
         with self._lock:
-            self._disowned()
-            self._look()
+            self._reset_after_fork()
+            self._wait_if_unhealthy()
             if self.command and (self._process is None or self._process.poll() is not None):
                 self._stop()
-                self.about = None
-                self._launch()
-            if self.about is None:
-                self.about = self._get("/schema")
-        return self.about
+                self.package_info = None
+                self._launch_server()
+            if self.package_info is None:
+                self.package_info = self._fetch_json("/schema")
+        return self.package_info
 
-    def open(self, *, within: float | None = None, **settings: Any) -> World:
+    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstance:
         """Open a new session."""
-        self.start()
+        self.ensure_started()
         address = urlsplit(self.url)
         secure = "wss" if address.scheme in ("https", "wss") else "ws"
-        made = Connection(f"{secure}://{address.netloc}{address.path}/ws", self.fields, self.reset, call_s=within or self.call_s)
+        made = WebSocketInstance(f"{secure}://{address.netloc}{address.path}/ws", self.fields, self.reset, call_timeout_s=timeout_s or self.call_timeout_s)
         with self._lock:
-            self._open = [one for one in self._open if not one._closed] + [made]
+            self._connections = [one for one in self._connections if not one._closed] + [made]
         return made
 
-    def kill(self, pid: int) -> None:
+    def kill_instance(self, pid: int) -> None:
         """Do nothing: sessions are ended by their connection."""
 
     def close(self) -> None:
         """End every session, and the server if it is ours."""
         with self._lock:
-            sessions, self._open = self._open, []
+            sessions, self._connections = self._connections, []
             self._stop()
         for one in sessions:
             one.close()
 
-    def _look(self) -> None:
+    def _wait_if_unhealthy(self) -> None:
         """If the server is not healthy, wait a moment for its process to exit, so that it is restarted."""
         if self._process is not None:
             try:
-                self._get("/health")
+                self._fetch_json("/health")
             except ForeignError:
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(DYING_S)
+                    self._process.wait(EXIT_TIMEOUT_S)
 
-    def _launch(self) -> None:
+    def _launch_server(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -200,35 +200,35 @@ class Server(Host):
             raise ConfigError(f"the server {command[0]!r} cannot be started: there is no such program; check the setting server")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", GUARD, *command],
+                [sys.executable, "-c", GUARD_PROGRAM, *command],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"the server {command[0]!r} cannot be started: {error.strerror}; check the setting server") from error
         self.url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + START_S
+        end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             if (status := self._process.poll()) is not None:
                 self._stop()
                 raise ConfigError(f"the server {' '.join(command)!r:.200} ended at once with status {status}")
             with suppress(ForeignError):
-                self._get("/health")
+                self._fetch_json("/health")
                 return
             time.sleep(0.1)
         self._stop()
-        raise ConfigError(f"the server {' '.join(command)!r:.200} did not reply on port {port} within {START_S:g} s")
+        raise ConfigError(f"the server {' '.join(command)!r:.200} did not reply on port {port} within {START_TIMEOUT_S:g} s")
 
-    def _get(self, path: str) -> Any:
+    def _fetch_json(self, path: str) -> Any:
         address = urlsplit(self.url)
         plain = {"ws": "http", "wss": "https"}.get(address.scheme, address.scheme)
         try:
-            with build_opener(ProxyHandler({})).open(f"{plain}://{address.netloc}{address.path}{path}", timeout=self.call_s) as reply:
-                return json.loads(reply.read(LARGEST))
+            with build_opener(ProxyHandler({})).open(f"{plain}://{address.netloc}{address.path}{path}", timeout=self.call_timeout_s) as reply:
+                return json.loads(reply.read(MAX_MESSAGE_BYTES))
         except (URLError, OSError, ValueError) as error:
-            raise ForeignLate(f"{self.url}{path} gives no reply: {_short(error)}") from error
+            raise ForeignProcessLost(f"{self.url}{path} gives no reply: {_format_error(error)}") from error
 
     def _stop(self) -> None:
-        if self._disowned():
+        if self._reset_after_fork():
             return
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
@@ -239,5 +239,5 @@ class Server(Host):
         self._process = None
 
 
-def _short(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200].rstrip(": ")

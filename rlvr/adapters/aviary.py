@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rlvr.adapters.rows import agreed, score_of, task_of
-from rlvr.adapters.texts import Conversation, World
+from rlvr.adapters.rows import find_task, require_score, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.rollout.draws import seed_of
+from rlvr.rollout.draws import derive_seed
 from rlvr.task import Message
 from rlvr.turns import Call, Turn
 
-TESTED = "0.37.0"
-agreed("fhaviary", TESTED)
+TESTED_VERSION = "0.37.0"
+warn_if_untested("fhaviary", TESTED_VERSION)
 
 
-def environment_of(
-    environment: Environment, base: Any, *, message: Callable[..., Any], response: Callable[..., Any], tool: Any, deadline_s: float = 600.0
+def make_environment_class(
+    environment: Environment, base: Any, *, message: Callable[..., Any], response: Callable[..., Any], tool: Any, call_timeout_s: float = 600.0
 ) -> type:
     """Make a subclass of aviary's `Environment`: `RlvrEnvironment(split, index)`. Tools use native tool calls; a text is an answer.
 
@@ -38,14 +38,14 @@ def environment_of(
         tool: aviary's `Tool`.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = World(environment, deadline_s=deadline_s)
+    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
     starters = ThreadPoolExecutor(32, thread_name_prefix="begin")
 
     class RlvrEnvironment(base):
         """A conversation."""
 
         def __init__(self, split: str = "train", index: int = 0) -> None:
-            self.task = task_of(environment, {"split": split, "index": index})
+            self.task = find_task(environment, {"split": split, "index": index})
             self.state: Conversation | None = None
             self.tools: list[Any] = []
 
@@ -56,23 +56,23 @@ def environment_of(
         async def reset(self) -> tuple[list[Any], list[Any]]:
             """Open the session; return its first messages and its tools."""
             await self.close()
-            talk = await _begun(starters.submit(world.begin, self.task, seed=seed_of("world", self.task.id)))
-            if talk.trouble:
-                raise EnvError(talk.trouble)
+            talk = await _await_conversation(starters.submit(world.start_conversation, self.task, seed=derive_seed("world", self.task.id)))
+            if talk.failure:
+                raise EnvError(talk.failure)
             self.state = talk
-            self.tools = [tool.model_validate(dict(spec.wire())) for spec in talk.tools]
-            return [message(role=one["role"], content=one["content"]) for one in talk.prompt(described=False)], self.tools
+            self.tools = [tool.model_validate(dict(spec.to_openai_format())) for spec in talk.tools]
+            return [message(role=one["role"], content=one["content"]) for one in talk.build_prompt(describe_tools=False)], self.tools
 
         async def step(self, action: Any) -> tuple[list[Any], float, bool, bool]:
             """Handle one turn of the policy: tool calls or a text. Only the last turn has a reward."""
             talk = self.state
             if talk is None:
                 raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
-            heard = await asyncio.to_thread(talk.hear, _turn(action, len(talk.turns)))
-            if talk.over:
-                score = score_of(await asyncio.to_thread(talk.verdict), "aviary")
-                return [], score, True, bool(talk.cut)
-            return _replies(heard, _asked(action), message, response), 0.0, False, False
+            heard = await asyncio.to_thread(talk.step, _make_turn(action, len(talk.turns)))
+            if talk.done:
+                score = require_score(await asyncio.to_thread(talk.get_verdict), "aviary")
+                return [], score, True, bool(talk.truncation_reason)
+            return _convert_replies(heard, _get_tool_calls(action), message, response), 0.0, False, False
 
         async def close(self) -> None:
             """Close the session."""
@@ -83,7 +83,7 @@ def environment_of(
     return RlvrEnvironment
 
 
-async def _begun(job: Future[Conversation]) -> Conversation:
+async def _await_conversation(job: Future[Conversation]) -> Conversation:
     """Wait for a conversation with an open session. If the caller cancels the wait (a timeout), the session is closed."""
     try:
         return await asyncio.wrap_future(job)
@@ -93,15 +93,15 @@ async def _begun(job: Future[Conversation]) -> Conversation:
         raise
 
 
-def _asked(action: Any) -> list[Any]:
+def _get_tool_calls(action: Any) -> list[Any]:
     return list(getattr(action, "tool_calls", None) or ())
 
 
-def _turn(action: Any, number: int) -> Turn:
+def _make_turn(action: Any, number: int) -> Turn:
     """Convert a message of aviary, with its calls, to a turn of the policy. A message of a tool is refused."""
     if (role := getattr(action, "role", "user")) not in ("assistant", "user"):  # the default role of aviary's messages is user
         raise ConfigError(f"the action is a message of role {role!r}; a turn of the policy has the role assistant")
-    calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
+    calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_get_tool_calls(action)))
     text = action.content or ""
     if getattr(action, "content_is_json_str", False):  # content parts, which aviary encodes as JSON text
         parts = json.loads(text)
@@ -109,7 +109,7 @@ def _turn(action: Any, number: int) -> Turn:
     return Turn(text, content=text, calls=tuple(calls))
 
 
-def _replies(heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]) -> list[Any]:
+def _convert_replies(heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]) -> list[Any]:
     """Convert the messages of the session; tool results have the order of the calls."""
     results = [one for one in heard if one["role"] == "tool"]
     found = [

@@ -14,17 +14,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rlvr.adapters.formats import FORMATS, ONE_TURN, Format
-from rlvr.adapters.rows import rows_of, write_jsonl
+from rlvr.adapters.formats import FORMATS, SINGLE_TURN_FORMATS, ExportFormat
+from rlvr.adapters.rows import make_rows, write_jsonl
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, suggest
 from rlvr.plugins.registry import build
 
-WORD = re.compile(r"[^0-9a-zA-Z]+")
+NON_WORD_PATTERN = re.compile(r"[^0-9a-zA-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ExportResult:
     """The result of an export.
 
     >>> Written(Path("out"), ("rlvr_arithmetic.py",), 100, "load it").rows
@@ -34,13 +34,13 @@ class Written:
     folder: Path
     files: tuple[str, ...]
     rows: int
-    use: str
+    usage: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def export_env(
     name: str, to: str, out: str | Path, *, settings: Mapping[str, Any] | None = None, split: str = "train", count: int | None = None
-) -> Written:
+) -> ExportResult:
     """Write an environment for a framework, into a new or empty folder."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a framework; {suggest(to, FORMATS)}")
@@ -49,56 +49,56 @@ def export_env(
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
     environment: Environment = build("env", name, **settings)
     with environment:
-        if to in ONE_TURN and (environment.max_turns > 1 or environment.tools):
+        if to in SINGLE_TURN_FORMATS and (environment.max_turns > 1 or environment.tools):
             raise ConfigError(f"{name} is a conversation, and the export to {kind.title} takes single answers; use trl, inspect or skyrl")
-        count = _count(environment, split, count)
-        values = _values(name, kind, settings, split, count, environment)
-        rows = _rows(environment, kind, split, count)
+        count = _resolve_count(environment, split, count)
+        values = _build_template_values(name, kind, settings, split, count, environment)
+        rows = _make_rows(environment, kind, split, count)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = [Template(file).substitute(values) for file in kind.files]
         for file, text in zip(names, kind.files.values(), strict=True):
             (folder / file).write_text(Template(text).substitute(values), "utf-8")
-        if kind.data:
-            write_jsonl(folder / kind.data, rows)
+        if kind.data_file:
+            write_jsonl(folder / kind.data_file, rows)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
-    files = (*names, kind.data) if kind.data else tuple(names)
-    return Written(folder, files, count, values["use"], settings)
+    files = (*names, kind.data_file) if kind.data_file else tuple(names)
+    return ExportResult(folder, files, count, values["use"], settings)
 
 
-def _count(environment: Environment, split: str, count: int | None) -> int:
+def _resolve_count(environment: Environment, split: str, count: int | None) -> int:
     if split not in environment.splits:
         raise ConfigError(f"--split is {split!r}; {suggest(split, environment.splits)}")
-    size = environment.size(split)
+    size = environment.num_tasks(split)
     if count is not None and (count < 1 or (size is not None and count > size)):
         raise ConfigError(f"--count is {count}; the split {split!r} has {'unlimited tasks' if size is None else f'{size} tasks'}")
     return count or size or 1000
 
 
-def _values(name: str, kind: Format, settings: Mapping[str, Any], split: str, count: int, environment: Environment) -> dict[str, str]:
+def _build_template_values(name: str, kind: ExportFormat, settings: Mapping[str, Any], split: str, count: int, environment: Environment) -> dict[str, str]:
     """Make the values of the templates. Names and settings become Python literals."""
     path, colon, made = name.partition(":")
     whole = f"{Path(path).resolve()}:{made}" if colon and path.endswith(".py") else name
-    word = WORD.sub("_", made or name).strip("_").lower()
+    word = NON_WORD_PATTERN.sub("_", made or name).strip("_").lower()
     values = {
-        "name": word, "title": kind.title, "tested": kind.tested, "module": f"rlvr_{word}", "dist": f"rlvr-{word.replace('_', '-')}",
+        "name": word, "title": kind.title, "tested": kind.tested_version, "module": f"rlvr_{word}", "dist": f"rlvr-{word.replace('_', '-')}",
         "agent": f"rlvr_{word}_agent", "name_repr": repr(whole), "settings": repr(json.loads(json.dumps(settings))), "split": split,
         "split_repr": repr(split), "count": str(count), "tokens": str(environment.max_new_tokens),
     }  # fmt: skip
-    return values | {"use": Template(kind.use).substitute(values)}
+    return values | {"use": Template(kind.usage).substitute(values)}
 
 
-def _rows(environment: Environment, kind: Format, split: str, count: int) -> Sequence[Mapping[str, Any]]:
-    if not kind.data:
+def _make_rows(environment: Environment, kind: ExportFormat, split: str, count: int) -> Sequence[Mapping[str, Any]]:
+    if not kind.data_file:
         return []
-    if not kind.row:
-        return rows_of(environment, split, count)
-    make = _function(kind.row)
+    if not kind.row_function:
+        return make_rows(environment, split, count)
+    make = _import_function(kind.row_function)
     return [make(environment, split, index) for index in range(count)]
 
 
-def _function(where: str) -> Callable[..., Mapping[str, Any]]:
+def _import_function(where: str) -> Callable[..., Mapping[str, Any]]:
     from importlib import import_module
 
     module, _, name = where.partition(":")

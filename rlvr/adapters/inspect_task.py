@@ -11,20 +11,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.adapters.rows import agreed, row_of
-from rlvr.adapters.texts import Conversation, World
+from rlvr.adapters.rows import make_row, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.rules import posed
-from rlvr.rollout.draws import seed_of
-from rlvr.task import Message, plain
+from rlvr.mdp.rules import check_task
+from rlvr.rollout.draws import derive_seed
+from rlvr.task import Message, to_plain_json
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
-TESTED = "0.3.285"
-agreed("inspect-ai", TESTED)
+TESTED_VERSION = "0.3.285"
+warn_if_untested("inspect-ai", TESTED_VERSION)
 
 
-def task_of(environment: Environment, split: str = "test", indices: Sequence[int] = range(100), *, deadline_s: float = 600.0) -> Any:
+def make_inspect_task(environment: Environment, split: str = "test", indices: Sequence[int] = range(100), *, call_timeout_s: float = 600.0) -> Any:
     """Make an inspect_ai `Task` from some tasks of an environment.
 
     Args:
@@ -38,36 +38,36 @@ def task_of(environment: Environment, split: str = "test", indices: Sequence[int
         from inspect_ai.dataset import MemoryDataset, Sample
     except ModuleNotFoundError as error:
         raise ConfigError("inspect_ai is not installed; `pip install inspect-ai`, or evaluate with `rlvr eval`") from error
-    size = environment.size(split)
+    size = environment.num_tasks(split)
     kept = [index for index in indices if size is None or index < size]
-    rows = [row_of(posed(environment.task(split, index)), split, index) for index in kept]
+    rows = [make_row(check_task(environment.task(split, index)), split, index) for index in kept]
     samples = [
         Sample(
-            input=_messages(row["prompt"]), target="", id=row["task_id"], metadata={"split": row["split"], "index": row["index"]}
+            input=_convert_messages(row["prompt"]), target="", id=row["task_id"], metadata={"split": row["split"], "index": row["index"]}
         )
         for row in rows
     ]  # fmt: skip
-    world, open_ = World(environment, deadline_s=deadline_s), dict[str, Conversation]()
+    world, open_ = ConversationRunner(environment, call_timeout_s=call_timeout_s), dict[str, Conversation]()
     name = f"rlvr_{type(environment).__name__.lower()}"
-    return Task(dataset=MemoryDataset(samples, name=name), solver=_solver(world, open_), scorer=_scorer(open_), name=name)
+    return Task(dataset=MemoryDataset(samples, name=name), solver=_make_solver(world, open_), scorer=_make_scorer(open_), name=name)
 
 
-def _solver(world: World, open_: dict[str, Conversation]) -> Any:
+def _make_solver(world: ConversationRunner, open_: dict[str, Conversation]) -> Any:
     from inspect_ai.solver import solver
 
     @solver(name="rlvr_conversation")
     def conversation() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
-            task = posed(world.environment.task(state.metadata["split"], state.metadata["index"]))
-            talk = open_[state.uuid] = await asyncio.to_thread(world.begin, task, seed=seed_of("world", task.id, state.epoch))
-            state.messages += _messages(talk.opening)
-            state.tools = [_tool(spec) for spec in talk.tools]
-            while not talk.over:
+            task = check_task(world.environment.task(state.metadata["split"], state.metadata["index"]))
+            talk = open_[state.uuid] = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id, state.epoch))
+            state.messages += _convert_messages(talk.initial_messages)
+            state.tools = [_convert_tool(spec) for spec in talk.tools]
+            while not talk.done:
                 state = await generate(state, tool_calls="none")
                 said = state.output.message
-                turn = _turn(said, len(talk.turns), cut=state.output.stop_reason in ("max_tokens", "model_length"))
-                heard = await asyncio.to_thread(talk.hear, turn)
-                state.messages += _replies(heard, said.tool_calls or [])
+                turn = _make_turn(said, len(talk.turns), truncated=state.output.stop_reason in ("max_tokens", "model_length"))
+                heard = await asyncio.to_thread(talk.step, turn)
+                state.messages += _convert_replies(heard, said.tool_calls or [])
             state.completed = True
             return state
 
@@ -76,7 +76,7 @@ def _solver(world: World, open_: dict[str, Conversation]) -> Any:
     return conversation()
 
 
-def _scorer(open_: dict[str, Conversation]) -> Any:
+def _make_scorer(open_: dict[str, Conversation]) -> Any:
     from inspect_ai.scorer import Score, mean, scorer, stderr
 
     @scorer(metrics=[mean(), stderr()], name="rlvr_verdict")
@@ -85,8 +85,8 @@ def _scorer(open_: dict[str, Conversation]) -> Any:
             talk = open_.pop(state.uuid, None)
             if talk is None:
                 raise EnvError("the sample has no conversation; the solver of this task must run before its scorer")
-            found = await asyncio.to_thread(talk.verdict)
-            about = {"fault": found.fault.value, "detail": plain(dict(found.detail))}
+            found = await asyncio.to_thread(talk.get_verdict)
+            about = {"fault": found.fault.value, "detail": to_plain_json(dict(found.detail))}
             answer = talk.turns[-1].text if talk.turns else ""
             if found.score is None:
                 return Score(value=math.nan, answer=answer, explanation=found.reason, reason=found.reason, metadata=about)
@@ -97,17 +97,17 @@ def _scorer(open_: dict[str, Conversation]) -> Any:
     return verdict()
 
 
-def _turn(said: Any, number: int, *, cut: bool) -> Turn:
+def _make_turn(message: Any, number: int, *, truncated: bool) -> Turn:
     """A message of the model as a turn. A call that inspect_ai could not read has a status, and is not run."""
     calls = tuple(
         Call(f"{number}.{place}", call.function, dict(call.arguments or {}), CallStatus.BAD_JSON if call.parse_error else CallStatus.OK,
-             why=str(call.parse_error or ""))
-        for place, call in enumerate(said.tool_calls or [])
+             error_detail=str(call.parse_error or ""))
+        for place, call in enumerate(message.tool_calls or [])
     )  # fmt: skip
-    return Turn(said.text, content=said.text, calls=calls, finish="length" if cut else "stop")
+    return Turn(message.text, content=message.text, calls=calls, finish="length" if truncated else "stop")
 
 
-def _replies(heard: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
+def _convert_replies(heard: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
     """Convert the messages of the session to inspect_ai; tool results have the order of the calls."""
     from inspect_ai.model import ChatMessageTool
 
@@ -116,29 +116,29 @@ def _replies(heard: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
         ChatMessageTool(content=message["content"], tool_call_id=call.id, function=call.function)
         for message, call in zip(results, calls, strict=False)
     ]
-    return [*found, *_messages([message for message in heard if message["role"] != "tool"])]
+    return [*found, *_convert_messages([message for message in heard if message["role"] != "tool"])]
 
 
-def _messages(messages: Sequence[Any]) -> list[Any]:
+def _convert_messages(messages: Sequence[Any]) -> list[Any]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 
     kinds: dict[str, Any] = {"system": ChatMessageSystem, "assistant": ChatMessageAssistant}
     return [kinds.get(message["role"], ChatMessageUser)(content=message["content"]) for message in messages]
 
 
-def _tool(spec: ToolSpec) -> Any:
+def _convert_tool(spec: ToolSpec) -> Any:
     """Convert a tool, so that inspect_ai describes it to the model. inspect_ai never runs it: the session runs the calls."""
     from inspect_ai.tool import ToolDef, ToolParams
 
     async def unused(**arguments: Any) -> str:
         raise EnvError(f"{spec.name!r} is run by its session")
 
-    properties = {name: _described(name, schema) for name, schema in spec.parameters.get("properties", {}).items()}
+    properties = {name: _convert_parameter(name, schema) for name, schema in spec.parameters.get("properties", {}).items()}
     about = ToolParams(properties=properties, required=list(spec.parameters.get("required", ())))
     return ToolDef(unused, name=spec.name, description=spec.description or spec.name, parameters=about).as_tool()
 
 
-def _described(name: str, schema: Any) -> Any:
+def _convert_parameter(name: str, schema: Any) -> Any:
     from inspect_ai.tool import ToolParam
 
     return ToolParam.model_validate({"description": name, **schema})

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlvr.adapters.rows import agreed, rows_of, task_of
+from rlvr.adapters.rows import find_task, make_rows, warn_if_untested
 from rlvr.adapters.texts import Scorer
 from rlvr.contracts import Environment
 from rlvr.errors import MissingExtra
 
-TESTED = "0.4.13"
-agreed("lm_eval", TESTED)
+TESTED_VERSION = "0.4.13"
+warn_if_untested("lm_eval", TESTED_VERSION)
 
 
 def doc_to_text(doc: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def doc_to_text(doc: Mapping[str, Any]) -> str:
     return "\n\n".join(message["content"] for message in doc["prompt"])
 
 
-def dataset_of(environment: Environment, split: str = "test", count: int | None = None) -> Callable[..., dict[str, Any]]:
+def make_custom_dataset(environment: Environment, split: str = "test", count: int | None = None) -> Callable[..., dict[str, Any]]:
     """Make the function `custom_dataset`: the rows of one split."""
 
     def custom_dataset(**settings: Any) -> dict[str, Any]:
@@ -37,18 +37,18 @@ def dataset_of(environment: Environment, split: str = "test", count: int | None 
             from datasets import Dataset
         except ModuleNotFoundError as error:
             raise MissingExtra("datasets", "train") from error
-        return {"test": Dataset.from_list(rows_of(environment, split, count))}
+        return {"test": Dataset.from_list(make_rows(environment, split, count))}
 
     return custom_dataset
 
 
-def results_of(environment: Environment, *, deadline_s: float = 600.0) -> Callable[..., dict[str, float]]:
+def make_process_results(environment: Environment, *, call_timeout_s: float = 600.0) -> Callable[..., dict[str, float]]:
     """Make the function `process_results` for a single-turn environment."""
-    scorer = Scorer(environment, workers=1, deadline_s=deadline_s)
+    scorer = Scorer(environment, workers=1, call_timeout_s=call_timeout_s)
 
     def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-        verdict = scorer.verdicts([task_of(environment, doc)], [results[0]])[0]
-        return {"score": math.nan if verdict.score is None else verdict.score, "unscored": float(not verdict.scored)}
+        verdict = scorer.verify_all([find_task(environment, doc)], [results[0]])[0]
+        return {"score": math.nan if verdict.score is None else verdict.score, "unscored": float(not verdict.is_scored)}
 
     setattr(process_results, "close", scorer.close)  # noqa: B010 -- a function has no such attribute for type checkers
     return process_results

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.adapters.rows import agreed, score_of, task_of
-from rlvr.adapters.texts import Conversation, World
+from rlvr.adapters.rows import find_task, require_score, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.rollout.draws import seed_of
+from rlvr.rollout.draws import derive_seed
 
-TESTED = "0.10.0"
-agreed("openenv", TESTED)
+TESTED_VERSION = "0.10.0"
+warn_if_untested("openenv", TESTED_VERSION)
 
 
-def environment_of(
+def make_environment_class(
     environment: Environment, base: Any, observation: Callable[..., Any], state: Callable[..., Any], *, split: str = "train",
-    count: int = 1000, deadline_s: float = 600.0,
+    count: int = 1000, call_timeout_s: float = 600.0,
 ) -> type:  # fmt: skip
     """Make a subclass of OpenEnv's `Environment`. The first text describes the tools; their results are texts.
 
@@ -35,7 +35,7 @@ def environment_of(
         count: for a reset without an index: the task is its seed modulo this number, or modulo the size of a smaller split.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = World(environment, deadline_s=deadline_s)
+    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
 
     class RlvrEnvironment(base):
         """A conversation."""
@@ -50,21 +50,21 @@ def environment_of(
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
             """Begin the conversation of a row; without a row, that of the seed."""
             self.close()
-            task = task_of(environment, _named(environment, {**row, "split": row.get("split") or split}, seed, count))
-            talk = world.begin(task, seed=seed_of("world", task.id))
-            if talk.trouble:
-                raise EnvError(talk.trouble)
+            task = find_task(environment, _resolve_row(environment, {**row, "split": row.get("split") or split}, seed, count))
+            talk = world.start_conversation(task, seed=derive_seed("world", task.id))
+            if talk.failure:
+                raise EnvError(talk.failure)
             self.talk, self.episode_id = talk, episode_id
-            return observation(text=_as_text(talk.prompt()))
+            return observation(text=_join_contents(talk.build_prompt()))
 
         def step(self, action: Any, timeout_s: float | None = None, **named: Any) -> Any:
             """Handle one turn of the policy."""
             if self.talk is None:
                 raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
-            heard = self.talk.say(_said(action))
-            if not self.talk.over:
-                return observation(text=_as_text(heard))
-            return observation(text="", done=True, reward=score_of(self.talk.verdict(), "OpenEnv"))
+            heard = self.talk.step_text(_get_action_text(action))
+            if not self.talk.done:
+                return observation(text=_join_contents(heard))
+            return observation(text="", done=True, reward=require_score(self.talk.get_verdict(), "OpenEnv"))
 
         @property
         def state(self) -> Any:
@@ -80,13 +80,13 @@ def environment_of(
     return RlvrEnvironment
 
 
-def _said(action: Any) -> str:
+def _get_action_text(action: Any) -> str:
     if not isinstance(action.text, str):
         raise ConfigError(f"the text of an action is {action.text!r:.80}; it must be a string, the turn of the policy")
     return str(action.text)
 
 
-def _named(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
+def _resolve_row(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
     """Complete a row without an index with the index of the seed."""
     split = row["split"]
     if row.get("index") is not None:
@@ -95,9 +95,9 @@ def _named(environment: Environment, row: dict[str, Any], seed: object, count: i
         raise ConfigError("a reset names no task; give split and index, as in the rows that rlvr wrote, or a seed")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"the seed of a reset is {seed!r:.80}; it must be a whole number, or leave it out and give split and index")
-    size = environment.size(split) if isinstance(split, str) and split in environment.splits else None
+    size = environment.num_tasks(split) if isinstance(split, str) and split in environment.splits else None
     return {**row, "index": seed % (count if size is None else max(1, min(count, size)))}
 
 
-def _as_text(messages: Any) -> str:
+def _join_contents(messages: Any) -> str:
     return "\n\n".join(message["content"] for message in messages)

@@ -16,30 +16,30 @@ from copy import deepcopy
 from itertools import groupby
 from typing import Any
 
-from rlvr.adapters.rows import agreed, label_of, labelled, row_of, score_of, task_of
-from rlvr.adapters.texts import Conversation, Scorer, World
-from rlvr.adapters.tokens import Player, completion_of, player_of
-from rlvr.adapters.tokens import row_of as played_row
+from rlvr.adapters.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner, Scorer
+from rlvr.adapters.tokens import ConversationPlayer, make_completion, make_player
+from rlvr.adapters.tokens import make_token_row as played_row
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.rollout.draws import Draw, seed_of
+from rlvr.rollout.draws import RolloutRequest, derive_seed
 
-TESTED = "0.11.2"
-agreed("openrlhf", TESTED)
+TESTED_VERSION = "0.11.2"
+warn_if_untested("openrlhf", TESTED_VERSION)
 
 
-def openrlhf_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
+def make_openrlhf_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """Make a row of OpenRLHF: the prompt as messages (`--data.apply_chat_template`), and a label that identifies the task."""
-    row = row_of(environment.task(split, index), split, index)
-    return {"input": row["prompt"], "label": label_of(split, index, row["prompt"])}
+    row = make_row(environment.task(split, index), split, index)
+    return {"input": row["prompt"], "label": make_label(split, index, row["prompt"])}
 
 
-def reward_function_of(
-    environment: Environment, *, ends: Sequence[str] = (), tensor: Callable[[list[float]], Any] = list, workers: int = 8,
-    deadline_s: float = 600.0,
+def make_reward_function(
+    environment: Environment, *, stop_texts: Sequence[str] = (), tensor: Callable[[list[float]], Any] = list, workers: int = 8,
+    call_timeout_s: float = 600.0,
 ) -> Callable[..., dict[str, Any]]:  # fmt: skip
-    """Make a `reward_func(queries, prompts, labels)` for a single-turn environment.
+    """Make a `reward_func(query_offsets, prompts, labels)` for a single-turn environment.
 
     Args:
         environment: a single-turn environment.
@@ -48,27 +48,27 @@ def reward_function_of(
         workers: number of concurrent verifications.
         deadline_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
+    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         texts = []
         for query, prompt in zip(queries, prompts, strict=True):
             if not query.startswith(prompt):
                 raise EnvError(f"the query {query!r:.80} does not begin with its prompt, so the answer in it is unknown; use the executor")
-            texts.append(_without_end(query.removeprefix(prompt), ends))
-        tasks = [task_of(environment, labelled(label)) for label in labels]
-        scores = [score_of(verdict, "OpenRLHF") for verdict in scorer.verdicts(tasks, texts)]
+            texts.append(_strip_stop_text(query.removeprefix(prompt), stop_texts))
+        tasks = [find_task(environment, parse_label(label)) for label in labels]
+        scores = [require_score(verdict, "OpenRLHF") for verdict in scorer.verify_all(tasks, texts)]
         return {"rewards": tensor(scores), "scores": tensor(scores), "extra_logs": {}}
 
     setattr(reward_func, "close", scorer.close)  # noqa: B010 -- a function has no such attribute for type checkers
     return reward_func
 
 
-def _without_end(text: str, ends: Sequence[str]) -> str:
+def _strip_stop_text(text: str, ends: Sequence[str]) -> str:
     return next((text.removesuffix(end) for end in ends if end and text.endswith(end)), text)
 
 
-def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (), deadline_s: float = 600.0) -> type:
+def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterable[int] = (), call_timeout_s: float = 600.0) -> type:
     """Make a subclass of OpenRLHF's `AgentExecutorBase` for an environment; rlvr renders the prompt.
 
     Args:
@@ -77,7 +77,7 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
         stops: stop token ids of the engine besides EOS.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    players: dict[int, Player] = {}
+    players: dict[int, ConversationPlayer] = {}
 
     class AgentExecutor(base):
         """Run one conversation for each prompt."""
@@ -89,8 +89,8 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
             if images is not None:
                 raise ConfigError("the data has images, and environments of rlvr have texts only; remove --data.image_key")
             if max_length not in players:
-                players[max_length] = player_of(environment, hf_tokenizer, stops=stops, max_length=max_length, deadline_s=deadline_s)
-            player, task = players[max_length], task_of(environment, labelled(label))
+                players[max_length] = make_player(environment, hf_tokenizer, stop_ids=stop_ids, max_length=max_length, call_timeout_s=call_timeout_s)
+            player, task = players[max_length], find_task(environment, parse_label(label))
 
             async def generate(request: Request) -> Completion:
                 settings = deepcopy(sampling_params)
@@ -98,11 +98,11 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
                 answer = (await llm_engine.generate(list(request.prompt), settings)).outputs[0]
                 tokens, given = list(answer.token_ids), answer.logprobs if sampling_params.logprobs is not None else None
                 logprobs = None if given is None else [entry[token].logprob for token, entry in zip(tokens, given, strict=True)]
-                return completion_of(tokens, logprobs, player.mdp.tokenizer.stop_ids)
+                return make_completion(tokens, logprobs, player.mdp.tokenizer.stop_ids)
 
-            episode = await player.play(Draw(task, task.id, seed=0), generate)
+            episode = await player.play(RolloutRequest(task, task.id, seed=0), generate)
             played = played_row(episode, player.mdp.tokenizer.eos_id)
-            score, start = score_of(played.verdict, "OpenRLHF"), len(played.prompt_ids)
+            score, start = require_score(played.verdict, "OpenRLHF"), len(played.prompt_ids)
             return {
                 "prompt": prompt,
                 "label": label,
@@ -111,7 +111,7 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
                 "reward": score,
                 "scores": score,
                 "observation_tokens": played.prompt_ids + played.response_ids,
-                "action_ranges": ranges_of(played.mask, start),
+                "action_ranges": find_action_ranges(played.action_mask, start),
                 "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + played.logprobs,
                 "truncated": played.truncated,
                 "extra_logs": {"turns": float(played.turns)},
@@ -120,10 +120,10 @@ def executor_of(environment: Environment, base: Any, *, stops: Iterable[int] = (
     return AgentExecutor
 
 
-def ranges_of(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
+def find_action_ranges(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
     """Return the positions of the policy's tokens, as pairs of start and exclusive end.
 
-    >>> ranges_of([1, 1, 0, 1], 10)
+    >>> find_action_ranges([1, 1, 0, 1], 10)
     [(10, 12), (13, 14)]
     """
     found, at = [], start
@@ -134,7 +134,7 @@ def ranges_of(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
     return found
 
 
-def _as_text(writer: HFTokenizer, ids: list[int]) -> str:
+def _decode_exactly(writer: HFTokenizer, ids: list[int]) -> str:
     """Decode ids for a framework that encodes the text again; an error if that would give other ids."""
     text = str(writer.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if list(writer.tokenizer.encode(text, add_special_tokens=False)) != ids:
@@ -142,9 +142,9 @@ def _as_text(writer: HFTokenizer, ids: list[int]) -> str:
     return text
 
 
-def instance_of(
-    environment: Environment, base: Any, tokenizer: Any, *, ends: Sequence[str] = (), tensor: Callable[[float], Any] = float,
-    deadline_s: float = 600.0,
+def make_instance_class(
+    environment: Environment, base: Any, tokenizer: Any, *, stop_texts: Sequence[str] = (), tensor: Callable[[float], Any] = float,
+    call_timeout_s: float = 600.0,
 ) -> type:  # fmt: skip
     """Make a subclass of OpenRLHF's `AgentInstanceBase`, for its loop that concatenates texts and encodes them.
 
@@ -159,7 +159,7 @@ def instance_of(
         tensor: converts a reward to a tensor: `torch.tensor`.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world, writer = World(environment, deadline_s=deadline_s), HFTokenizer(tokenizer)
+    world, writer = ConversationRunner(environment, call_timeout_s=call_timeout_s), HFTokenizer(tokenizer)
 
     class AgentInstance(base):
         """A conversation."""
@@ -169,11 +169,11 @@ def instance_of(
 
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
-            task = task_of(environment, labelled(states["label"]))
-            self.talk = await asyncio.to_thread(world.begin, task, seed=seed_of("world", task.id))
-            if not (self.talk.tools or self.talk.opening):
+            task = find_task(environment, parse_label(states["label"]))
+            self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
+            if not (self.talk.tools or self.talk.initial_messages):
                 return {"observation": states["observation"]}
-            return {"observation": _as_text(writer, writer.render(self.talk.prompt()))}
+            return {"observation": _decode_exactly(writer, writer.render(self.talk.build_prompt()))}
 
         async def step(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Handle one turn of the policy."""
@@ -181,15 +181,15 @@ def instance_of(
             if talk is None:
                 raise EnvError("step was called before reset")
             action = states["action_text"]
-            text = _without_end(action, ends)
-            messages = await asyncio.to_thread(talk.say, text, cut=bool(ends) and text == action)
-            score = score_of(await asyncio.to_thread(talk.verdict), "OpenRLHF") if talk.over else 0.0
-            feedback = "" if talk.over else _as_text(writer, writer.render_reply(messages))
+            text = _strip_stop_text(action, stop_texts)
+            messages = await asyncio.to_thread(talk.step_text, text, truncated=bool(stop_texts) and text == action)
+            score = require_score(await asyncio.to_thread(talk.get_verdict), "OpenRLHF") if talk.done else 0.0
+            feedback = "" if talk.done else _decode_exactly(writer, writer.render_reply(messages))
             return {
                 "rewards": tensor(score),
                 "scores": tensor(score),
                 "environment_feedback": feedback,
-                "done": talk.over,
+                "done": talk.done,
                 "extra_logs": {},
             }
 

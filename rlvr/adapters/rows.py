@@ -15,24 +15,24 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.rules import posed
+from rlvr.mdp.rules import check_task
 from rlvr.task import Task, Verdict
 
 
-def rows_of(environment: Environment, split: str = "train", count: int | None = None, *, start: int = 0) -> list[dict[str, Any]]:
+def make_rows(environment: Environment, split: str = "train", count: int | None = None, *, start: int = 0) -> list[dict[str, Any]]:
     """Make rows with `prompt`, `split`, `index` and `task_id`, for `datasets.Dataset.from_list` or a JSONL file."""
     if split not in environment.splits:
         raise ConfigError(f"split is {split!r}; {type(environment).__name__} has {', '.join(environment.splits)}")
-    size = environment.size(split)
+    size = environment.num_tasks(split)
     if count is None and size is None:
         raise ConfigError(f"{type(environment).__name__} generates unlimited tasks; give the number of rows (count)")
     last = size if count is None else start + count
     if start < 0 or last is None or last <= start or (size is not None and last > size):
         raise ConfigError(f"rows {start} to {last} of split {split!r}, which has {'unlimited' if size is None else size} tasks; use fewer")
-    return [row_of(posed(environment.task(split, index)), split, index) for index in range(start, last)]
+    return [make_row(check_task(environment.task(split, index)), split, index) for index in range(start, last)]
 
 
-def row_of(task: Task, split: str, index: int) -> dict[str, Any]:
+def make_row(task: Task, split: str, index: int) -> dict[str, Any]:
     """Make one row.
 
     >>> row_of(Task("t/7", ({"role": "user", "content": "2+2="},), "4"), "train", 7)["task_id"]
@@ -41,16 +41,16 @@ def row_of(task: Task, split: str, index: int) -> dict[str, Any]:
     return {"prompt": [dict(message) for message in task.prompt], "split": split, "index": index, "task_id": task.id}
 
 
-def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
+def find_task(environment: Environment, row: Mapping[str, Any]) -> Task:
     """Return the task of a row. An error if the row identifies none, or if the environment has another question there."""
     split, index = row.get("split"), row.get("index")
     if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
     if split not in environment.splits:
         raise ConfigError(f"a row has the split {split!r}; {type(environment).__name__} has {', '.join(environment.splits)}")
-    task = posed(environment.task(split, index))
+    task = check_task(environment.task(split, index))
     asked = row.get("prompt")
-    if row.get("asks", known := _fingerprint(task.prompt)) != known:
+    if row.get("asks", known := _hash_prompt(task.prompt)) != known:
         raise ConfigError(
             f"the label of {split}/{index} belongs to another question than that of {type(environment).__name__}, {task.question!r:.80}; "
             "write the rows again with the settings of this environment"
@@ -61,28 +61,28 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
         same = asked is None or asked == "\n".join(message["content"] for message in task.prompt)
     if not same:
         raise ConfigError(
-            f"the row of {split}/{index} asks {_short(asked)}, and {type(environment).__name__} asks {task.question!r:.80} there; "
+            f"the row of {split}/{index} asks {_shorten_prompt(asked)}, and {type(environment).__name__} asks {task.question!r:.80} there; "
             "write the rows again with the settings of this environment"
         )
     return task
 
 
-def label_of(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
+def make_label(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Make a label, which replaces the reference in other frameworks; `prompt` adds its fingerprint.
 
-    >>> label_of("train", 7), label_of("train", 7, [{"role": "user", "content": "2+2="}])
+    >>> make_label("train", 7), make_label("train", 7, [{"role": "user", "content": "2+2="}])
     ('{"index": 7, "split": "train"}', '{"asks": "569af0794093", "index": 7, "split": "train"}')
     """
-    return json.dumps({"split": split, "index": index} | ({"asks": _fingerprint(prompt)} if prompt is not None else {}), sort_keys=True)
+    return json.dumps({"split": split, "index": index} | ({"asks": _hash_prompt(prompt)} if prompt is not None else {}), sort_keys=True)
 
 
-def _fingerprint(prompt: Sequence[Mapping[str, Any]]) -> str:
+def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
     """Hash a prompt."""
     said = json.dumps([[message["role"], message["content"]] for message in prompt])
     return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
-def labelled(label: object) -> dict[str, Any]:
+def parse_label(label: object) -> dict[str, Any]:
     """Parse a label into split, index and fingerprint.
 
     >>> labelled('{"index": 7, "split": "train"}')["index"]
@@ -97,10 +97,10 @@ def labelled(label: object) -> dict[str, Any]:
     return {key: found[key] for key in ("split", "index", "asks") if key in found}
 
 
-def score_of(verdict: Verdict, framework: str) -> float:
+def require_score(verdict: Verdict, framework: str) -> float:
     """Return the score, for frameworks that cannot leave an answer out; EnvError for a verdict without a score.
 
-    >>> score_of(Verdict(0.5, "half"), "verl")
+    >>> require_score(Verdict(0.5, "half"), "verl")
     0.5
     """
     if verdict.score is None:
@@ -117,7 +117,7 @@ def write_jsonl(path: Any, rows: Iterable[Mapping[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def agreed(distribution: str, *tested: str) -> None:
+def warn_if_untested(distribution: str, *tested: str) -> None:
     """Warn if the installed version of a framework is not a tested one. The framework is not imported.
 
     >>> agreed("no-such-package", "1.0")
@@ -132,6 +132,6 @@ def agreed(distribution: str, *tested: str) -> None:
         )
 
 
-def _short(asked: object) -> str:
+def _shorten_prompt(asked: object) -> str:
     last = asked[-1] if isinstance(asked, Sequence) and asked and not isinstance(asked, str) else asked
     return repr(last.get("content") if isinstance(last, Mapping) else last)[:80]

@@ -12,24 +12,24 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.adapters.rows import agreed, label_of, labelled, row_of, score_of, task_of
-from rlvr.adapters.texts import Conversation, Scorer, World, last_said
+from rlvr.adapters.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner, Scorer, extract_final_text
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.rollout.draws import seed_of
+from rlvr.rollout.draws import derive_seed
 
-TESTED = "4.6.0"
-agreed("ms-swift", TESTED)
+TESTED_VERSION = "4.6.0"
+warn_if_untested("ms-swift", TESTED_VERSION)
 
 
-def swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
+def make_swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """Make a row of ms-swift."""
-    row = row_of(environment.task(split, index), split, index)
-    label = label_of(split, index, row["prompt"])
+    row = make_row(environment.task(split, index), split, index)
+    label = make_label(split, index, row["prompt"])
     return {"messages": row["prompt"], "label": label, "env_config": {"name": "rlvr", "label": label}}
 
 
-def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, deadline_s: float = 600.0) -> type:
+def make_reward_class(environment: Environment, base: Any, *, workers: int = 8, call_timeout_s: float = 600.0) -> type:
     """Make a subclass of ms-swift's `ORM` for a single-turn environment.
 
     Args:
@@ -38,7 +38,7 @@ def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, de
         workers: number of concurrent verifications.
         deadline_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(environment, workers=workers, deadline_s=deadline_s)
+    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     class RlvrReward(base):
         """The score of each completion."""
@@ -47,13 +47,13 @@ def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, de
             """Score a batch."""
             if label is None:
                 raise ConfigError("the data has no column 'label'; use the rows of make_swift_row, which identify the task")
-            tasks = [task_of(environment, labelled(text)) for text in label]
-            return [score_of(verdict, "ms-swift") for verdict in scorer.verdicts(tasks, [last_said(said) for said in completions])]
+            tasks = [find_task(environment, parse_label(text)) for text in label]
+            return [require_score(verdict, "ms-swift") for verdict in scorer.verify_all(tasks, [extract_final_text(said) for said in completions])]
 
     return RlvrReward
 
 
-def environment_of(environment: Environment, base: Any, *, deadline_s: float = 600.0) -> type:
+def make_environment_class(environment: Environment, base: Any, *, call_timeout_s: float = 600.0) -> type:
     """Make a subclass of ms-swift's `Env`. A system message describes the tools; their results are user messages.
 
     Args:
@@ -61,7 +61,7 @@ def environment_of(environment: Environment, base: Any, *, deadline_s: float = 6
         base: ms-swift's `Env`.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = World(environment, deadline_s=deadline_s)
+    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
 
     class RlvrEnv(base):
         """A conversation."""
@@ -73,11 +73,11 @@ def environment_of(environment: Environment, base: Any, *, deadline_s: float = 6
         async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
             """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
-            task = task_of(environment, labelled(config.get("label")))
-            self.talk = await asyncio.to_thread(world.begin, task, seed=seed_of("world", task.id))
-            if self.talk.trouble:
-                raise EnvError(self.talk.trouble)
-            prompt = self.talk.prompt()
+            task = find_task(environment, parse_label(config.get("label")))
+            self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
+            if self.talk.failure:
+                raise EnvError(self.talk.failure)
+            prompt = self.talk.build_prompt()
             system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
             asked = prompt[1:] if system else prompt
             if [message["role"] for message in asked] != ["user"]:
@@ -88,10 +88,10 @@ def environment_of(environment: Environment, base: Any, *, deadline_s: float = 6
             """Handle one turn of the policy, the last message."""
             if self.talk is None:
                 raise EnvError("step was called before reset")
-            said = await asyncio.to_thread(self.talk.say, last_said(messages))
-            if not self.talk.over:
+            said = await asyncio.to_thread(self.talk.step_text, extract_final_text(messages))
+            if not self.talk.done:
                 return "\n\n".join(message["content"] for message in said), 0.0, False, {}
-            return "", score_of(await asyncio.to_thread(self.talk.verdict), "ms-swift"), True, {}
+            return "", require_score(await asyncio.to_thread(self.talk.get_verdict), "ms-swift"), True, {}
 
         async def close(self) -> None:
             """Close the session."""

@@ -11,40 +11,40 @@ from threading import Lock
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
-from rlvr.contracts import Environment, Heard, Transcript, Verifier
-from rlvr.dialects.table import get
+from rlvr.contracts import Environment, StepResult, Transcript, Verifier
+from rlvr.dialects.table import get_dialect
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.chat import TOOL_ROLES
-from rlvr.mdp.judges import Job, Judges, late
-from rlvr.mdp.sessions import Lease, judged, judged_whole
+from rlvr.mdp.judges import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.sessions import SessionHandle, verify_answer_safely, verify_transcript_safely
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
 
 T = TypeVar("T")
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Interval at which a job that waits for a thread is checked."""
-CLOSING_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """Timeout of closing a session."""
 
 
-def within(pool: Judges, work: Callable[[], T], seconds: float) -> T:
+def run_with_timeout(pool: VerifierExecutor, function: Callable[[], T], timeout_s: float) -> T:
     """Run a function in a thread with a timeout, which starts with the thread. Returns the result or raises TimeoutError."""
-    return result_of(pool, pool.submit(work), seconds)
+    return wait_for_result(pool, pool.submit(function), timeout_s)
 
 
-def result_of(pool: Judges, job: Job, seconds: float) -> Any:
+def wait_for_result(pool: VerifierExecutor, job: TimedFuture, timeout_s: float) -> Any:
     """Wait for a submitted job with a timeout, which starts with its thread. Returns the result or raises TimeoutError."""
     submitted = perf_counter()
     while not job.done():
-        left = (job.since or max(pool.moved, submitted)) + seconds - perf_counter()
+        left = (job.started_at or max(pool.last_progress_at, submitted)) + timeout_s - perf_counter()
         if left <= 0:
-            pool.give_up(job)
-            raise TimeoutError(f"no result within {seconds:g} s")
-        wait([job], left if job.since else min(left, LOOK_S))
+            pool.abandon(job)
+            raise TimeoutError(f"no result within {timeout_s:g} s")
+        wait([job], left if job.started_at else min(left, POLL_INTERVAL_S))
     return job.result()
 
 
-def last_said(completion: object) -> str:
+def extract_final_text(completion: object) -> str:
     """Extract the final text of the policy: the last message, if it is from the assistant and has no tool calls; else "".
 
     The output of a tool is never an answer.
@@ -67,7 +67,7 @@ def last_said(completion: object) -> str:
 class Scorer:
     """Verify final texts concurrently, for reward functions."""
 
-    def __init__(self, judge: Environment | Verifier, *, workers: int = 8, deadline_s: float = 600.0) -> None:
+    def __init__(self, env_or_verifier: Environment | Verifier, *, workers: int = 8, call_timeout_s: float = 600.0) -> None:
         """Set the verifier.
 
         Args:
@@ -75,45 +75,45 @@ class Scorer:
             workers: number of concurrent verifications.
             deadline_s: timeout of one verification, in seconds.
         """
-        if isinstance(judge, Environment):
-            refuse_conversation(judge, "verify a single text")
-        elif not isinstance(judge, Verifier):
+        if isinstance(env_or_verifier, Environment):
+            require_single_turn(env_or_verifier, "verify a single text")
+        elif not isinstance(env_or_verifier, Verifier):
             raise ConfigError(
-                f"{judge!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
+                f"{env_or_verifier!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
                 "such as rlvr.make('env', 'gsm8k')"
             )
-        self.judge, self.deadline_s = judge, deadline_s
-        self.environment = judge if isinstance(judge, Environment) else None
-        self.judges = Judges(workers)
+        self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
+        self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
+        self.executor = VerifierExecutor(workers)
 
-    def verdicts(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
+    def verify_all(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict for each text, in order. Never raises because of a text or of an error in the verifier."""
-        jobs = [self.judges.submit(self._verdict, task, text) for task, text in zip(tasks, texts, strict=True)]
-        return [self._in_time(job) for job in jobs]
+        jobs = [self.executor.submit(self._verify_one, task, text) for task, text in zip(tasks, texts, strict=True)]
+        return [self._wait_for_verdict(job) for job in jobs]
 
-    def _in_time(self, job: Job) -> Verdict:
+    def _wait_for_verdict(self, job: TimedFuture) -> Verdict:
         try:
-            verdict: Verdict = result_of(self.judges, job, self.deadline_s)
+            verdict: Verdict = wait_for_result(self.executor, job, self.call_timeout_s)
             return verdict
         except TimeoutError:
-            return late(self.deadline_s)
+            return build_timeout_verdict(self.call_timeout_s)
 
-    def _verdict(self, task: Task, text: str) -> Verdict:
+    def _verify_one(self, task: Task, text: str) -> Verdict:
         if self.environment is None:
-            assert isinstance(self.judge, Verifier)
-            return judged(self.judge, task, lambda: text)
+            assert isinstance(self.env_or_verifier, Verifier)
+            return verify_answer_safely(self.env_or_verifier, task, lambda: text)
         environment = self.environment
-        return judged(environment.verifier, task, lambda: environment.answer(task, [text]))
+        return verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
 
     def close(self) -> None:
         """Stop the threads, and close the environment or verifier."""
-        self.judges.close()
-        self.judge.close()
+        self.executor.close()
+        self.env_or_verifier.close()
 
 
-def refuse_conversation(environment: Environment, purpose: str) -> None:
+def require_single_turn(environment: Environment, purpose: str) -> None:
     """Raise ConfigError for an environment with conversations, where only single texts are supported."""
-    own = type(environment).open is not Environment.open or environment.tools or environment.max_turns > 1
+    own = type(environment).new_session is not Environment.new_session or environment.tools or environment.max_turns > 1
     if own:
         raise ConfigError(
             f"{type(environment).__name__} is a conversation (max_turns {environment.max_turns}, {len(environment.tools)} tools), and this "
@@ -121,10 +121,10 @@ def refuse_conversation(environment: Environment, purpose: str) -> None:
         )
 
 
-class World:
+class ConversationRunner:
     """An environment with threads for its sessions and its verifier."""
 
-    def __init__(self, environment: Environment, *, workers: int = 32, deadline_s: float = 600.0, dialect: str = "") -> None:
+    def __init__(self, environment: Environment, *, workers: int = 32, call_timeout_s: float = 600.0, dialect: str = "") -> None:
         """Set the limits.
 
         Args:
@@ -133,21 +133,21 @@ class World:
             deadline_s: timeout of one call of a session and of one verification, in seconds.
             dialect: the format of tool calls in texts of the policy; empty: that of the environment, else fenced blocks.
         """
-        self.environment, self.deadline_s = environment, deadline_s
-        self.dialect = get(dialect or environment.dialect or "fenced")
-        self.actors, self.judges = Judges(workers, name="session"), Judges(workers)
+        self.environment, self.call_timeout_s = environment, call_timeout_s
+        self.dialect = get_dialect(dialect or environment.dialect or "fenced")
+        self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
 
-    def begin(self, task: Task, *, seed: int = 0) -> Conversation:
+    def start_conversation(self, task: Task, *, seed: int = 0) -> Conversation:
         """Start a conversation and open its session. The caller must call `close` or `verdict`."""
         return Conversation(self, task, seed)
 
     def close(self) -> None:
         """Stop the threads and close the environment."""
-        self.actors.close()
-        self.judges.close()
+        self.session_executor.close()
+        self.verifier_executor.close()
         self.environment.close()
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> ConversationRunner:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -157,116 +157,116 @@ class World:
 class Conversation:
     """A conversation with text turns."""
 
-    def __init__(self, world: World, task: Task, seed: int) -> None:
-        self.world, self.task = world, task
-        self.turns, self.heard = list[Turn](), list[Heard]()
-        self.over, self.cut = False, ""
+    def __init__(self, runner: ConversationRunner, task: Task, seed: int) -> None:
+        self.runner, self.task = runner, task
+        self.turns, self.step_results = list[Turn](), list[StepResult]()
+        self.done, self.truncation_reason = False, ""
         """Whether the conversation is over; and the limit that ended it, if one did."""
-        self.trouble = ""
+        self.failure = ""
         """The error, if one occurred. The verdict then has no score."""
         self._verdict: Verdict | None = None
-        self._hearing = Lock()
-        self._lease = Lease(world.environment, task, seed=seed)
-        self._ask(self._lease.open)
+        self._step_lock = Lock()
+        self._session = SessionHandle(runner.environment, task, seed=seed)
+        self._call_session(self._session.open)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools of the policy."""
-        return self._lease.tools
+        return self._session.tools
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def initial_messages(self) -> tuple[Message, ...]:
         """The first messages of the session, after the prompt of the task."""
-        return self._lease.opening
+        return self._session.initial_messages
 
-    def prompt(self, *, described: bool = True) -> list[Message]:
+    def build_prompt(self, *, describe_tools: bool = True) -> list[Message]:
         """Return the messages before the first turn; `described`: describe the tools in the system message."""
-        messages: list[Message] = [*self.task.prompt, *self.opening]
-        if not (described and self.tools):
+        messages: list[Message] = [*self.task.prompt, *self.initial_messages]
+        if not (describe_tools and self.tools):
             return messages
-        about = self.world.dialect.instructions(self.tools)
+        about = self.runner.dialect.format_instructions(self.tools)
         if messages[0]["role"] == "system":
             return [{"role": "system", "content": f"{about}\n\n{messages[0]['content']}"}, *messages[1:]]
         return [{"role": "system", "content": about}, *messages]
 
-    def say(self, text: str, *, cut: bool = False) -> list[Message]:
+    def step_text(self, text: str, *, truncated: bool = False) -> list[Message]:
         """Handle a text turn of the policy; return the reply messages, with tool results as labelled user messages."""
-        turn = Turn(text, content=text, finish="length" if cut else "stop")
+        turn = Turn(text, content=text, finish="length" if truncated else "stop")
         if self.tools:
-            finish: Literal["stop", "length"] = "length" if cut else "stop"
-            turn = self.world.dialect.read(text, self.tools, turn=len(self.turns), finish=finish)
-        return [self._labelled(message) for message in self.hear(turn)]
+            finish: Literal["stop", "length"] = "length" if truncated else "stop"
+            turn = self.runner.dialect.parse_turn(text, self.tools, turn=len(self.turns), finish=finish)
+        return [self._label_tool_result(message) for message in self.step(turn)]
 
-    def hear(self, turn: Turn) -> list[Message]:
+    def step(self, turn: Turn) -> list[Message]:
         """Handle a turn of the policy; return the reply messages, none if the conversation is over."""
-        if self.over:
-            raise EnvError(f"the conversation about {self.task.id!r} is over ({self.trouble or self.cut or 'ended'}); begin another")
-        if not self._hearing.acquire(blocking=False):
+        if self.done:
+            raise EnvError(f"the conversation about {self.task.id!r} is over ({self.failure or self.truncation_reason or 'ended'}); begin another")
+        if not self._step_lock.acquire(blocking=False):
             raise EnvError(f"another turn of the conversation about {self.task.id!r} is being handled; wait for its end")
         try:
-            return self._heard(turn)
+            return self._step(turn)
         finally:
-            self._hearing.release()
+            self._step_lock.release()
 
-    def _heard(self, turn: Turn) -> list[Message]:
-        if not self._lease.idle:
+    def _step(self, turn: Turn) -> list[Message]:
+        if not self._session.is_idle:
             raise EnvError(f"the conversation about {self.task.id!r} is closed; begin another")
         self.turns.append(turn)
         if turn.finish == "length":
-            self.over, self.cut = True, "tokens"
+            self.done, self.truncation_reason = True, "tokens"
             return []
-        heard = self._ask(lambda: self._lease.hear(turn))
+        heard = self._call_session(lambda: self._session.step(turn))
         if heard is None:
             return []
-        self.heard.append(heard)
-        if not heard.over and len(self.turns) >= self.world.environment.max_turns:
-            self.cut = "turns"
-        self.over = heard.over or bool(self.cut)
-        return [] if self.over else list(heard.messages)
+        self.step_results.append(heard)
+        if not heard.done and len(self.turns) >= self.runner.environment.max_turns:
+            self.truncation_reason = "turns"
+        self.done = heard.done or bool(self.truncation_reason)
+        return [] if self.done else list(heard.messages)
 
-    def verdict(self) -> Verdict:
+    def get_verdict(self) -> Verdict:
         """End the conversation, close the session and return the verdict. Never raises."""
         if self._verdict is None:
-            self.over = True
-            turns, heard = tuple(self.turns), tuple(self.heard)
-            ending = None if self.trouble else self._ask(lambda: self._lease.collect(turns, heard))
-            self._verdict = self._judged(ending)
+            self.done = True
+            turns, heard = tuple(self.turns), tuple(self.step_results)
+            ending = None if self.failure else self._call_session(lambda: self._session.collect_transcript(turns, heard))
+            self._verdict = self._verify(ending)
             self.close()
         return self._verdict
 
     def close(self) -> None:
         """Close the session, in a thread if it is open. May be called repeatedly."""
-        if not self._lease.idle:
-            self._lease.close()  # does not block: the session is not open, or a running call closes it
+        if not self._session.is_idle:
+            self._session.close()  # does not block: the session is not open, or a running call closes it
             return
         try:
-            within(self.world.actors, self._lease.close, min(CLOSING_S, self.world.deadline_s))
+            run_with_timeout(self.runner.session_executor, self._session.close, min(CLOSE_TIMEOUT_S, self.runner.call_timeout_s))
         except TimeoutError:
             pass  # the thread closes it later
         except RuntimeError:  # the threads have been stopped
-            self._lease.close()
+            self._session.close()
 
-    def _judged(self, ending: Transcript | Verdict | None) -> Verdict:
+    def _verify(self, ending: Transcript | Verdict | None) -> Verdict:
         if ending is None:
-            return Verdict(None, self.trouble, fault=Fault.INFRA)
+            return Verdict(None, self.failure, fault=Fault.INFRA)
         if isinstance(ending, Verdict):
             return ending
-        verifier = self.world.environment.verifier
+        verifier = self.runner.environment.verifier
         try:
-            return within(self.world.judges, lambda: judged_whole(verifier, self.task, ending), self.world.deadline_s)
+            return run_with_timeout(self.runner.verifier_executor, lambda: verify_transcript_safely(verifier, self.task, ending), self.runner.call_timeout_s)
         except TimeoutError:
-            return late(self.world.deadline_s)
+            return build_timeout_verdict(self.runner.call_timeout_s)
 
-    def _ask(self, work: Callable[[], T]) -> T | None:
+    def _call_session(self, work: Callable[[], T]) -> T | None:
         """Call the session; on an error set `trouble`, close the session and return None."""
         try:
-            return within(self.world.actors, work, self.world.deadline_s)
+            return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
         except (Exception, SystemExit) as error:
-            self.trouble, self.over = f"{self._lease.asked} raised {type(error).__name__}: {error}", True
+            self.failure, self.done = f"{self._session.current_call} raised {type(error).__name__}: {error}", True
             self.close()
             return None
 
-    def _labelled(self, message: Message) -> Message:
+    def _label_tool_result(self, message: Message) -> Message:
         if message["role"] not in TOOL_ROLES:
             return message
-        return {"role": "user", "content": self.world.dialect.result(str(message.get("name", "tool")), message["content"])}
+        return {"role": "user", "content": self.runner.dialect.format_result(str(message.get("name", "tool")), message["content"])}

@@ -14,24 +14,24 @@ from time import perf_counter
 from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
-from rlvr.episode import End, Episode
-from rlvr.mdp.judges import Judges, late
+from rlvr.episode import Episode, StopReason
+from rlvr.mdp.judges import VerifierExecutor, build_timeout_verdict
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.rollout.draws import Draw
-from rlvr.rollout.talk import Stage, Talk
+from rlvr.rollout.draws import RolloutRequest
+from rlvr.rollout.talk import Conversation, Phase
 from rlvr.task import Fault, Verdict
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Interval at which a job that waits for a thread is checked."""
-CLOSING_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """Timeout for closing all sessions."""
-Generate = Callable[[Request], Awaitable[Completion]]
+GenerateFunction = Callable[[Request], Awaitable[Completion]]
 """Samples one turn with the engine of the framework."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """An episode in the format of trainers: the prompt, and the response with a mask.
 
     >>> Row([5], [6, 7], [1, 0], [-0.1, 0.0], Verdict(1.0, "right"), "terminated", 1).mask
@@ -41,12 +41,12 @@ class Row:
     prompt_ids: list[int]
     response_ids: list[int]
     """The tokens of the policy, and those of the environment between its turns."""
-    mask: list[int]
+    action_mask: list[int]
     """1 for tokens of the policy."""
     logprobs: list[float]
     """Of the sampler; 0.0 where the mask is 0."""
     verdict: Verdict
-    end: str
+    stop_reason: str
     turns: int
     answer: str = ""
     """The verified text."""
@@ -54,25 +54,25 @@ class Row:
     @property
     def truncated(self) -> bool:
         """Whether a limit ended it."""
-        return self.end == End.TRUNCATED.value
+        return self.stop_reason == StopReason.TRUNCATED.value
 
 
-def row_of(episode: Episode, filler: int) -> Row:
-    """Convert an episode to a row. Without a token of the policy it gets the token `filler`, with mask 0, since trainers need a response.
+def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
+    """Convert an episode to a row. Without a token of the policy it gets the token `pad_id`, with mask 0, since trainers need a response.
 
     >>> row_of(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
     """
     start = episode.prompt_length
     verdict = episode.verdict or Verdict(None, episode.error or "no verdict", fault=Fault.INFRA)
-    prompt = episode.tokens[:start] or [filler]
+    prompt = episode.tokens[:start] or [pad_id]
     if start == len(episode.tokens):
-        return Row(prompt, [filler], [0], [0.0], verdict, episode.end.value, episode.turns, episode.text)
-    mask = [int(own) for own in episode.acted[start:]]
-    return Row(prompt, episode.tokens[start:], mask, episode.logprobs[start:], verdict, episode.end.value, episode.turns, episode.text)
+        return TokenRow(prompt, [pad_id], [0], [0.0], verdict, episode.stop_reason.value, episode.turns, episode.text)
+    mask = [int(own) for own in episode.action_mask[start:]]
+    return TokenRow(prompt, episode.tokens[start:], mask, episode.logprobs[start:], verdict, episode.stop_reason.value, episode.turns, episode.text)
 
 
-def completion_of(tokens: Iterable[int], logprobs: Sequence[float] | None, stops: Iterable[int]) -> Completion:
+def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:
     """Make the completion of one turn. The tokens must include the stop token. Missing log-probabilities become 0.0.
 
     >>> completion_of([7, 2], None, {2}).finish
@@ -83,13 +83,13 @@ def completion_of(tokens: Iterable[int], logprobs: Sequence[float] | None, stops
         return Completion([], [], "error", "the engine returned no token")
     if logprobs is not None and len(logprobs) != len(said):
         return Completion([], [], "error", f"the engine returned {len(said)} tokens and {len(logprobs)} log-probabilities")
-    return Completion(said, [0.0] * len(said) if logprobs is None else list(logprobs), "stop" if said[-1] in stops else "length")
+    return Completion(said, [0.0] * len(said) if logprobs is None else list(logprobs), "stop" if said[-1] in stop_ids else "length")
 
 
-def player_of(
-    environment: Environment, tokenizer: Any, *, stops: Iterable[int] = (), max_new_tokens: int | None = None,
-    max_length: int | None = None, workers: int = 32, deadline_s: float = 600.0,
-) -> Player:  # fmt: skip
+def make_player(
+    environment: Environment, tokenizer: Any, *, stop_ids: Iterable[int] = (), max_new_tokens: int | None = None,
+    max_length: int | None = None, workers: int = 32, call_timeout_s: float = 600.0,
+) -> ConversationPlayer:  # fmt: skip
     """Make a runner for the Hugging Face tokenizer of a framework.
 
     Args:
@@ -101,14 +101,14 @@ def player_of(
         workers: number of concurrent session calls, and of concurrent verifications.
         deadline_s: timeout of one call of a session and of one verification, in seconds.
     """
-    mdp = TokenMDP(environment, HFTokenizer(tokenizer, stops), max_new_tokens=max_new_tokens, max_length=max_length)
-    return Player(mdp, workers=workers, deadline_s=deadline_s)
+    mdp = TokenMDP(environment, HFTokenizer(tokenizer, stop_ids), max_new_tokens=max_new_tokens, max_length=max_length)
+    return ConversationPlayer(mdp, workers=workers, call_timeout_s=call_timeout_s)
 
 
-class Player:
+class ConversationPlayer:
     """Run conversations of one environment; the framework decides how many run concurrently."""
 
-    def __init__(self, mdp: TokenMDP, *, workers: int = 32, deadline_s: float = 600.0) -> None:
+    def __init__(self, mdp: TokenMDP, *, workers: int = 32, call_timeout_s: float = 600.0) -> None:
         """Set the limits.
 
         Args:
@@ -116,84 +116,84 @@ class Player:
             workers: number of concurrent session calls, and of concurrent verifications.
             deadline_s: timeout of one call of a session and of one verification, in seconds.
         """
-        self.mdp, self.deadline_s = mdp, deadline_s
-        self.actors, self.judges = Judges(workers, name="session"), Judges(workers)
-        self.closing = set[Future[Any]]()
+        self.mdp, self.call_timeout_s = mdp, call_timeout_s
+        self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
+        self.closing_sessions = set[Future[Any]]()
         """Jobs that close sessions."""
 
-    async def play(self, draw: Draw, generate: Generate) -> Episode:
+    async def play(self, draw: RolloutRequest, generate: GenerateFunction) -> Episode:
         """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
-        talk = Talk(0, draw, self.mdp)
+        talk = Conversation(0, draw, self.mdp)
         try:
-            if self.mdp.worlds and not talk.error and await self._step(talk, talk.open):
-                talk.ask()
-            while not talk.error and talk.state.end is None:
-                await self._turn(talk, generate)
-            if not talk.error and self.mdp.takes_part:
-                await self._step(talk, talk.collect)
+            if self.mdp.has_sessions and not talk.error and await self._run_session_step(talk, talk.open_session):
+                talk.render_prompt()
+            while not talk.error and talk.state.stop_reason is None:
+                await self._play_turn(talk, generate)
+            if not talk.error and self.mdp.is_interactive:
+                await self._run_session_step(talk, talk.collect_transcript)
             if not talk.error:
-                talk.verdict = await self._judge(talk)
-            return talk.episode(0)
+                talk.verdict = await self._verify(talk)
+            return talk.build_episode(0)
         finally:
-            talk.stage = Stage.DONE
-            if talk.state.lease is not None:
-                self._leave(talk.state.lease.close)
+            talk.phase = Phase.DONE
+            if talk.state.session_handle is not None:
+                self._close_session(talk.state.session_handle.close)
 
-    async def _turn(self, talk: Talk, generate: Generate) -> None:
+    async def _play_turn(self, talk: Conversation, generate: GenerateFunction) -> None:
         try:
-            completion = await generate(talk.request())
+            completion = await generate(talk.build_request())
         except Exception as error:
             talk.error = f"sampling raised {type(error).__name__}: {error}"
             return
-        talk.say(completion)
-        if not talk.error and talk.state.end is None and await self._step(talk, talk.hear):
-            talk.go_on()
+        talk.append_completion(completion)
+        if not talk.error and talk.state.stop_reason is None and await self._run_session_step(talk, talk.step_session):
+            talk.append_reply()
 
-    async def _step(self, talk: Talk, work: Callable[[], Any]) -> bool:
+    async def _run_session_step(self, talk: Conversation, work: Callable[[], Any]) -> bool:
         """Call the session; on an error store it in the conversation and return False."""
         try:
-            await self._within(self.actors, work)
+            await self._run_with_timeout(self.session_executor, work)
         except TimeoutError:
-            talk.error = f"{talk.asked} returned nothing within {self.deadline_s:g} s"
+            talk.error = f"{talk.current_call} returned nothing within {self.call_timeout_s:g} s"
         except (Exception, SystemExit) as error:
-            talk.error = f"{talk.asked} raised {type(error).__name__}: {error}"
+            talk.error = f"{talk.current_call} raised {type(error).__name__}: {error}"
         return not talk.error
 
-    async def _judge(self, talk: Talk) -> Verdict:
+    async def _verify(self, talk: Conversation) -> Verdict:
         try:
-            verdict: Verdict = await self._within(self.judges, lambda: self.mdp.judge(talk.state))
+            verdict: Verdict = await self._run_with_timeout(self.verifier_executor, lambda: self.mdp.verify(talk.state))
             return verdict
         except TimeoutError:
-            return late(self.deadline_s)
+            return build_timeout_verdict(self.call_timeout_s)
         except (Exception, SystemExit) as error:
             return Verdict(None, f"the verifier raised {error!r}", fault=Fault.INFRA)
 
-    async def _within(self, pool: Judges, work: Callable[[], Any]) -> Any:
+    async def _run_with_timeout(self, pool: VerifierExecutor, work: Callable[[], Any]) -> Any:
         """Run a function in a thread with a timeout, which starts with the thread."""
         submitted, job = perf_counter(), pool.submit(work)
         future = asyncio.wrap_future(job)
         try:
             while not future.done():
-                left = (job.since or max(pool.moved, submitted)) + self.deadline_s - perf_counter()
+                left = (job.started_at or max(pool.last_progress_at, submitted)) + self.call_timeout_s - perf_counter()
                 if left <= 0:
                     raise TimeoutError
-                await asyncio.wait({future}, timeout=left if job.since else min(left, LOOK_S))
+                await asyncio.wait({future}, timeout=left if job.started_at else min(left, POLL_INTERVAL_S))
             return future.result()
         finally:
             if not job.done():
-                pool.give_up(job)
+                pool.abandon(job)
 
-    def _leave(self, close: Callable[[], None]) -> None:
+    def _close_session(self, close: Callable[[], None]) -> None:
         """Close a session in a thread, or here if the threads have been stopped."""
-        self.closing = {job for job in self.closing if not job.done()}
+        self.closing_sessions = {job for job in self.closing_sessions if not job.done()}
         try:
-            self.closing.add(self.actors.submit(close))
+            self.closing_sessions.add(self.session_executor.submit(close))
         except RuntimeError:
             close()
 
     def close(self) -> None:
         """Wait for closing sessions up to a timeout, stop the threads and close the environment."""
-        wait(self.closing, CLOSING_S)
-        self.actors.close()
-        self.judges.close()
+        wait(self.closing_sessions, CLOSE_TIMEOUT_S)
+        self.session_executor.close()
+        self.verifier_executor.close()
         self.mdp.environment.close()

@@ -14,26 +14,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlvr.adapters.rows import agreed, task_of
-from rlvr.adapters.texts import Conversation, Scorer, World, last_said
-from rlvr.adapters.tokens import row_of
+from rlvr.adapters.rows import find_task, warn_if_untested
+from rlvr.adapters.texts import Conversation, ConversationRunner, Scorer, extract_final_text
+from rlvr.adapters.tokens import make_token_row
 from rlvr.contracts import Environment, Sampler, Sampling, Verifier
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, user
 from rlvr.turns import Call, ToolSpec, Turn
 
-TESTED = "1.16.0"
-agreed("trl", TESTED)
+TESTED_VERSION = "1.16.0"
+warn_if_untested("trl", TESTED_VERSION)
 
 RewardFunction = Callable[..., list[float | None]]
 
 
-def reward_function(
-    judge: Environment | Verifier, *, reference: str = "reference", meta: str = "meta", workers: int = 8, deadline_s: float = 600.0
+def make_reward_function(
+    env_or_verifier: Environment | Verifier, *, reference: str = "reference", meta: str = "meta", workers: int = 8, call_timeout_s: float = 600.0
 ) -> RewardFunction:
     """Make a function for `reward_funcs=`: the score of the final text of each completion; None if it could not be verified.
 
@@ -44,11 +44,11 @@ def reward_function(
         workers: number of concurrent verifications.
         deadline_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(judge, workers=workers, deadline_s=deadline_s)
+    scorer = Scorer(env_or_verifier, workers=workers, call_timeout_s=call_timeout_s)
 
     def task_at(place: int, prompt: Any, columns: Mapping[str, Any]) -> Task:
         if scorer.environment is not None:
-            return task_of(
+            return find_task(
                 scorer.environment, {"prompt": prompt} | {key: columns[key][place] for key in ("split", "index") if key in columns}
             )
         if reference not in columns:
@@ -60,9 +60,9 @@ def reward_function(
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         tasks = [task_at(place, prompt, columns) for place, prompt in enumerate(prompts)]
-        return [verdict.score for verdict in scorer.verdicts(tasks, [last_said(said) for said in completions])]
+        return [verdict.score for verdict in scorer.verify_all(tasks, [extract_final_text(said) for said in completions])]
 
-    reward.__name__ = f"rlvr_{type(judge).__name__.lower()}"
+    reward.__name__ = f"rlvr_{type(env_or_verifier).__name__.lower()}"
     setattr(reward, "close", scorer.close)  # noqa: B010 -- a function has no such attribute for type checkers
     return reward
 
@@ -70,13 +70,13 @@ def reward_function(
 # ---- environment_factory
 
 
-class Environments:
+class EnvironmentFactory:
     """A factory for `environment_factory=`; pass its `reward` to `reward_funcs=`.
 
     TRL calls tools as methods. Each call is one turn of the session, so parallel calls count separately towards `max_turns`.
     """
 
-    def __init__(self, environment: Environment, *, workers: int = 32, deadline_s: float = 600.0) -> None:
+    def __init__(self, environment: Environment, *, workers: int = 32, call_timeout_s: float = 600.0) -> None:
         """Read the tools from a first session, for TRL to describe them to the policy.
 
         Args:
@@ -88,91 +88,91 @@ class Environments:
             raise ConfigError(
                 f"{type(environment).__name__} replies to the policy's texts, and TRL's environments have tools only; use RolloutFunction"
             )
-        self.world = World(environment, workers=workers, deadline_s=deadline_s)
-        probe = self.world.begin(environment.task(environment.splits[0], 0))
-        self.specs, trouble = probe.tools, probe.trouble
+        self.runner = ConversationRunner(environment, workers=workers, call_timeout_s=call_timeout_s)
+        probe = self.runner.start_conversation(environment.task(environment.splits[0], 0))
+        self.specs, trouble = probe.tools, probe.failure
         probe.close()
         if not self.specs:
             why = trouble or "its sessions have none"
-            self.world.close()
+            self.runner.close()
             raise ConfigError(f"{type(environment).__name__} has no tools ({why}); use reward_function or RolloutFunction")
-        self._made: list[_Environment] = []
-        methods = {spec.name: _method(spec) for spec in self.specs}
+        self._environments: list[_Environment] = []
+        methods = {spec.name: _make_tool_method(spec) for spec in self.specs}
         if taken := sorted(set(methods) & {"reset", "get_reward"}):
             raise ConfigError(f"a tool is called {taken[0]!r}, which TRL reserves; give it another name")
-        self._kind = type(f"Rlvr{type(environment).__name__}", (_Environment,), methods)
+        self._environment_class = type(f"Rlvr{type(environment).__name__}", (_Environment,), methods)
 
     def __call__(self) -> Any:
         """Make an environment for the pool of TRL."""
-        self._made.append(self._kind(self.world))
-        return self._made[-1]
+        self._environments.append(self._environment_class(self.runner))
+        return self._environments[-1]
 
     def reward(self, completions: Sequence[Any], environments: Sequence[Any], **columns: Any) -> list[float | None]:
         """Score a batch: verify the final text of each conversation, with the evidence of its session."""
         for environment, completion in zip(environments, completions, strict=True):
-            environment._finish(completion)
-        return [environment._score() for environment in environments]
+            environment._step_final_text(completion)
+        return [environment._score_tokens() for environment in environments]
 
     @property
     def __name__(self) -> str:
-        return f"rlvr_{type(self.world.environment).__name__.lower()}"
+        return f"rlvr_{type(self.runner.environment).__name__.lower()}"
 
     def close(self) -> None:
         """Close all open sessions, the threads and the environment."""
-        for made in self._made:
+        for made in self._environments:
             made._close()
-        self.world.close()
+        self.runner.close()
 
 
 class _Environment:
     """An environment in the pool of TRL. Subclasses have a method for each tool, since TRL treats every public method as a tool."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._talk: Conversation | None = None
+    def __init__(self, world: ConversationRunner) -> None:
+        self._runner = world
+        self._conversation: Conversation | None = None
 
     def reset(self, **row: Any) -> str | None:
         """Begin the conversation of a row; return the first messages of the session, to append to the question."""
         self._close()
-        task = task_of(self._world.environment, row)
-        self._talk = self._world.begin(task, seed=seed_of("world", task.id))
-        said = "\n\n".join(message["content"] for message in self._talk.opening)
+        task = find_task(self._runner.environment, row)
+        self._conversation = self._runner.start_conversation(task, seed=derive_seed("world", task.id))
+        said = "\n\n".join(message["content"] for message in self._conversation.initial_messages)
         return f"\n\n{said}" if said else None
 
-    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        talk = self._talk
+    def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        talk = self._conversation
         if talk is None:
             raise EnvError("a tool was called before reset")
-        if talk.over:
+        if talk.done:
             return "Error: this call was not run. The conversation is over."
-        talk.hear(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
-        if talk.trouble:
+        talk.step(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
+        if talk.failure:
             raise EnvError("the tool failed")  # TRL shows this text to the policy; the verdict has the reason
-        return talk.heard[-1].messages[0]["content"] if talk.heard[-1].messages else ""
+        return talk.step_results[-1].messages[0]["content"] if talk.step_results[-1].messages else ""
 
-    def _finish(self, completion: Any) -> None:
+    def _step_final_text(self, completion: Any) -> None:
         """Pass the final text of the policy to the session. Without a final text there is no answer."""
-        text = last_said(completion)
-        if self._talk is not None and not self._talk.over and text:
-            self._talk.hear(Turn(text, content=text))
+        text = extract_final_text(completion)
+        if self._conversation is not None and not self._conversation.done and text:
+            self._conversation.step(Turn(text, content=text))
 
-    def _score(self) -> float | None:
-        return None if self._talk is None else self._talk.verdict().score
+    def _get_score(self) -> float | None:
+        return None if self._conversation is None else self._conversation.get_verdict().score
 
     def _close(self) -> None:
-        if self._talk is not None:
-            self._talk.close()
+        if self._conversation is not None:
+            self._conversation.close()
 
 
-def _method(spec: ToolSpec) -> Callable[..., str]:
+def _make_tool_method(spec: ToolSpec) -> Callable[..., str]:
     """Make a method for a tool, with the signature and the docstring that TRL needs to describe it."""
 
     def method(self: _Environment, **arguments: Any) -> str:
-        return self._call(spec.name, {key: value for key, value in arguments.items() if value is not None})
+        return self._call_tool(spec.name, {key: value for key, value in arguments.items() if value is not None})
 
     properties, required = spec.parameters.get("properties", {}), set(spec.parameters.get("required", ()))
     names = sorted(properties, key=lambda name: name not in required)  # parameters with a default come last
-    kinds: dict[str, Any] = {name: _kind(properties[name]) for name in names}
+    kinds: dict[str, Any] = {name: _schema_to_type(properties[name]) for name in names}
     kinds |= {name: kind | None for name, kind in kinds.items() if name not in required}
     empty = inspect.Parameter.empty
     given = [
@@ -188,13 +188,13 @@ def _method(spec: ToolSpec) -> Callable[..., str]:
     return method
 
 
-def _kind(schema: Mapping[str, Any]) -> Any:
+def _schema_to_type(schema: Mapping[str, Any]) -> Any:
     """Return the type that fits a schema best. The session checks the arguments against the schema itself."""
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type")
     if named == "array":
-        return list[_kind(schema.get("items", {}))]  # type: ignore[misc]  # a type that is made here
+        return list[_schema_to_type(schema.get("items", {}))]  # type: ignore[misc]  # a type that is made here
     plain: dict[Any, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
     return plain.get(named if isinstance(named, str) else None, str)
 
@@ -211,7 +211,7 @@ class RolloutFunction:
 
     def __init__(
         self, environment: Environment, rows: Sequence[Mapping[str, Any]], *, sampler: Sampler | str = "hf", max_length: int | None = None,
-        deadline_s: float = 600.0, seed: int = 0,
+        call_timeout_s: float = 600.0, seed: int = 0,
     ) -> None:  # fmt: skip
         """Set the environment and its rows.
 
@@ -223,31 +223,31 @@ class RolloutFunction:
             deadline_s: timeout of one call of a session and of one verification, in seconds.
             seed: the seed of all sampling.
         """
-        self.environment, self.max_length, self.deadline_s, self.seed = environment, max_length, deadline_s, seed
+        self.environment, self.max_length, self.call_timeout_s, self.seed = environment, max_length, call_timeout_s, seed
         self.tasks: dict[str, Task] = {}
         for row in rows:
-            task = task_of(environment, row)
-            other = self.tasks.setdefault(_key(task.prompt), task)
+            task = find_task(environment, row)
+            other = self.tasks.setdefault(_make_prompt_key(task.prompt), task)
             if other.reference != task.reference:
                 raise ConfigError(f"tasks {other.id!r} and {task.id!r} have the same prompt and different references; leave one out")
         self.sampler: Sampler = build("sampler", sampler) if isinstance(sampler, str) else sampler
         self.rollout: Rollout | None = None
-        self.calls = 0
+        self.num_calls = 0
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Run one conversation for each prompt. Adjacent equal prompts are a group."""
-        rollout = self.rollout = self.rollout or self._begin(trainer)
-        self.sampler.load(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
-        draws = [self._draw(prompt, place, trainer) for place, prompt in enumerate(prompts)]
-        self.calls += 1
+        rollout = self.rollout = self.rollout or self._make_rollout(trainer)
+        self.sampler.load_model(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+        draws = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
+        self.num_calls += 1
         args, stops = trainer.args, rollout.mdp.tokenizer.stop_ids
         sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=max(args.top_k or 0, 0), stop_ids=stops)
-        rows = [row_of(episode, rollout.mdp.tokenizer.eos_id) for episode in rollout.collect(draws, sampling)]
+        rows = [make_token_row(episode, rollout.mdp.tokenizer.eos_id) for episode in rollout.collect(draws, sampling)]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.response_ids for row in rows],
             "logprobs": [row.logprobs for row in rows],
-            "env_mask": [row.mask for row in rows],
+            "env_mask": [row.action_mask for row in rows],
             "rlvr_score": [row.verdict.score for row in rows],
             "rlvr_answer": [row.answer for row in rows],
             "rlvr_reason": [row.verdict.reason for row in rows],
@@ -257,19 +257,19 @@ class RolloutFunction:
         """Return the scores of the rows; None if an answer could not be verified."""
         return list(rlvr_score)
 
-    def _begin(self, trainer: Any) -> Rollout:
+    def _make_rollout(self, trainer: Any) -> Rollout:
         """Build the rollout, with the tokenizer and the limits of TRL."""
-        tokenizer = HFTokenizer(trainer.processing_class, _stops(trainer.model))
+        tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model))
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
-        self.sampler.bind(self.environment, tokenizer)
-        return Rollout(mdp, self.sampler, deadline_s=self.deadline_s)
+        self.sampler.attach(self.environment, tokenizer)
+        return Rollout(mdp, self.sampler, call_timeout_s=self.call_timeout_s)
 
-    def _draw(self, prompt: Any, place: int, trainer: Any) -> Draw:
-        task = self.tasks.get(_key(prompt) if not isinstance(prompt, str) else "")
+    def _make_request(self, prompt: Any, place: int, trainer: Any) -> RolloutRequest:
+        task = self.tasks.get(_make_prompt_key(prompt) if not isinstance(prompt, str) else "")
         if task is None:
             raise ConfigError(f"the prompt {prompt!r:.120} belongs to no row; pass make_rows(...) to both the dataset and RolloutFunction")
         rank = trainer.accelerator.process_index
-        return Draw(task, f"{self.calls}:{task.id}", seed_of("trl", self.seed, self.calls, rank, place))
+        return RolloutRequest(task, f"{self.num_calls}:{task.id}", derive_seed("trl", self.seed, self.num_calls, rank, place))
 
     def close(self) -> None:
         """Stop the threads, and close the sampler and the environment."""
@@ -279,11 +279,11 @@ class RolloutFunction:
         self.environment.close()
 
 
-def _key(prompt: Any) -> str:
+def _make_prompt_key(prompt: Any) -> str:
     return json.dumps([[message["role"], message["content"]] for message in prompt], ensure_ascii=False)
 
 
-def _stops(model: Any) -> list[int]:
+def _find_stop_ids(model: Any) -> list[int]:
     """Return the stop token ids in the generation config of the model."""
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return [] if found is None else [found] if isinstance(found, int) else list(found)

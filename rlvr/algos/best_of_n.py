@@ -1,4 +1,4 @@
-"""Best-of-N: supervised learning on the best answer of each group, if its score is above at_least.
+"""Best-of-N: supervised learning on the best answer of each group, if its score is above min_score.
 
     L = -(1/N) sum l over the kept answers' tokens, l at temperature 1
 
@@ -8,21 +8,21 @@ differs from the paper   it trains for one optimizer step per batch, not to conv
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import imitation
+from rlvr.algos.base.preference import define_imitation
 from rlvr.algos.parts.answers import Groups
 from rlvr.algos.parts.credit import Rewards
-from rlvr.algos.parts.preferences import best, best_ones
+from rlvr.algos.parts.preferences import select_best, select_best_answers
 from rlvr.episode import Episode
 
 
-def choose(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
-    """Select the first answer with the highest score, if that is above `at_least`."""
-    return best(rewards, at_least=at_least)
+def choose(rewards: Rewards, *, min_score: float = 0.0) -> int | None:
+    """Select the first answer with the highest score, if that is above `min_score`."""
+    return select_best(rewards, min_score=min_score)
 
 
-def learnable(groups: Groups, *, at_least: float = 0.0) -> list[list[Episode]]:
+def select_offline(groups: Groups, *, min_score: float = 0.0) -> list[list[Episode]]:
     """Select the best answer of each group."""
-    return best_ones(groups, at_least)
+    return select_best_answers(groups, min_score)
 
 
-make = imitation(__name__, __doc__, choose, learnable)
+make = define_imitation(__name__, __doc__, choose, select_offline)

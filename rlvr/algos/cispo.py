@@ -8,17 +8,17 @@ differs from the paper   the cap is the ratio itself, 5 by default; the paper tu
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import advantage
-from rlvr.algos.parts.surrogate import Surrogate, log_ratio, weighted
+from rlvr.algos.parts.surrogate import SurrogateLoss, compute_log_ratio, compute_weighted_loss
 from rlvr.contracts.algorithm import LossInputs
 
 
-@part("ratio")
-def loss(x: LossInputs, *, ratio_max: float = 5.0) -> Surrogate:
+@component("ratio")
+def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """Weight the log-probability by the capped ratio."""
-    return weighted(log_ratio(x.new, x.old, x.rows, x.count, "token").exp(), x.advantages, x.new, ratio_max)
+    return compute_weighted_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")

@@ -15,27 +15,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algos import grpo
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.covariance import covariance, largest_from
-from rlvr.algos.parts.credit import Total
-from rlvr.algos.parts.surrogate import Surrogate
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.covariance import compute_covariance, find_top_fraction_threshold
+from rlvr.algos.parts.credit import AllReduce
+from rlvr.algos.parts.surrogate import SurrogateLoss
 from rlvr.contracts.algorithm import LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def chosen(
-    columns: Mapping[str, Tensor], total: Total, *, clip_cov_ratio: float, clip_cov_lb: float, clip_cov_ub: float, **_: Any
+def select_high_covariance(
+    columns: Mapping[str, Tensor], all_reduce: AllReduce, *, clip_cov_ratio: float, clip_cov_lb: float, clip_cov_ub: float, **_: Any
 ) -> Tensor:
     """Return 1 at the tokens that get no gradient, 0 elsewhere."""
-    cov = covariance(columns, total)
+    cov = compute_covariance(columns, all_reduce)
     held = cov.where((cov > clip_cov_lb) & (cov < clip_cov_ub), cov.new_tensor(clip_cov_lb))
-    return ((held >= largest_from(held, clip_cov_ratio, total)) & (held > clip_cov_lb)).to(cov.dtype)
+    return ((held >= find_top_fraction_threshold(held, clip_cov_ratio, all_reduce)) & (held > clip_cov_lb)).to(cov.dtype)
 
 
-@part("old", prepare=chosen)
+@component("old", compute_batch_stats=select_high_covariance)
 def loss(
     x: LossInputs,
     *,
@@ -44,11 +44,11 @@ def loss(
     clip_cov_ub: float = 5.0,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-) -> Surrogate:
+) -> SurrogateLoss:
     """PPO's clip, without the gradient of the chosen tokens."""
-    assert x.prepared is not None
+    assert x.batch_stats is not None
     clipped = grpo.loss(x, epsilon=epsilon, epsilon_high=epsilon_high)
-    return clipped._replace(loss=clipped.loss * (1 - x.prepared) + clipped.loss.detach() * x.prepared)
+    return clipped._replace(loss=clipped.loss * (1 - x.batch_stats) + clipped.loss.detach() * x.batch_stats)
 
 
-make = policy_gradient(__name__, __doc__, grpo.advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, grpo.advantage, loss, loss_aggregation="token-mean")

@@ -12,10 +12,10 @@ differs from the paper   N counts the step, where equation 8 counts each group (
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
+from rlvr.algos.base.policy_gradient import define_policy_gradient
 from rlvr.algos.grpo import advantage, loss
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__,
     __doc__,
     advantage,

@@ -15,22 +15,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlvr.algos import grpo
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.surrogate import Surrogate
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.surrogate import SurrogateLoss
 from rlvr.contracts.algorithm import LossInputs
 
 
-def advantage(answers: Answers) -> Advantages:
+def advantage(answers: AnswerBatch) -> Advantages:
     """Return 0: only the teacher provides a signal, not the verifier."""
     return [[0.0 for _ in group] for group in answers.groups]
 
 
-@part("teacher", "ratio")
+@component("teacher", "ratio")
 def loss(
     x: LossInputs, *, teacher_weight: float = 1.0, divergence: str = "sampled", epsilon: float = 0.2, epsilon_high: float | None = None
-) -> Surrogate:
+) -> SurrogateLoss:
     """PPO's clipped loss on the verifier's plus the teacher's signal; or on the verifier's, plus the divergence from the teacher."""
     if x.divergence is None:
         assert x.reference is not None
@@ -39,4 +39,4 @@ def loss(
     return clipped if x.divergence is None else clipped._replace(loss=clipped.loss + teacher_weight * x.divergence)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")

@@ -9,33 +9,33 @@ differs from the paper   pairs are made of scores: the best answer of a group wi
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import preference
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.preference import define_preference
+from rlvr.algos.base.recipe import component
 from rlvr.algos.parts.answers import Groups
-from rlvr.algos.parts.credit import Rewards, Total
-from rlvr.algos.parts.preferences import Pulls, of_pairs, paired
+from rlvr.algos.parts.credit import AllReduce, Rewards
+from rlvr.algos.parts.preferences import PreferenceAdvantages, compute_preference_advantages, select_paired_answers
 from rlvr.episode import Episode
 
 
-@part("pairs")
+@component("pairs")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],
-    shifts: list[list[float]],
+    implicit_rewards: list[list[float]],
     beta: float,
-    total: Total,
+    all_reduce: AllReduce,
     *,
     preference_loss: str = "dpo",
     label_smoothing: float = 0.0,
     pairs_per_group: int = 1,
-) -> Pulls:
-    """Compute the loss on the pairs of each group, and its advantages; `shifts` has beta (l - l_ref) of each answer."""
-    return of_pairs(rewards, shifts, beta, how=preference_loss, smoothing=label_smoothing, most=pairs_per_group, total=total)
+) -> PreferenceAdvantages:
+    """Compute the loss on the pairs of each group, and its advantages; `implicit_rewards` has beta (l - l_ref) of each answer."""
+    return compute_preference_advantages(rewards, implicit_rewards, beta, preference_loss=preference_loss, smoothing=label_smoothing, max_pairs=pairs_per_group, all_reduce=all_reduce)
 
 
-def learnable(groups: Groups, *, pairs_per_group: int = 1) -> list[list[Episode]]:
+def select_offline(groups: Groups, *, pairs_per_group: int = 1) -> list[list[Episode]]:
     """Select the members of the pairs."""
-    return paired(groups, pairs_per_group)
+    return select_paired_answers(groups, pairs_per_group)
 
 
-make = preference(__name__, __doc__, prefer, learnable)
+make = define_preference(__name__, __doc__, prefer, select_offline)

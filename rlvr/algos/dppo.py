@@ -10,19 +10,19 @@ differs from the paper   r is bounded by exp(20), and by 20 in the authors' code
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
+from rlvr.algos.base.policy_gradient import define_policy_gradient
 from rlvr.algos.grpo import advantage
-from rlvr.algos.parts.surrogate import Surrogate, log_ratio
+from rlvr.algos.parts.surrogate import SurrogateLoss, compute_log_ratio
 from rlvr.contracts.algorithm import LossInputs
 
 
-def loss(x: LossInputs, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Surrogate:
+def loss(x: LossInputs, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> SurrogateLoss:
     """Compute the ratio to the sampler times the advantage, without the tokens that moved too far."""
     moved = (x.new.exp() - x.sampler.exp()).detach()
     high, low = (x.advantages > 0) & (moved > dppo_mask_high), (x.advantages < 0) & (moved < -dppo_mask_low)
     kept = (~(high | low)).to(x.new.dtype)
-    ratio = log_ratio(x.new, x.sampler, x.rows, x.count, "token").exp()
-    return Surrogate(-kept * ratio * x.advantages, low.to(x.new.dtype), high.to(x.new.dtype))
+    ratio = compute_log_ratio(x.new, x.sampler, x.rows, x.num_rows, "token").exp()
+    return SurrogateLoss(-kept * ratio * x.advantages, low.to(x.new.dtype), high.to(x.new.dtype))
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, scale_rewards="none", loss_aggregation="token-mean", old_from_sampler=True)
+make = define_policy_gradient(__name__, __doc__, advantage, loss, scale_rewards="none", loss_aggregation="token-mean", old_from_sampler=True)

@@ -9,7 +9,7 @@ differs from the paper   no: L_max is max_completion_length, or the run's limit
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
+from rlvr.algos.base.policy_gradient import define_policy_gradient
 from rlvr.algos.grpo import advantage, loss
 
-make = policy_gradient(__name__, __doc__, advantage, loss, scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm")

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import normalised_sum
-from rlvr.algos.parts.rewards import named
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import sum_normalized_rewards
+from rlvr.algos.parts.rewards import get_component_rewards
 
 
-@part("company")
-def advantage(answers: Answers, *, reward_weights: Mapping[str, float] = {}, advantage_epsilon: float = 1e-4) -> Advantages:
+@component("company")
+def advantage(answers: AnswerBatch, *, reward_weights: Mapping[str, float] = {}, advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the weighted sum of the verdict's components, each normalised within its group."""
-    parts = named(answers, reward_weights) if reward_weights else {"score": answers.rewards}
-    return normalised_sum(parts, reward_weights or {"score": 1.0}, advantage_epsilon)
+    parts = get_component_rewards(answers, reward_weights) if reward_weights else {"score": answers.rewards}
+    return sum_normalized_rewards(parts, reward_weights or {"score": 1.0}, advantage_epsilon)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, whiten="samples")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, whiten="samples")

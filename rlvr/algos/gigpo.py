@@ -10,17 +10,17 @@ differs from the paper   turns are compared after exactly the same ids; compare_
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import scaled
-from rlvr.algos.parts.turns import by_turn, compared
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import divide_by_std
+from rlvr.algos.parts.turns import compute_turn_advantages, subtract_turn_baseline
 
 
-@part("company", "per_token", "turns")
+@component("company", "per_token", "turns")
 def advantage(
-    answers: Answers,
+    answers: AnswerBatch,
     *,
     turn_weight: float = 1.0,
     compare_turns: str = "state",
@@ -31,9 +31,9 @@ def advantage(
 ) -> Advantages:
     """Compute the advantage of the whole answer plus that of each of its turns."""
     rewards = answers.rewards
-    whole = scaled(rewards, compared(rewards, baseline), scale_rewards, advantage_epsilon, answers.total)
-    turns = by_turn(answers, how=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)
+    whole = divide_by_std(rewards, subtract_turn_baseline(rewards, baseline), scale_rewards, advantage_epsilon, answers.all_reduce)
+    turns = compute_turn_advantages(answers, comparison=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)
     return [[a + turn_weight * own for a, own in zip(row, owns, strict=True)] for row, owns in zip(whole, turns, strict=True)]
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss)
+make = define_policy_gradient(__name__, __doc__, advantage, loss)

@@ -11,29 +11,29 @@ differs from the paper   beta is 0 (there 0.04), so there is no reference model 
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import centred, scaled
-from rlvr.algos.parts.surrogate import Surrogate, clip, log_ratio
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import divide_by_std, subtract_group_mean
+from rlvr.algos.parts.surrogate import SurrogateLoss, compute_clipped_loss, compute_log_ratio
 from rlvr.contracts.algorithm import LossInputs
 
 
-@part("company", "silent")
-def advantage(answers: Answers, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
+@component("company", "silent")
+def advantage(answers: AnswerBatch, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the reward minus the mean of the group, divided by a standard deviation."""
     rewards = answers.rewards
-    return scaled(rewards, [centred(group) for group in rewards], scale_rewards, advantage_epsilon, answers.total)
+    return divide_by_std(rewards, [subtract_group_mean(group) for group in rewards], scale_rewards, advantage_epsilon, answers.all_reduce)
 
 
-@part("ratio")
+@component("ratio")
 def loss(
     x: LossInputs, *, epsilon: float = 0.2, epsilon_high: float | None = None, delta: float | None = None,
     importance_sampling_level: str = "token",
-) -> Surrogate:  # fmt: skip
+) -> SurrogateLoss:  # fmt: skip
     """PPO's clip of the ratio, at each token or of the whole answer."""
-    ratio = log_ratio(x.new, x.old, x.rows, x.count, importance_sampling_level).exp()
-    return clip(ratio, x.advantages, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
+    ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, importance_sampling_level).exp()
+    return compute_clipped_loss(ratio, x.advantages, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss)
+make = define_policy_gradient(__name__, __doc__, advantage, loss)

@@ -10,16 +10,16 @@ differs from the paper   turns are compared with turns of the same index (or sta
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.turns import by_turn
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.turns import compute_turn_advantages
 
 
-@part("company", "per_token")
+@component("company", "per_token")
 def advantage(
-    answers: Answers,
+    answers: AnswerBatch,
     *,
     compare_turns: str = "index",
     turn_discount: float = 1.0,
@@ -28,7 +28,7 @@ def advantage(
     advantage_epsilon: float = 1e-4,
 ) -> Advantages:
     """Compute the return of each turn, compared with the group's turns of the same index, state or observation."""
-    return by_turn(answers, how=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)
+    return compute_turn_advantages(answers, comparison=compare_turns, discount=turn_discount, baseline=baseline, scale=scale_rewards, epsilon=advantage_epsilon)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss)
+make = define_policy_gradient(__name__, __doc__, advantage, loss)

@@ -10,7 +10,7 @@ differs from the paper   no; the paper takes four optimizer steps per batch (tra
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
+from rlvr.algos.base.policy_gradient import define_policy_gradient
 from rlvr.algos.grpo import advantage, loss
 
-make = policy_gradient(__name__, __doc__, advantage, loss, importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)
+make = define_policy_gradient(__name__, __doc__, advantage, loss, importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)

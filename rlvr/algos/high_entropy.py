@@ -17,23 +17,23 @@ from __future__ import annotations
 import numpy as np
 
 from rlvr.algos import grpo
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.covariance import largest_from
-from rlvr.algos.parts.entropy import of_tokens
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.covariance import find_top_fraction_threshold
+from rlvr.algos.parts.entropy import get_token_entropies
 
 
-@part("company", "silent", "per_token", "entropy")
-def advantage(answers: Answers, *, entropy_share: float = 0.2, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
+@component("company", "silent", "per_token", "entropy")
+def advantage(answers: AnswerBatch, *, entropy_share: float = 0.2, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
     """GRPO's advantage at the tokens with the highest entropy."""
     whole = grpo.advantage(answers, scale_rewards=scale_rewards, advantage_epsilon=advantage_epsilon)
-    entropies = of_tokens(answers)
+    entropies = get_token_entropies(answers)
     everyone = np.concatenate([np.zeros(0), *(row[~np.isnan(row)] for group in entropies for row in group)])
-    bound = largest_from(everyone, entropy_share, answers.total)
+    bound = find_top_fraction_threshold(everyone, entropy_share, answers.all_reduce)
     return [[np.where(h >= bound, a, 0.0) for a, h in zip(row, hs, strict=True)] for row, hs in zip(whole, entropies, strict=True)]
 
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__, __doc__, advantage, grpo.loss, epsilon_high=0.28, loss_aggregation="token-mean", mask_truncated_completions=True
 )

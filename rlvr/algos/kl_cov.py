@@ -16,34 +16,34 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algos import grpo
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.covariance import covariance, largest_from
-from rlvr.algos.parts.credit import Total
-from rlvr.algos.parts.surrogate import log_ratio
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.covariance import compute_covariance, find_top_fraction_threshold
+from rlvr.algos.parts.credit import AllReduce
+from rlvr.algos.parts.surrogate import compute_log_ratio
 from rlvr.contracts.algorithm import LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-ROUNDING = 1e-5
+MIN_LOGPROB_CHANGE = 1e-5
 """Smaller changes of a log-probability are treated as rounding errors."""
 
 
-def chosen(columns: Mapping[str, Tensor], total: Total, *, kl_cov_ratio: float, **_: Any) -> Tensor:
+def select_high_covariance(columns: Mapping[str, Tensor], all_reduce: AllReduce, *, kl_cov_ratio: float, **_: Any) -> Tensor:
     """Return 1 at the tokens with the largest covariance, 0 elsewhere."""
-    cov = covariance(columns, total)
-    return (cov >= largest_from(cov, kl_cov_ratio, total)).to(cov.dtype)
+    cov = compute_covariance(columns, all_reduce)
+    return (cov >= find_top_fraction_threshold(cov, kl_cov_ratio, all_reduce)).to(cov.dtype)
 
 
-@part("old", prepare=chosen)
+@component("old", compute_batch_stats=select_high_covariance)
 def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0) -> Tensor:
     """Compute the unclipped ratio times the advantage, plus the penalty at the selected tokens."""
-    assert x.prepared is not None
-    delta = log_ratio(x.new, x.old, x.rows, x.count, "token")
-    held = x.prepared * (delta.detach().abs() > ROUNDING)
+    assert x.batch_stats is not None
+    delta = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token")
+    held = x.batch_stats * (delta.detach().abs() > MIN_LOGPROB_CHANGE)
     return -delta.exp() * x.advantages + kl_cov_coef * held * delta.abs()
 
 
-make = policy_gradient(__name__, __doc__, grpo.advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, grpo.advantage, loss, loss_aggregation="token-mean")

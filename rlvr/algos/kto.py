@@ -4,41 +4,41 @@
     L = mean of desirable_weight (1 - sigmoid(s - z)) or undesirable_weight (1 - sigmoid(z - s))
 
 paper                    2402.01306
-differs from the paper   an answer is desirable if its score is at least desirable_from
+differs from the paper   an answer is desirable if its score is at least desirable_threshold
 """
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import preference
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.preference import define_preference
+from rlvr.algos.base.recipe import component
 from rlvr.algos.parts.answers import Groups
-from rlvr.algos.parts.credit import Rewards, Total
-from rlvr.algos.parts.preferences import Pulls, of_both_kinds, of_kto
+from rlvr.algos.parts.credit import AllReduce, Rewards
+from rlvr.algos.parts.preferences import PreferenceAdvantages, compute_kto_advantages, require_both_kinds
 from rlvr.episode import Episode
 
 
-@part("mismatched")
+@component("mismatched")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],
-    shifts: list[list[float]],
+    implicit_rewards: list[list[float]],
     beta: float,
-    total: Total,
+    all_reduce: AllReduce,
     *,
-    desirable_from: float = 0.5,
+    desirable_threshold: float = 0.5,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
-) -> Pulls:
-    """Compute the loss on each answer, and its advantages; `shifts` has beta (l - l_ref) of each answer."""
-    rows = zip(groups, shifts, strict=True)
+) -> PreferenceAdvantages:
+    """Compute the loss on each answer, and its advantages; `implicit_rewards` has beta (l - l_ref) of each answer."""
+    rows = zip(groups, implicit_rewards, strict=True)
     elsewhere = [s for group, row in rows for e, s in zip(group, row, strict=True) if e.meta.get("mismatched")]
     weights = desirable_weight, undesirable_weight
-    return of_kto(rewards, shifts, elsewhere, beta, desirable_from=desirable_from, weights=weights, total=total)
+    return compute_kto_advantages(rewards, implicit_rewards, elsewhere, beta, desirable_threshold=desirable_threshold, weights=weights, all_reduce=all_reduce)
 
 
-def learnable(groups: Groups, *, desirable_from: float = 0.5) -> list[list[Episode]]:
+def select_offline(groups: Groups, *, desirable_threshold: float = 0.5) -> list[list[Episode]]:
     """Select all answers; raise ConfigError unless some are desirable and some are not."""
-    return of_both_kinds(groups, desirable_from)
+    return require_both_kinds(groups, desirable_threshold)
 
 
-make = preference(__name__, __doc__, prefer, learnable)
+make = define_preference(__name__, __doc__, prefer, select_offline)

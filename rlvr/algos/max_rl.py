@@ -13,22 +13,22 @@ differs from the paper   no (the authors' code adds 1e-6 to the divisor); it is 
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import centred, present
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import drop_missing, subtract_group_mean
 
 
-@part("company", "silent")
-def advantage(answers: Answers) -> Advantages:
+@component("company", "silent")
+def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward relative to the mean of the group."""
     found = []
     for group in answers.rewards:
-        scored = present(group)
+        scored = drop_missing(group)
         mean = sum(scored) / max(1, len(scored))
-        found.append([a / mean if mean > 1e-6 else 0.0 for a in centred(group)])
+        found.append([a / mean if mean > 1e-6 else 0.0 for a in subtract_group_mean(group)])
     return found
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")

@@ -8,7 +8,7 @@ differs from the paper   the verifier scores the answers, not a language model
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import preference
-from rlvr.algos.dpo import learnable, prefer
+from rlvr.algos.base.preference import define_preference
+from rlvr.algos.dpo import prefer, select_offline
 
-make = preference(__name__, __doc__, prefer, learnable)
+make = define_preference(__name__, __doc__, prefer, select_offline)

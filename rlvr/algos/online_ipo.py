@@ -8,7 +8,7 @@ differs from the paper   the best and the worst answer of each group are the pai
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import preference
-from rlvr.algos.dpo import learnable, prefer
+from rlvr.algos.base.preference import define_preference
+from rlvr.algos.dpo import prefer, select_offline
 
-make = preference(__name__, __doc__, prefer, learnable, preference_loss="ipo")
+make = define_preference(__name__, __doc__, prefer, select_offline, preference_loss="ipo")

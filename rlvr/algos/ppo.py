@@ -10,22 +10,22 @@ differs from the paper   the critic is a linear head on the policy's own trunk, 
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.returns import discounted, targets
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.returns import compute_returns, compute_value_targets
 
 
-@part("per_token", "values")
-def advantage(answers: Answers, *, gamma: float = 1.0, lam: float = 0.95) -> Advantages:
+@component("per_token", "values")
+def advantage(answers: AnswerBatch, *, gamma: float = 1.0, lam: float = 0.95) -> Advantages:
     """Generalised advantage estimation; the critic's targets are taken from it before any whitening."""
-    found = discounted(answers, gamma, lam=lam, critic=True)
-    answers.targets = targets(answers, found)
+    found = compute_returns(answers, gamma, lam=lam, use_critic=True)
+    answers.value_targets = compute_value_targets(answers, found)
     return found
 
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__,
     __doc__,
     advantage,

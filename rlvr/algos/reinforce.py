@@ -8,23 +8,23 @@ differs from the paper   off-policy (several optimizer steps per batch) each tok
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import less
-from rlvr.algos.parts.surrogate import Surrogate, log_ratio, weighted
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import subtract_baseline
+from rlvr.algos.parts.surrogate import SurrogateLoss, compute_log_ratio, compute_weighted_loss
 from rlvr.contracts.algorithm import LossInputs
 
 
-def advantage(answers: Answers) -> Advantages:
+def advantage(answers: AnswerBatch) -> Advantages:
     """Return the reward itself."""
-    return [less(group, 0.0) for group in answers.rewards]
+    return [subtract_baseline(group, 0.0) for group in answers.rewards]
 
 
-@part("ratio")
-def loss(x: LossInputs, *, ratio_max: float = 5.0) -> Surrogate:
+@component("ratio")
+def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """-A times the log-probability, weighted by the capped ratio."""
-    return weighted(log_ratio(x.new, x.old, x.rows, x.count, "token").exp(), x.advantages, x.new, ratio_max)
+    return compute_weighted_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")

@@ -8,15 +8,15 @@ differs from the paper   no; ratio_max as in reinforce
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import less
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import subtract_baseline
 from rlvr.algos.reinforce import loss
 
 
-def advantage(answers: Answers) -> Advantages:
+def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward minus the mean reward of earlier steps."""
-    return [less(group, answers.running) for group in answers.rewards]
+    return [subtract_baseline(group, answers.running_mean_reward) for group in answers.rewards]
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")

@@ -9,19 +9,19 @@ differs from the paper   no
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.returns import discounted
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.returns import compute_returns
 
 
-@part("per_token")
-def advantage(answers: Answers, *, gamma: float = 1.0) -> Advantages:
+@component("per_token")
+def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
     """Compute the reward to go at each token."""
-    return discounted(answers, gamma)
+    return compute_returns(answers, gamma)
 
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__, __doc__, advantage, loss, whiten="tokens", loss_aggregation="token-mean", beta=0.01, kl_estimator="k1", kl_in="reward"
 )

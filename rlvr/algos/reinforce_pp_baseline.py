@@ -9,9 +9,9 @@ differs from the paper   no
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
+from rlvr.algos.base.policy_gradient import define_policy_gradient
 from rlvr.algos.grpo import advantage, loss
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__, __doc__, advantage, loss, scale_rewards="none", whiten="tokens", loss_aggregation="token-mean", beta=0.01, kl_estimator="k2"
 )

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.returns import discounted
-from rlvr.algos.parts.rewards import greedy
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.returns import compute_returns
+from rlvr.algos.parts.rewards import get_greedy_rewards
 from rlvr.algos.reinforce import loss
 
 
-@part("greedy", "per_token")
-def advantage(answers: Answers, *, gamma: float = 1.0) -> Advantages:
+@component("greedy", "per_token")
+def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
     """Compute the reward to go minus the reward of the group's greedy answer; 0 if that has no score."""
     return [
         [np.zeros(len(row)) if base is None or reward is None else row - base for row, reward in zip(rows, rewards, strict=True)]
-        for rows, rewards, base in zip(discounted(answers, gamma), answers.rewards, greedy(answers), strict=True)
+        for rows, rewards, base in zip(compute_returns(answers, gamma), answers.rewards, get_greedy_rewards(answers), strict=True)
     ]
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")

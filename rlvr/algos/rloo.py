@@ -9,19 +9,19 @@ differs from the paper   it adds PPO's clip of the answer's ratio, which does no
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import loss
-from rlvr.algos.parts.answers import Advantages, Answers
-from rlvr.algos.parts.credit import leave_one_out
+from rlvr.algos.parts.answers import Advantages, AnswerBatch
+from rlvr.algos.parts.credit import subtract_leave_one_out_mean
 
 
-@part("company", "silent")
-def advantage(answers: Answers) -> Advantages:
+@component("company", "silent")
+def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward minus the mean of the other answers, which keeps the gradient unbiased."""
-    return [leave_one_out(group) for group in answers.rewards]
+    return [subtract_leave_one_out_mean(group) for group in answers.rewards]
 
 
-make = policy_gradient(
+make = define_policy_gradient(
     __name__, __doc__, advantage, loss, importance_sampling_level="completion", beta=0.05, kl_estimator="k1", kl_in="reward"
 )

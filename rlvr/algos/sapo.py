@@ -9,18 +9,18 @@ differs from the paper   no; with one optimizer step per batch every ratio is 1 
 
 from __future__ import annotations
 
-from rlvr.algos.base.policy_gradient import policy_gradient
-from rlvr.algos.base.recipe import part
+from rlvr.algos.base.policy_gradient import define_policy_gradient
+from rlvr.algos.base.recipe import component
 from rlvr.algos.grpo import advantage
-from rlvr.algos.parts.surrogate import Surrogate, gated, log_ratio
+from rlvr.algos.parts.surrogate import SurrogateLoss, compute_gated_loss, compute_log_ratio
 from rlvr.contracts.algorithm import LossInputs
 
 
-@part("ratio")
-def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> Surrogate:
+@component("ratio")
+def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> SurrogateLoss:
     """Apply the soft gate, which has slope 1 at ratio 1 for every temperature."""
-    ratio = log_ratio(x.new, x.old, x.rows, x.count, "token").exp()
-    return gated(ratio, x.advantages, sapo_temperature_pos, sapo_temperature_neg)
+    ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp()
+    return compute_gated_loss(ratio, x.advantages, sapo_temperature_pos, sapo_temperature_neg)
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss)
+make = define_policy_gradient(__name__, __doc__, advantage, loss)

@@ -8,7 +8,7 @@ differs from the paper   no
 
 from __future__ import annotations
 
-from rlvr.algos.base.preference import imitation
-from rlvr.algos.best_of_n import choose, learnable
+from rlvr.algos.base.preference import define_imitation
+from rlvr.algos.best_of_n import choose, select_offline
 
-make = imitation(__name__, __doc__, choose, learnable)
+make = define_imitation(__name__, __doc__, choose, select_offline)

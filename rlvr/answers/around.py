@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import re
 
-BEFORE, AFTER = 80, 80
+CHARS_BEFORE, CHARS_AFTER = 80, 80
 """How many characters before and after a box are read for a denial."""
 
-_VERB = r"(?:answer|say|write|put|conclude|claim|think|guess|box|give|report|state)"
-_WRONG = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
-_LINK = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|answer|value|result|simply|just|as))*"
+_ANSWER_VERB = r"(?:answer|say|write|put|conclude|claim|think|guess|box|give|report|state)"
+_WRONG_WORD = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
+_LINKING_WORDS = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|answer|value|result|simply|just|as))*"
 
-DENIED_BEFORE = (
+DENIAL_PATTERNS_BEFORE = (
     (r"\b(?:not|never|cannot|neither|nor)|n't", r"The answer is not \boxed{7}"),
     (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
     (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
-    (rf"\b{_WRONG}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
-    (rf"(?:\b(?:not|never)|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
+    (rf"\b{_WRONG_WORD}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
+    (rf"(?:\b(?:not|never)|n't)\s+{_ANSWER_VERB}", r"I would not say \boxed{7}"),
     (
-        rf"\b(?:{_WRONG}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_VERB}|get|use)",
+        rf"\b(?:{_WRONG_WORD}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_ANSWER_VERB}|get|use)",
         r"It would be wrong to answer \boxed{7}.",
     ),
     (
@@ -39,11 +39,11 @@ DENIED_BEFORE = (
         r"A student of mine once wrote \boxed{7}",
     ),
     (
-        rf"\b(?:{_WRONG}|naive|tempting|rejected)\s+(?:answer|result|value|solution|guess|option|choice|response|conclusion|root)"
+        rf"\b(?:{_WRONG_WORD}|naive|tempting|rejected)\s+(?:answer|result|value|solution|guess|option|choice|response|conclusion|root)"
         r"(?:\s+(?:here|would))?",
         r"A common wrong answer is \boxed{7}",
     ),
-    (rf"\b(?:{_WRONG}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (rf"\b(?:{_WRONG_WORD}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
     (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
     (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
     (r"<!--", r"<!-- \boxed{7} -->"),
@@ -64,10 +64,10 @@ DENIED_BEFORE = (
 )
 """Words that deny the box after them: (pattern, example)."""
 
-DENIED_AFTER = (
+DENIAL_PATTERNS_AFTER = (
     (r"\?\s*no\b", r"\boxed{7}? No."),
     (
-        rf"(?:is|was|are|would\s+be)\s+(?:{_WRONG}|impossible|extraneous|rejected|excluded|ruled\s+out"
+        rf"(?:is|was|are|would\s+be)\s+(?:{_WRONG_WORD}|impossible|extraneous|rejected|excluded|ruled\s+out"
         r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)",
         r"\boxed{7} is wrong",
     ),
@@ -83,16 +83,16 @@ DENIED_AFTER = (
     (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
     (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
     (
-        rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG}|a\s+(?:common\s+)?(?:mistake|trap|error)"
+        rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG_WORD}|a\s+(?:common\s+)?(?:mistake|trap|error)"
         r"|not\s+(?:correct|right|true|the\s+(?:right|correct|final|answer)))",
         r"\boxed{7}, which is wrong",
     ),
 )
 """Words that deny the box before them: (pattern, example)."""
 
-_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
-_AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
-_HINTS = (
+_DENIAL_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_BEFORE)}){_LINKING_WORDS}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
+_DENIAL_AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_AFTER)})", re.IGNORECASE)
+_DENIAL_HINTS = (
     *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
     *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
     *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
@@ -125,36 +125,36 @@ _HINTS = (
 """Prefilter: every text that `_BEFORE` matches contains one of these substrings."""
 
 
-def denied(before: str, after: str) -> bool:
+def is_denied(before: str, after: str) -> bool:
     r"""Whether the words around a box say that it is not the answer.
 
-    >>> denied("It would be wrong to answer ", ". I answer 8."), denied("So the answer is ", ".")
+    >>> is_denied("It would be wrong to answer ", ". I answer 8."), is_denied("So the answer is ", ".")
     (True, False)
     """
     low = before.lower()
-    for hint in _HINTS:
+    for hint in _DENIAL_HINTS:
         if hint in low:
-            if _BEFORE.search(low):
+            if _DENIAL_BEFORE.search(low):
                 return True
             break
-    return bool(after.strip(" $.)*\n")) and _AFTER.match(after) is not None
+    return bool(after.strip(" $.)*\n")) and _DENIAL_AFTER.match(after) is not None
 
 
-_THING = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
+_ANSWER_NOUN = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
 
-OFFERS = (
+ALTERNATIVE_PATTERNS = (
     (
         r"\b(?:or|alternatively|alternative|either|otherwise|unless|maybe|perhaps|possibly|if)\b",
         r"\boxed{7}. Maybe we should say \boxed{8}",
     ),
     (r"\b(?:could|might|may)\s+(?:also\s+)?be\b", r"\boxed{7} comes out of one count. It might be \boxed{8}"),
     (r"\balso\s+(?:say|possible|valid|correct|acceptable|works?|accept|an?\b)", r"\boxed{7}. The following is also correct: \boxed{8}"),
-    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_THING}", r"\boxed{7} comes out of one count. Another answer is \boxed{8}"),
+    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_ANSWER_NOUN}", r"\boxed{7} comes out of one count. Another answer is \boxed{8}"),
     (
-        rf"\b(?:first|second|third|fourth|last|next|possible|backup)\s+(?:possible\s+)?{_THING}",
+        rf"\b(?:first|second|third|fourth|last|next|possible|backup)\s+(?:possible\s+)?{_ANSWER_NOUN}",
         r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
     ),
-    (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (rf"\b(?:{_ANSWER_NOUN}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
     (
         r"\b(?:method|approach|interpretation|reading|scenario|version)\s*\#?\(?(?:\d+|[b-h]|one|two|three)\b",
         r"Method 1 gives \boxed{7}. Method 2 gives \boxed{8}",
@@ -168,7 +168,7 @@ OFFERS = (
 )
 """Words that make the next box an alternative instead of a later result: (pattern, example)."""
 
-LEADS = (
+LATER_RESULT_PATTERNS = (
     (
         r"\b(?:so|thus|hence|therefore|then|finally|consequently|now|gives?|yields?|implies|means|becomes)\b",
         r"\boxed{7}. So \boxed{8}",
@@ -181,18 +181,18 @@ LEADS = (
 )
 """Words that lead from one box to a later result, so that the later one counts: (pattern, example)."""
 
-_OFFER = re.compile("|".join(pattern for pattern, _ in OFFERS), re.IGNORECASE)
-_LEAD = re.compile("|".join(pattern for pattern, _ in LEADS), re.IGNORECASE)
+_ALTERNATIVE = re.compile("|".join(pattern for pattern, _ in ALTERNATIVE_PATTERNS), re.IGNORECASE)
+_LATER_RESULT = re.compile("|".join(pattern for pattern, _ in LATER_RESULT_PATTERNS), re.IGNORECASE)
 _MARKUP = re.compile(r"\\[a-zA-Z]+")
-_WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
+_CONTENT_WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
 """A word with meaning: not one of those that may precede any answer."""
-_WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
-_PART = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
-_BREAK = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
-_STOP = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
+_CJK_CHAR = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_PART_LABEL = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
+_CLAUSE_END = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
+_SENTENCE_END = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
 
-def apart(gap: str) -> bool:
+def is_separator(gap: str) -> bool:
     r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
     >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
@@ -200,36 +200,36 @@ def apart(gap: str) -> bool:
     """
     if len(gap) > 2000:
         gap = gap[:1000] + " \n " + gap[-1000:]
-    if _PART.search(gap):
+    if _PART_LABEL.search(gap):
         return True
-    words = _words(gap)
+    words = _count_words(gap)
     if not words:
         return False
-    edges = _head(gap), _tail(gap)
-    if any(_OFFER.search(edge) for edge in edges):
+    edges = _first_sentence(gap), _last_sentence(gap)
+    if any(_ALTERNATIVE.search(edge) for edge in edges):
         return False
-    if _BREAK.search(gap) is None:
+    if _CLAUSE_END.search(gap) is None:
         return re.search(r"\b(?:then|so|thus|hence|therefore|which\s+gives)\b", gap, re.IGNORECASE) is not None
-    return words >= 3 or _LEAD.search(gap) is not None
+    return words >= 3 or _LATER_RESULT.search(gap) is not None
 
 
-def _words(text: str) -> int:
+def _count_words(text: str) -> int:
     plain = _MARKUP.sub(" ", text)
-    return len(_WORD.findall(plain)) + len(_WIDE.findall(plain)) // 2
+    return len(_CONTENT_WORD.findall(plain)) + len(_CJK_CHAR.findall(plain)) // 2
 
 
-def _head(gap: str) -> str:
+def _first_sentence(gap: str) -> str:
     """Return the rest of the first box's sentence, or the next sentence if nothing is left of it."""
-    for stop in _STOP.finditer(gap):
-        if _words(gap[: stop.start()]):
+    for stop in _SENTENCE_END.finditer(gap):
+        if _count_words(gap[: stop.start()]):
             return gap[: stop.start()][:200]
     return gap[:200]
 
 
-def _tail(gap: str) -> str:
+def _last_sentence(gap: str) -> str:
     """Return the sentence before the second box: the text after the last full stop that is followed by a word."""
     tail = gap[-200:]
-    for stop in reversed(list(_STOP.finditer(tail))):
-        if _words(tail[stop.end() :]):
+    for stop in reversed(list(_SENTENCE_END.finditer(tail))):
+        if _count_words(tail[stop.end() :]):
             return tail[stop.end() :]
     return tail

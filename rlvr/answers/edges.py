@@ -14,45 +14,45 @@ SPECIAL_TOKENS = (
 )
 """Tokens that end a turn and may be left in the text: (example, pattern)."""
 
-_SPECIAL = re.compile(f"(?:{'|'.join(pattern for _, pattern in SPECIAL_TOKENS)})$", re.IGNORECASE)
+_SPECIAL_TOKEN_AT_END = re.compile(f"(?:{'|'.join(pattern for _, pattern in SPECIAL_TOKENS)})$", re.IGNORECASE)
 
-INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad\ufe0e\ufe0f"
+INVISIBLE_CHARS = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad\ufe0e\ufe0f"
 """Zero-width characters, direction marks and variation selectors."""
-HAPPY = "✅✔✓☑⭐✨🎉🎊🎯👍😊🙂😀😃😄🚀💡🏆🔥👏🥳🌟∎■□"
+APPROVING_EMOJI = "✅✔✓☑⭐✨🎉🎊🎯👍😊🙂😀😃😄🚀💡🏆🔥👏🥳🌟∎■□"
 """Emoji that approve an answer, and end-of-proof marks. A cross, a thumbs-down and a question mark are not included."""
-_HANGING = INVISIBLE + HAPPY
+_STRIPPED_AT_END = INVISIBLE_CHARS + APPROVING_EMOJI
 
 
-def ended(text: str) -> str:
+def strip_special_tokens(text: str) -> str:
     """Strip special tokens and whitespace from the end of a text.
 
     >>> ended("Answer: 16<|eot_id|> </s>")
     'Answer: 16'
     """
-    return _without_tokens(text) if "<" in text or "[" in text else text
+    return _strip_trailing_tokens(text) if "<" in text or "[" in text else text
 
 
-def _without_tokens(text: str) -> str:
+def _strip_trailing_tokens(text: str) -> str:
     """Strip trailing special tokens from a text that contains < or [, with which every such token begins."""
     kept = end = len(text)
     while True:
-        while end and (text[end - 1].isspace() or text[end - 1] in INVISIBLE):
+        while end and (text[end - 1].isspace() or text[end - 1] in INVISIBLE_CHARS):
             end -= 1
-        match = _SPECIAL.search(text[max(0, end - 48) : end]) if end and text[end - 1] in ">]" else None
+        match = _SPECIAL_TOKEN_AT_END.search(text[max(0, end - 48) : end]) if end and text[end - 1] in ">]" else None
         if match is None:
             return text[:kept]
         kept = end = end - len(match[0])
 
 
-def trimmed(text: str) -> str:
+def strip_decorations(text: str) -> str:
     """Strip whitespace, invisible characters and approving emoji from the ends of a declared answer.
 
-    >>> trimmed("42\u200b "), trimmed("12 ✅")
+    >>> strip_decorations("42\u200b "), strip_decorations("12 ✅")
     ('42', '12')
     """
     start, end = 0, len(text)
-    while start < end and (text[start].isspace() or text[start] in INVISIBLE):
+    while start < end and (text[start].isspace() or text[start] in INVISIBLE_CHARS):
         start += 1
-    while end > start and (text[end - 1].isspace() or text[end - 1] in _HANGING):
+    while end > start and (text[end - 1].isspace() or text[end - 1] in _STRIPPED_AT_END):
         end -= 1
     return text[start:end]

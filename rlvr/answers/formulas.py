@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-PART_BEFORE = (
+FORMULA_BEFORE_PATTERNS = (
     (r"\\(?:neq?|lt|gt|nleq|ngeq)\s*|[≠]\s*|[\w})]\s*<\s*|[\w})]\s+>\s*", "a relation", r"$x \neq \boxed{7}$"),
     (r"[$=(]\s?-\s?|\\pm\s*", "a sign", r"$-\boxed{7}$"),
     (r"\\(?:cdot|times|div)\s*|[×·÷]\s*|\d\s?\*\s?", "a factor", r"$2 \cdot \boxed{7}$"),
@@ -17,27 +17,27 @@ PART_BEFORE = (
 )
 """Text before a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
-PART_AFTER = (
+FORMULA_AFTER_PATTERNS = (
     (r"\s?\}?\s?\^(?!\s*\{?\s*\\?(?:circ|prime))", "a power; not a degree", r"$\boxed{7}^2$"),
     (r"\s?\\(?:pi|sqrt|cdot|times|div|d?frac|ln|log|sin|cos)(?![a-zA-Z])", "a factor", r"$\boxed{7}\pi$"),
     (r"[\s$]{0,3}(?:hundred|thousand|million|billion|trillion|dozen)\b|[\s$]{0,3}[万亿億]", "a factor in words", r"\boxed{7} million"),
 )
 """Text after a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
-_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in PART_BEFORE)})$")
-_AFTER = re.compile("|".join(pattern for pattern, _, _ in PART_AFTER))
-_SIGNS = tuple("<>≠-×·÷*{^_(")
+_FORMULA_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in FORMULA_BEFORE_PATTERNS)})$")
+_FORMULA_AFTER = re.compile("|".join(pattern for pattern, _, _ in FORMULA_AFTER_PATTERNS))
+_BEFORE_HINTS = tuple("<>≠-×·÷*{^_(")
 """Prefilter: every match of `_BEFORE` ends with one of these or contains a backslash."""
-_GOES_ON = re.compile(r"[^$\n=.]{0,40}=")
+_EQUATION_CONTINUES = re.compile(r"[^$\n=.]{0,40}=")
 
 
-def part(before: str, after: str) -> bool:
+def is_part_of_formula(before: str, after: str) -> bool:
     r"""Whether the box between two texts is a part of a formula.
 
     >>> part(r"$2\cdot", "$"), part("$x = ", "$"), part(r"$3\cdot", " = 21$")
     (True, False, False)
     """
     near = before[-16:]
-    hint = "\\" in near or near.rstrip()[-1:] in _SIGNS
-    said = (hint and _BEFORE.search(near)) or (after.strip(" $.)*\\]\n") and _AFTER.match(after))
-    return bool(said) and _GOES_ON.match(after) is None
+    hint = "\\" in near or near.rstrip()[-1:] in _BEFORE_HINTS
+    said = (hint and _FORMULA_BEFORE.search(near)) or (after.strip(" $.)*\\]\n") and _FORMULA_AFTER.match(after))
+    return bool(said) and _EQUATION_CONTINUES.match(after) is None

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MANY = 1000
+MAX_DECLARATIONS = 1000
 """Maximum number of declarations that are read; of more, only the last ones count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Extraction:
     r"""The answer that a text declares; or None, with the reason.
 
-    >>> Found("42", "in the box")
+    >>> Found("42", "in the sandbox_session")
     Found(text='42', reason='in the box', several=())
     """
 
     text: str | None
     reason: str
-    several: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
     """The different declared answers, if there was more than one and `text` is None for that reason."""
 
 
-def distinct(texts: Sequence[str]) -> list[str]:
+def unique_texts(texts: Sequence[str]) -> list[str]:
     """Return the different texts, ignoring whitespace, in the order of their last occurrence.
 
-    >>> distinct(["1 2", "3", "12"])
+    >>> unique_texts(["1 2", "3", "12"])
     ['3', '12']
     """
     rows: dict[str, str] = {}
@@ -37,13 +37,13 @@ def distinct(texts: Sequence[str]) -> list[str]:
     return list(rows.values())
 
 
-def one(texts: Sequence[str], where: str) -> Found:
+def require_agreement(texts: Sequence[str], source: str) -> Extraction:
     """Return the answer that all declarations agree on; no answer if they differ.
 
     >>> one(["7", " 7"], "the tag").text, one(["7", "8"], "the tag").several
     ('7', ('7', '8'))
     """
-    different = distinct([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
+    different = unique_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
     if len(different) > 1:
-        return Found(None, f"{where} holds {len(different)} different answers", tuple(different))
-    return Found(different[0], f"in {where}") if different[0] else Found(None, f"{where} is empty")
+        return Extraction(None, f"{source} holds {len(different)} different answers", tuple(different))
+    return Extraction(different[0], f"in {source}") if different[0] else Extraction(None, f"{source} is empty")

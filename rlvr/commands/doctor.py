@@ -17,20 +17,20 @@ from rich.text import Text
 
 import rlvr
 from rlvr.commands import screen
-from rlvr.commands.settings import cluster_overrides
+from rlvr.commands.settings import make_cluster_overrides
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.overrides import overridden
-from rlvr.config.section import checked
-from rlvr.errors import ConfigError, MissingExtra, installing
-from rlvr.plugins.registry import KINDS, examined, load
-from rlvr.samplers._vllm_version import check_version, installed, supported
+from rlvr.config.overrides import apply_overrides
+from rlvr.config.section import validate_section
+from rlvr.errors import ConfigError, MissingExtra, format_install_command
+from rlvr.plugins.registry import PLUGIN_KINDS, list_imported_entries, load_factory
+from rlvr.samplers._vllm_version import check_version, format_supported_range, get_installed_version
 
-PACKAGES = {
+PACKAGE_EXTRAS = {
     "gymnasium": "", "sympy": "", "docker": "", "pydantic": "", "typer": "", "rich": "", "PyYAML": "",
     "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora",
 }  # fmt: skip
-ENGINE_SECONDS = 5
-ENGINE_API = "1.40"
+ENGINE_TIMEOUT_S = 5
+ENGINE_API_VERSION = "1.40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,74 +47,74 @@ class Finding:
     advice: str = ""
 
 
-def examine(*, json: bool) -> int:
+def run_doctor(*, json: bool) -> int:
     """Run all checks and print the results; returns 1 if something is broken."""
     findings = [
-        _python(),
-        *(_package(name, extra) for name, extra in PACKAGES.items()),
-        _vllm(),
-        _accelerator(),
-        _engine(),
-        *_sandboxes(),
-        *_plugins(),
-        _disk(),
+        _check_python(),
+        *(_check_package(name, extra) for name, extra in PACKAGE_EXTRAS.items()),
+        _check_vllm(),
+        _check_accelerator(),
+        _check_engine(),
+        *_check_sandboxes(),
+        *_check_plugins(),
+        _check_disk(),
     ]
-    return _told(findings, json=json)
+    return _print_findings(findings, json=json)
 
 
-def examine_cluster(text: str, *, json: bool) -> int:
+def check_cluster(text: str, *, json: bool) -> int:
     """Start the processes of a cluster configuration and print the findings; returns 1 if one cannot be placed, or if versions differ."""
-    from rlvr.scale.checks.doctor import examined
+    from rlvr.scale.checks.doctor import check_cluster_ready
 
-    data = overridden({}, cluster_overrides(text)).get("cluster")
-    found = examined(checked(ClusterConfig, data, "--cluster"))
+    data = apply_overrides({}, make_cluster_overrides(text)).get("cluster")
+    found = check_cluster_ready(validate_section(ClusterConfig, data, "--cluster"))
     findings = [
-        Finding(seen.name, "broken" if seen.fault else "ok", ": ".join(filter(None, (seen.fault, seen.detail))), seen.advice)
+        Finding(seen.name, "broken" if seen.problem else "ok", ": ".join(filter(None, (seen.problem, seen.detail))), seen.advice)
         for seen in found
     ]
-    return _told(findings, json=json)
+    return _print_findings(findings, json=json)
 
 
-def _told(findings: Sequence[Finding], *, json: bool) -> int:
+def _print_findings(findings: Sequence[Finding], *, json: bool) -> int:
     broken = any(finding.state == "broken" for finding in findings)
     if json:
-        screen.say_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
+        screen.print_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
         return int(broken)
-    console = screen.out()
-    signs = {"ok": screen.mark(True), "missing": Text("–", style="yellow"), "broken": screen.mark(False)}
-    console.print(screen.table(("", "what", "found", "what to do"), [(signs[f.state], f.name, f.detail, f.advice) for f in findings]))
+    console = screen.make_stdout_console()
+    signs = {"ok": screen.make_status_mark(True), "missing": Text("–", style="yellow"), "broken": screen.make_status_mark(False)}
+    console.print(screen.make_table(("", "what", "found", "what to do"), [(signs[f.state], f.name, f.detail, f.advice) for f in findings]))
     return int(broken)
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     detail = (
         f"Python {platform.python_version()}, rlvr {rlvr.__version__}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     )
     return Finding("python", "ok", detail)
 
 
-def _package(name: str, extra: str) -> Finding:
+def _check_package(name: str, extra: str) -> Finding:
     try:
         return Finding(name, "ok", version(name))
     except PackageNotFoundError:
         if not extra:
-            return Finding(name, "broken", "not installed", f"reinstall: `{installing()}`")
-        return Finding(name, "missing", "not installed", f"`{installing(extra)}`")
+            return Finding(name, "broken", "not installed", f"reinstall: `{format_install_command()}`")
+        return Finding(name, "missing", "not installed", f"`{format_install_command(extra)}`")
 
 
-def _vllm() -> Finding:
+def _check_vllm() -> Finding:
     try:
-        found = installed()
+        found = get_installed_version()
     except MissingExtra as error:
-        return Finding("vllm", "missing", "not installed", f"`{installing(error.extra)}`")
+        return Finding("vllm", "missing", "not installed", f"`{format_install_command(error.extra)}`")
     try:
         check_version(found)
     except ConfigError:
-        return Finding("vllm", "broken", f"{found}; the sampler works with {supported()}", f"`pip install 'vllm{supported()}'`")
-    return Finding("vllm", "ok", f"{found} (works with {supported()})")
+        return Finding("vllm", "broken", f"{found}; the sampler works with {format_supported_range()}", f"`pip install 'vllm{format_supported_range()}'`")
+    return Finding("vllm", "ok", f"{found} (works with {format_supported_range()})")
 
 
-def _accelerator() -> Finding:
+def _check_accelerator() -> Finding:
     try:
         import torch
     except ImportError as error:
@@ -130,10 +130,10 @@ def _accelerator() -> Finding:
     return Finding("accelerator", "missing", "CPU only", "enough for the quickstart; larger models need a GPU")
 
 
-def _engine() -> Finding:
+def _check_engine() -> Finding:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the SDK does not close the socket of a refused connection
-        found, error = _engine_version()
+        found, error = _get_engine_version()
         gc.collect()
     if found:
         return Finding("docker engine", "ok", found)
@@ -143,22 +143,22 @@ def _engine() -> Finding:
     return Finding("docker engine", "missing", f"{there}no engine responds ({error})", advice)
 
 
-def _sandboxes() -> list[Finding]:
+def _check_sandboxes() -> list[Finding]:
     found = []
-    for entry in examined("sandbox"):
+    for entry in list_imported_entries("sandbox"):
         if not entry.error:
-            lacks: list[tuple[str, str]] = getattr(load("sandbox", entry.name), "missing", list)()
+            lacks: list[tuple[str, str]] = getattr(load_factory("sandbox", entry.name), "missing", list)()
             found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
             found += [Finding(f"sandbox {entry.name}", "ok", "can run programs here")] if not lacks else []
     return found
 
 
-def _engine_version() -> tuple[str, str]:
+def _get_engine_version() -> tuple[str, str]:
     try:
         import docker
 
         client = docker.from_env(
-            timeout=ENGINE_SECONDS, version=ENGINE_API
+            timeout=ENGINE_TIMEOUT_S, version=ENGINE_API_VERSION
         )  # with a fixed API version, the constructor sends no request that could fail before the client can be closed
         try:
             return str(client.api.version(api_version=False)["Version"]), ""
@@ -168,16 +168,16 @@ def _engine_version() -> tuple[str, str]:
         return "", type(error).__name__
 
 
-def _plugins() -> list[Finding]:
+def _check_plugins() -> list[Finding]:
     findings = []
-    for kind in KINDS.values():
-        entries = examined(kind.name)
+    for kind in PLUGIN_KINDS.values():
+        entries = list_imported_entries(kind.name)
         bad = [entry for entry in entries if entry.error]
         findings.append(Finding(kind.plural, "ok", f"{len(entries) - len(bad)} registered"))
         findings += [Finding(f"{kind.name} {entry.name}", "broken", entry.error, f"fix or uninstall {entry.source}") for entry in bad]
     return findings
 
 
-def _disk() -> Finding:
+def _check_disk() -> Finding:
     free = shutil.disk_usage(os.getcwd()).free / 1e9
     return Finding("disk", "ok" if free > 2 else "missing", f"{free:.0f} GB free here", "" if free > 2 else "checkpoints need disk space")

@@ -23,21 +23,21 @@ def train_run(
     json: bool,
     model: str = "",
     test: str = "",
-    judge: str = "",
+    verifier: str = "",
 ) -> None:
     """Load the recipe, or make one for a data file; train; print the report, with `json` as one line of JSON at the end."""
     from rlvr.commands import starting
-    from rlvr.config.config import load
-    from rlvr.model.threads import sleep_while_waiting
+    from rlvr.config.config import load_config
+    from rlvr.model.threads import set_passive_wait_policy
 
-    sleep_while_waiting()
-    on_data = starting.data_given(recipe)
+    set_passive_wait_policy()
+    on_data = starting.is_data_target(recipe)
     if on_data:
-        config, out = starting.started(recipe, overrides, model=model, test=test, verifier=judge, out=out)
-    elif test or judge:
+        config, out = starting.prepare_data_run(recipe, overrides, model=model, test=test, verifier=verifier, out=out)
+    elif test or verifier:
         raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")
     else:
-        config = load(recipe, [*starting.model_override(model), *overrides])
+        config = load_config(recipe, [*starting.make_model_overrides(model), *overrides])
     try:
         import torch  # noqa: F401 -- imported first: without torch, transformers only warns and fails later
 
@@ -48,29 +48,29 @@ def train_run(
     method: Any = train if config.reward_model is None else train_reward_model
     if config.cluster is not None:
         from rlvr.scale.training import train as method
-    console = screen.err() if json else screen.out()
+    console = screen.make_stderr_console() if json else screen.make_stdout_console()
     report = method(config, out=out, resume=resume, verify=verify, console=console)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if on_data:
-        starting.finished(Path(report.run), console)
+        starting.finish_data_run(Path(report.run), console)
     if json:
-        screen.say_json(report.record())
+        screen.print_json(report.to_dict())
 
 
 def replay_run(run: Path, *, json: bool) -> int:
     """Step the recorded episodes through the environment again; returns 1 if any differs."""
-    from rlvr.rollout.replay import replay
+    from rlvr.rollout.replay import replay_run
 
-    report = replay(run)
+    report = replay_run(run)
     if json:
-        screen.say_json(report.record())
+        screen.print_json(report.to_dict())
     else:
-        console = screen.out()
+        console = screen.make_stdout_console()
         ok = not report.mismatches
-        console.print(Text.assemble(screen.mark(ok), f" {report.episodes} episodes stepped again, {report.mismatches} differ"))
-        if report.recorded:
-            console.print(Text(f"  {report.recorded} had tool or multi-turn sessions, whose replies were taken from the record"))
+        console.print(Text.assemble(screen.make_status_mark(ok), f" {report.episodes} episodes stepped again, {report.mismatches} differ"))
+        if report.num_recorded_sessions:
+            console.print(Text(f"  {report.num_recorded_sessions} had tool or multi-turn sessions, whose replies were taken from the record"))
         if report.failed:
             console.print(Text(f"  {report.failed} were recorded as failed and are not compared"))
         for line in report.details:
@@ -86,11 +86,11 @@ def audit_run(run: Path, *, groups: int, json: bool) -> int:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     report = audit(run, groups=groups)
     if json:
-        screen.say_json(report.record())
+        screen.print_json(report.to_dict())
         return 1 if report.differing else 0
-    console = screen.out()
+    console = screen.make_stdout_console()
     words = f" {report.answers} answers of {report.groups} groups sampled again, {report.differing} differ"
-    console.print(Text.assemble(screen.mark(not report.differing), words))
+    console.print(Text.assemble(screen.make_status_mark(not report.differing), words))
     if report.left_out:
         console.print(Text(f"  {report.left_out} recorded groups lack answers, failed or hit a time limit, and cannot be sampled again"))
     for line in report.details:

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from rlvr.adapters.exporting import export_env
 from rlvr.commands import screen
-from rlvr.commands.settings import settings_from
+from rlvr.commands.settings import parse_settings
 from rlvr.errors import ConfigError, suggest
-from rlvr.plugins.registry import entries, kind_of
+from rlvr.plugins.registry import get_kind, list_entries
 
-NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")  # also a valid name of a distribution
+PLUGIN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")  # also a valid name of a distribution
 
 PYPROJECT = """\
 [build-system]
@@ -230,7 +230,7 @@ make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="tok
 '''
 
 TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL, "algorithm": ALGORITHM}
-USE = {
+USAGE_COMMANDS = {
     "env": "rlvr eval $name --policy scripted:gold\nrlvr train RECIPE env=$name",
     "verifier": "rlvr verify $name --reference Paris --answer PARIS",
     "tool": "rlvr show tool $name --json",
@@ -240,24 +240,24 @@ USE = {
 
 def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
     """Write a plugin package and print the next steps."""
-    wanted = kind_of(kind).name
-    if wanted not in USE:
-        raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USE)}")
-    _usable(wanted, name)
+    wanted = get_kind(kind).name
+    if wanted not in USAGE_COMMANDS:
+        raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USAGE_COMMANDS)}")
+    _check_plugin_name(wanted, name)
     dist = f"rlvr-{name.replace('_', '-')}"
     folder = out if out is not None else Path(dist)
     if folder.exists():
         raise ConfigError(f"{folder} exists and is not overwritten; choose another --out")
     words = {
         "kind": wanted,
-        "plural": kind_of(wanted).plural,
+        "plural": get_kind(wanted).plural,
         "name": name,
         "dist": dist,
         "package": f"rlvr_{name}",
         "cls": "make" if wanted == "algorithm" else "".join(part.capitalize() for part in name.split("_")),
         "title": name.replace("_", " ").strip().capitalize(),
     }
-    words["use"] = Template(USE[wanted]).substitute(words)
+    words["use"] = Template(USAGE_COMMANDS[wanted]).substitute(words)
     files = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
@@ -272,30 +272,30 @@ def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
     if json:
-        screen.say_json({"kind": wanted, "name": name, "folder": str(folder), "files": sorted(files)})
+        screen.print_json({"kind": wanted, "name": name, "folder": str(folder), "files": sorted(files)})
         return
-    console = screen.out()
+    console = screen.make_stdout_console()
     console.print(Text(f"{folder}/", style="bold"))
     for path in sorted(files):
         console.print(Text(f"  {path}"))
     console.print(Text(f"\npip install -e {folder}\nrlvr check {wanted} {name}\n{words['use']}"))
 
 
-def _usable(kind: str, name: str) -> None:
-    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+def _check_plugin_name(kind: str, name: str) -> None:
+    if not PLUGIN_NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} is not a valid name for a {kind}; use lower-case letters, digits and underscores, such as chess_mate")
-    taken = next((entry for entry in entries(kind) if entry.name == name), None)
+    taken = next((entry for entry in list_entries(kind) if entry.name == name), None)
     if taken:
         raise ConfigError(f"the {kind} {name!r} exists already, in {taken.source}; choose another name")
 
 
-def write_env(name: str, to: str, *, out: Path, split: str, count: int | None, pairs: Sequence[str], json: bool) -> None:
+def write_env_export(name: str, format_name: str, *, out: Path, split: str, count: int | None, pairs: Sequence[str], json: bool) -> None:
     """Write an environment for another trainer or evaluator, and print how to use the files."""
-    written = export_env(name, to, out, settings=settings_from(pairs), split=split, count=count)
+    written = export_env(name, format_name, out, settings=parse_settings(pairs), split=split, count=count)
     if json:
-        screen.say_json({"folder": str(written.folder), "files": list(written.files), "tasks": written.rows, "use": written.use})
+        screen.print_json({"folder": str(written.folder), "files": list(written.files), "tasks": written.rows, "use": written.usage})
         return
-    console = screen.out()
+    console = screen.make_stdout_console()
     for file in written.files:
         console.print(Text(f"wrote {written.folder / file}"))
-    console.print(Text(f"{written.rows} tasks. {written.use}"))
+    console.print(Text(f"{written.rows} tasks. {written.usage}"))

@@ -14,27 +14,27 @@ from rich.table import Table
 from rich.text import Text
 
 
-def out() -> Console:
+def make_stdout_console() -> Console:
     """Make the console for standard output, as wide as the terminal or COLUMNS; a pipe gets up to 200 columns and no wrapped lines."""
-    return _console(stderr=False)
+    return _make_console(stderr=False)
 
 
-def err() -> Console:
+def make_stderr_console() -> Console:
     """Make the console for standard error (progress, warnings, errors), as wide as the terminal or COLUMNS."""
-    return _console(stderr=True)
+    return _make_console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
+def _make_console(*, stderr: bool) -> Console:
     known = (sys.stderr if stderr else sys.stdout).isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return Console(stderr=stderr, highlight=False, soft_wrap=not known, width=None if known else 200)
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a value as one line of JSON; NaN is an error."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
     """Make a table with a rule under the head only; cells are never parsed as markup."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
     for column in columns:
@@ -44,16 +44,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title
     return made
 
 
-def figures(made: Table, first: int = 1) -> Table:
+def align_numbers(table: Table, first_column: int = 1) -> Table:
     """Right-align the columns of numbers, from `first` on, without wrapping."""
-    made.collapse_padding = True
-    for column in made.columns[first:]:
+    table.collapse_padding = True
+    for column in table.columns[first_column:]:
         column.justify = "right"
         column.no_wrap = True
-    return made
+    return table
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Table:
+def make_facts_table(rows: Iterable[tuple[str, str]]) -> Table:
     """Make a table of names and values."""
     made = Table.grid(padding=(0, 3))
     for name, value in rows:
@@ -61,6 +61,6 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return made
 
 
-def mark(ok: bool) -> Text:
+def make_status_mark(ok: bool) -> Text:
     """Make a tick or a cross."""
     return Text("✓", style="green") if ok else Text("✗", style="bold red")

@@ -11,39 +11,39 @@ from typing import Any
 import yaml
 
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.overrides import number
+from rlvr.config.overrides import parse_exponents
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound
 
-KEY = r"([\w-]+\.)?[^\W\d]\w*"
+SETTING_KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, optionally prefixed with the name of its environment."""
 EXAMPLES = {"--set": "--set tolerance=0.01", "--sampler": "--sampler retries=3"}
 
 
-def settings_from(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
+def parse_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
     """Parse the key=value pairs of `--set`, or of another option; each value is YAML.
 
-    >>> settings_from(["tolerance=1e-3", "levels=[2+2]"])
+    >>> parse_settings(["tolerance=1e-3", "levels=[2+2]"])
     {'tolerance': 0.001, 'levels': ['2+2']}
     """
     found: dict[str, Any] = {}
     for text in pairs:
         key, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(KEY, key.strip()):
+        if not equals or not re.fullmatch(SETTING_KEY, key.strip()):
             raise ConfigError(f"{option} {text!r} is not of the form key=value, for example {EXAMPLES[option]}")
         if key.strip() in found:
             raise ConfigError(f"{option} names {key.strip()!r} twice; give each setting once")
         try:
-            found[key.strip()] = number(yaml.safe_load(value))
+            found[key.strip()] = parse_exponents(yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise ConfigError(f"{option} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found
 
 
-def cluster_overrides(text: str) -> list[str]:
+def make_cluster_overrides(text: str) -> list[str]:
     """Convert `--cluster` (an address, or a YAML file with cluster settings) into overrides of a recipe.
 
-    >>> cluster_overrides("auto"), cluster_overrides("")
+    >>> make_cluster_overrides("auto"), make_cluster_overrides("")
     (['cluster.address=auto'], [])
     """
     if not text:

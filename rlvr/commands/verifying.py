@@ -15,98 +15,98 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.commands.settings import settings_from
+from rlvr.commands.settings import parse_settings
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
-from rlvr.mdp.judges import Judges, late
-from rlvr.mdp.sessions import judged
+from rlvr.mdp.judges import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.plugins.registry import build
-from rlvr.runs.progress import Work
+from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict, user
 
-AHEAD = 8
+MAX_QUEUED_PER_WORKER = 8
 """The maximum of queued answers per worker: enough to keep workers busy, few enough to stream a file of any size."""
 
-DEADLINE_S = 600.0
+VERIFY_TIMEOUT_S = 600.0
 """The timeout of one verdict, as in a rollout."""
 
 
 def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
     """Verify the answer given on the command line; returns 1 if it has no score."""
-    row = {"id": 1, "reference": _value(reference), "answer": answer, "meta": _meta_from(meta)}
-    with build("verifier", name, **settings_from(pairs)) as verifier:
-        ((_, verdict),) = in_order([row], _judge(verifier), workers=1)
+    row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "meta": _parse_meta(meta)}
+    with build("verifier", name, **parse_settings(pairs)) as verifier:
+        ((_, verdict),) = verify_in_order([row], _make_verify_function(verifier), workers=1)
     if json:
-        screen.say_json(verdict.record())
-        return int(not verdict.scored)
-    console = screen.out()
-    console.print(Text.assemble(_score(verdict), "  ", verdict.reason))
-    for part, value in verdict.parts.items():
+        screen.print_json(verdict.to_dict())
+        return int(not verdict.is_scored)
+    console = screen.make_stdout_console()
+    console.print(Text.assemble(_format_score(verdict), "  ", verdict.reason))
+    for part, value in verdict.components.items():
         console.print(Text(f"  {part} {value:g}"))
-    return int(not verdict.scored)
+    return int(not verdict.is_scored)
 
 
 def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
     """Verify every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
     if workers < 1:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
-    settings = settings_from(pairs)
+    settings = parse_settings(pairs)
     stdin = str(file) == "-"
-    total = None if stdin else sum(1 for _ in _rows(file))  # finds a malformed line before any answer is verified
+    total = None if stdin else sum(1 for _ in _read_rows(file))  # finds a malformed line before any answer is verified
     counts: Counter[str] = Counter()
     points, began = 0.0, time.perf_counter()
     with ExitStack() as stack:
         verifier = stack.enter_context(build("verifier", name, **settings))
-        work = stack.enter_context(Work(screen.err(), "verifying", total)) if total and sys.stderr.isatty() else None
-        for row, verdict in in_order(_rows(file), _judge(verifier), workers=workers):
+        work = stack.enter_context(ProgressReporter(screen.make_stderr_console(), "verifying", total)) if total and sys.stderr.isatty() else None
+        for row, verdict in verify_in_order(_read_rows(file), _make_verify_function(verifier), workers=workers):
             if json:
-                screen.say_json({"id": row["id"], "score": verdict.score, "reason": verdict.reason, "fault": verdict.fault.value})
+                screen.print_json({"id": row["id"], "score": verdict.score, "reason": verdict.reason, "fault": verdict.fault.value})
             counts["full score" if verdict.passed else "no score" if verdict.score is None else "less"] += 1
             counts[f"fault: {verdict.fault.value}"] += verdict.fault.value != "none"
             points += verdict.score or 0.0
             if work:
                 work.advance({"full score": counts["full score"] / counts.total()})
     if not json:
-        _summary(counts, points, time.perf_counter() - began)
+        _print_summary(counts, points, time.perf_counter() - began)
     return int(counts["no score"] > 0)
 
 
-def in_order(
-    rows: Iterable[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict], *, workers: int
+def verify_in_order(
+    rows: Iterable[dict[str, Any]], verify: Callable[[dict[str, Any]], Verdict], *, workers: int
 ) -> Iterator[tuple[dict[str, Any], Verdict]]:
     """Yield every row with its verdict, in the order of the rows; only a bounded number of rows is read ahead."""
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
-    judges = Judges(workers)
+    judges = VerifierExecutor(workers)
     try:
         for row in rows:
-            waiting.append((row, judges.submit(judge, row)))
-            while waiting and (len(waiting) >= workers * AHEAD or waiting[0][1].done()):
+            waiting.append((row, judges.submit(verify, row)))
+            while waiting and (len(waiting) >= workers * MAX_QUEUED_PER_WORKER or waiting[0][1].done()):
                 first, future = waiting.popleft()
-                yield first, _in_time(future)
+                yield first, _wait_for_verdict(future)
         while waiting:
             first, future = waiting.popleft()
-            yield first, _in_time(future)
+            yield first, _wait_for_verdict(future)
     finally:
         judges.close()
 
 
-def _in_time(verdict: Future[Verdict]) -> Verdict:
+def _wait_for_verdict(verdict: Future[Verdict]) -> Verdict:
     """Wait for a verdict; after the timeout return a verdict with fault `infra`."""
-    if not wait([verdict], DEADLINE_S).done:
+    if not wait([verdict], VERIFY_TIMEOUT_S).done:
         verdict.cancel()
-        return late(DEADLINE_S)
+        return build_timeout_verdict(VERIFY_TIMEOUT_S)
     return verdict.result()
 
 
-def _judge(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
+def _make_verify_function(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
     def judge(row: dict[str, Any]) -> Verdict:
         task = Task(f"line {row['id']}", user(""), row["reference"], row.get("meta") or {})
-        return judged(verifier, task, lambda: str(row["answer"]))
+        return verify_answer_safely(verifier, task, lambda: str(row["answer"]))
 
     return judge
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         lines: TextIO
         if str(file) == "-":
@@ -121,14 +121,14 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     some = True
-                    yield _row(line, f"{file}:{number}")
+                    yield _parse_row(line, f"{file}:{number}")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
         if not some:
             raise ConfigError(f'{file} has no lines; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _parse_row(line: str, where: str) -> dict[str, Any]:
     form = 'each line must be {"id": ..., "reference": ..., "answer": "...", "meta": {...} if needed}'
     try:
         row = json.loads(line)
@@ -146,7 +146,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _value(text: str) -> Any:
+def _parse_reference(text: str) -> Any:
     """Parse a reference of the command line: as JSON if it starts like JSON and is valid, otherwise as plain text."""
     if not text.lstrip().startswith(("{", "[", '"')):
         return text
@@ -156,7 +156,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _meta_from(text: str) -> dict[str, Any]:
+def _parse_meta(text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
@@ -168,17 +168,17 @@ def _meta_from(text: str) -> dict[str, Any]:
     return meta
 
 
-def _score(verdict: Verdict) -> Text:
+def _format_score(verdict: Verdict) -> Text:
     if verdict.score is None:
         return Text(f"no score (fault: {verdict.fault.value})", style="yellow")
     return Text(f"{verdict.score:g}", style="bold green" if verdict.passed else "bold red" if not verdict.score else "bold yellow")
 
 
-def _summary(counts: Counter[str], points: float, seconds: float) -> None:
+def _print_summary(counts: Counter[str], score_sum: float, seconds: float) -> None:
     scored = counts["full score"] + counts["less"]
     total = scored + counts["no score"]
-    mean = f"{points / scored:.4f}" if scored else "none"
+    mean = f"{score_sum / scored:.4f}" if scored else "none"
     rows = [("answers", str(total)), ("mean score", mean), *((name, str(counts[name])) for name in ("full score", "less", "no score"))]
     rows += [(name, str(count)) for name, count in sorted(counts.items()) if name.startswith("fault") and count]
     rows.append(("answers a second", f"{total / max(seconds, 1e-9):.0f}"))
-    screen.out().print(screen.facts(rows))
+    screen.make_stdout_console().print(screen.make_facts_table(rows))

@@ -8,39 +8,39 @@ from pathlib import Path
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.viewer.index import index, is_run, runs_in
-from rlvr.viewer.live import live, live_index
-from rlvr.viewer.view import Written, view, watch
+from rlvr.viewer.index import find_runs, is_run, write_index
+from rlvr.viewer.live import serve_index, serve_run
+from rlvr.viewer.view import WrittenPage, watch_run, write_page
 
 
 def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, follow: bool, port: int, json: bool) -> None:
     """Write the page of a run, of several next to each other, or the index of a folder; with `follow`, serve it while it changes."""
     first, others = runs[0], runs[1:]
-    many = not others and not against and not is_run(first) and bool(runs_in(first))
+    many = not others and not against and not is_run(first) and bool(find_runs(first))
 
-    def once() -> Written:
-        return index(first, out) if many else view(first, out, others=others, against=against)
+    def once() -> WrittenPage:
+        return write_index(first, out) if many else write_page(first, out, others=others, against=against)
 
     if json:
-        written = watch(first, out, others=others, against=against) if follow and not many else once()
+        written = watch_run(first, out, others=others, against=against) if follow and not many else once()
         counted = "runs" if many else "episodes"
-        screen.say_json({"run": str(first), "written": str(written.path), counted: written.episodes, "bytes": written.bytes})
+        screen.print_json({"run": str(first), "written": str(written.path), counted: written.num_episodes, "bytes": written.size_bytes})
         return
     if not follow:
-        _say(once(), many=many)
+        _print_written(once(), many=many)
         return
     told: set[str] = set()
 
-    def tell(url: str, written: Written) -> None:
+    def tell(url: str, written: WrittenPage) -> None:
         if not told:
             told.add(url)
-            screen.out().print(Text(f"open {url} on this machine; the page reloads itself. Ctrl-C ends it."), soft_wrap=True)
-        _say(written, many=many)
+            screen.make_stdout_console().print(Text(f"open {url} on this machine; the page reloads itself. Ctrl-C ends it."), soft_wrap=True)
+        _print_written(written, many=many)
 
-    last = live_index(first, out, port=port, told=tell) if many else live(runs, out, against=against, port=port, told=tell)
-    _say(last, many=many)
+    last = serve_index(first, out, port=port, on_written=tell) if many else serve_run(runs, out, against=against, port=port, on_written=tell)
+    _print_written(last, many=many)
 
 
-def _say(written: Written, *, many: bool) -> None:
+def _print_written(written: WrittenPage, *, many: bool) -> None:
     what = "runs" if many else "episodes"
-    screen.out().print(Text(f"{written.episodes:,} {what}, {written.bytes / 1e6:.1f} MB, written to {written.path}"))
+    screen.make_stdout_console().print(Text(f"{written.num_episodes:,} {what}, {written.size_bytes / 1e6:.1f} MB, written to {written.path}"))

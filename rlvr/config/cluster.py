@@ -9,8 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlvr.config.section import Section
 
-ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
-PARTS = 10_000
+ADDRESS_PATTERN = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+CPU_PARTS = 10_000
 """Into how many parts Ray divides a processor."""
 
 
@@ -25,58 +25,58 @@ class ClusterConfig(Section):
     """
 
     address: str = "local"
-    """`local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
-    collectors: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
+    """`get_local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
+    rollout_workers: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
     cpus: float = Field(default=1.0, ge=0)  # CPUs per rollout worker
     gpus: float = Field(default=0.0, ge=0)  # GPUs per rollout worker
-    judges: int = Field(default=0, ge=0, le=10_000)
+    verifier_workers: int = Field(default=0, ge=0, le=10_000)
     """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
-    judge_cpus: float = Field(default=1.0, ge=0)  # CPUs per verifier worker, which runs rollout.verify_workers verifications at once
-    groups_per_call: int = Field(default=1, ge=1)
+    verifier_cpus: float = Field(default=1.0, ge=0)  # CPUs per verifier worker, which runs rollout.verify_workers verifications at once
+    groups_per_task: int = Field(default=1, ge=1)
     """The number of groups per task. Larger tasks are faster, but more is lost if a rollout worker fails."""
-    backups: float = Field(default=0.0, ge=0, le=1)
+    speculative_fraction: float = Field(default=0.0, ge=0, le=1)
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
-    restarts: int = Field(default=5, ge=0)
+    max_restarts: int = Field(default=5, ge=0)
     """The maximum number of restarts of each rollout worker; after that the run continues with fewer workers."""
-    resumes: int = Field(default=0, ge=0)
+    max_auto_resumes: int = Field(default=0, ge=0)
     """How often a run whose rollout workers all failed resumes from its newest checkpoint, after a pause that doubles each time.
 
     The default is 0, as in Ray Train (`FailureConfig.max_failures`), because the cause often persists and costs machine time.
     """
-    losses: int = Field(default=4, ge=2)
+    max_failures: int = Field(default=4, ge=2)
     """After this many worker failures, a task is abandoned and its completions have no score: they may cause the failures."""
     audit: float = Field(default=0.0, ge=0, le=1)
     """The fraction of tasks that two rollout workers sample and compare, to detect a machine that computes wrongly."""
     weights: Literal["whole", "delta"] = "whole"
     """How new weights are sent: completely, or as the difference to the previous version (a few percent for bfloat16)."""
-    place_s: float = Field(default=120.0, gt=0)
+    placement_timeout_s: float = Field(default=120.0, gt=0)
     """The timeout for Ray to place a rollout worker and to start its process."""
-    start_s: float = Field(default=300.0, gt=0)
+    startup_timeout_s: float = Field(default=300.0, gt=0)
     """The timeout for a rollout worker to start, or to load weights."""
-    pulse_s: float = Field(default=15.0, gt=0)
+    heartbeat_timeout_s: float = Field(default=15.0, gt=0)
     """The heartbeat timeout of a worker, after which it is killed. A long C call that holds the GIL (for example a backtracking regular
     expression) also blocks the heartbeat."""
-    group_s: float = Field(default=3600.0, gt=0)
+    task_timeout_s: float = Field(default=3600.0, gt=0)
     """The timeout of one task; after it the rollout worker is killed, and another one samples the groups."""
 
     @field_validator("address")
     @classmethod
-    def _address(cls, address: str) -> str:
-        if address not in ("local", "auto") and not ADDRESS.fullmatch(address):
+    def _check_address(cls, address: str) -> str:
+        if address not in ("local", "auto") and not ADDRESS_PATTERN.fullmatch(address):
             raise ValueError(f"it is {address!r}; allowed: local, auto, or HOST:PORT as `ray start --head` prints it (not ray://)")
         return address
 
-    @field_validator("cpus", "gpus", "judge_cpus")
+    @field_validator("cpus", "gpus", "verifier_cpus")
     @classmethod
-    def _in_parts(cls, amount: float, about: ValidationInfo) -> float:
-        if abs(amount * PARTS - round(amount * PARTS)) > 1e-6:
-            raise ValueError(f"it is {amount:g}; Ray shares processors out in steps of {1 / PARTS:g}; write for example 0.5")
+    def _check_resource_amount(cls, amount: float, about: ValidationInfo) -> float:
+        if abs(amount * CPU_PARTS - round(amount * CPU_PARTS)) > 1e-6:
+            raise ValueError(f"it is {amount:g}; Ray shares processors out in steps of {1 / CPU_PARTS:g}; write for example 0.5")
         if about.field_name == "gpus" and amount > 1 and amount != int(amount):
             raise ValueError(f"it is {amount:g}; more than one GPU must be a whole number of them, such as {int(amount)}")
         return amount
 
     @model_validator(mode="after")
-    def _audit_compares(self) -> Self:
-        if self.audit and self.collectors < 2:
-            raise ValueError(f"audit is {self.audit:g}, but rollout_workers is {self.collectors}; set it to 2 or more to compare them")
+    def _check_audit(self) -> Self:
+        if self.audit and self.rollout_workers < 2:
+            raise ValueError(f"audit is {self.audit:g}, but rollout_workers is {self.rollout_workers}; set it to 2 or more to compare them")
         return self

@@ -16,16 +16,16 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.hub import folder_of, refuse_own_code
-from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.hub import check_remote_code, resolve_model_folder
+from rlvr.config.overrides import apply_overrides, drop_example_keys, parse_exponents
 from rlvr.config.reference import ReferenceConfig
 from rlvr.config.rollout import RolloutConfig
-from rlvr.config.section import Section, checked, named
+from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
 
 class LoraConfig(Section):
@@ -42,7 +42,7 @@ class LoraConfig(Section):
     """The linear layers to adapt, by the last part of their names. Unset: all but the output head."""
 
     @property
-    def scale(self) -> int:
+    def effective_alpha(self) -> int:
         """The alpha that is used."""
         return self.alpha or 2 * self.rank
 
@@ -69,7 +69,7 @@ class ModelConfig(Section):
     """Unset: all weights are trained. The adapter is added after the SFT warmup; the reference is the model without it."""
 
     @model_validator(mode="after")
-    def _one(self) -> ModelConfig:
+    def _check_source(self) -> ModelConfig:
         if (self.path is None) == (self.config is None):
             raise ValueError("give either path (a folder or a Hub id to load) or config (a small model to create), exactly one of them")
         if self.path is None and (self.revision or self.trust_remote_code):
@@ -77,29 +77,29 @@ class ModelConfig(Section):
         return self
 
     @property
-    def named(self) -> str:
+    def name_with_revision(self) -> str:
         """The name of the model, including its revision."""
         return f"{self.path}@{self.revision}" if self.revision else str(self.path)
 
     @property
     def folder(self) -> Path:
         """The folder of the model on this machine; a model of the Hub is downloaded first."""
-        found = folder_of(str(self.path), self.revision, code=self.trust_remote_code)
-        refuse_own_code(found, str(self.path), trusted=self.trust_remote_code)
+        found = resolve_model_folder(str(self.path), self.revision, include_code=self.trust_remote_code)
+        check_remote_code(found, str(self.path), trusted=self.trust_remote_code)
         return found
 
 
-class WarmstartConfig(Section):
+class SFTWarmupConfig(Section):
     """SFT warmup: supervised steps on the environment's gold solutions, before training on rewards.
 
-    >>> WarmstartConfig(steps=60).batch_size
+    >>> SFTWarmupConfig(steps=60).batch_size
     64
     """
 
     steps: int = Field(ge=1)  # the maximum number of optimizer steps
     batch_size: int = Field(default=64, ge=1)  # gold solutions per step
     learning_rate: float = Field(default=1e-3, gt=0)  # for the warmup only
-    until: float = Field(default=1.0, gt=0, le=1)
+    target_accuracy: float = Field(default=1.0, gt=0, le=1)
     """Stop the warmup early once this accuracy on training tasks is reached."""
 
 
@@ -112,7 +112,7 @@ class DataConfig(Section):
 
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
-    held_out: float = Field(default=0.1, ge=0, lt=1)
+    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """For a reward model: the fraction of tasks whose pairs are held out for evaluation."""
 
 
@@ -154,7 +154,7 @@ class LogConfig(Section):
 
     report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio, prometheus
     save_every: int = Field(default=50, ge=1)  # steps between checkpoints
-    keep: int | None = Field(default=2, ge=2)
+    save_total_limit: int | None = Field(default=2, ge=2)
     """The number of newest checkpoints to keep; null: all."""
     episodes: bool = True  # write every episode to episodes.jsonl
 
@@ -178,17 +178,17 @@ class RunConfig(Section):
     reward_model: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})  # `rlvr list algorithms`
     train: TrainConfig = Field(default_factory=TrainConfig)
-    warmstart: WarmstartConfig | None = None
+    sft_warmup: SFTWarmupConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
     @field_validator("env", "algorithm", mode="before")
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        return named(value)
+    def _normalize_plugin(cls, value: Any) -> Any:
+        return normalize_plugin(value)
 
     @model_validator(mode="after")
-    def _readable(self) -> RunConfig:
+    def _check_combinations(self) -> RunConfig:
         if self.tokenizer is None and self.model.path is None:
             raise ValueError("tokenizer is not set; a model created from a config needs one, for example tokenizer: 'chars'")
         if self.data is not None and self.rollout.max_staleness:
@@ -198,15 +198,15 @@ class RunConfig(Section):
         rounds = self.algorithm.get("dynamic_sampling_rounds", 1)
         for name, given, usual in (
             ("rollout.curriculum", self.rollout.curriculum, None),
-            ("rollout.honeypots", self.rollout.honeypots, 0.0),
-            ("rollout.max_tokens_per_version", self.rollout.max_tokens_per_version, None),
+            ("rollout.canary_fraction", self.rollout.canary_fraction, 0.0),
+            ("rollout.partial_rollout_tokens", self.rollout.partial_rollout_tokens, None),
             ("algorithm.dynamic_sampling_rounds", rounds, 1),
         ):
             if self.data is not None and given != usual:
                 raise ValueError(f"{name} is set, but with `data` nothing is sampled, so it has no effect; remove it")
-        if self.rollout.max_tokens_per_version and self.rollout.honeypots:
+        if self.rollout.partial_rollout_tokens and self.rollout.canary_fraction:
             raise ValueError(
-                "rollout.max_tokens_per_version and rollout.honeypots are both set, which do not work together yet; remove one"
+                "rollout.partial_rollout_tokens and rollout.canary_fraction are both set, which do not work together yet; remove one"
             )
         if self.reward_model is not None and self.model.lora is not None:
             raise ValueError("model.lora is set, but a reward model trains all its weights; remove it")
@@ -217,25 +217,25 @@ class RunConfig(Section):
     @property
     def tokenizer_name(self) -> str:
         """The tokenizer's name; the model's own by default."""
-        return self.tokenizer or self.model.named
+        return self.tokenizer or self.model.name_with_revision
 
-    def dump(self) -> str:
+    def to_yaml(self) -> str:
         """Return the resolved configuration as YAML."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
-def recipes() -> dict[str, Path]:
+def find_recipes() -> dict[str, Path]:
     """Return the recipes that can be given by name."""
-    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(RECIPE_FOLDER.glob("*.yaml"))}
 
 
-def load(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, and check the result."""
-    recipe = yielding(read(name), overrides) if (name := str(target)) in recipes() else read(name)
-    return check(_completed(overridden(recipe, overrides)), name)
+    recipe = drop_example_keys(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
+    return validate_config(_fill_from_data_run(apply_overrides(recipe, overrides)), name)
 
 
-def _completed(data: dict[str, Any]) -> dict[str, Any]:
+def _fill_from_data_run(data: dict[str, Any]) -> dict[str, Any]:
     """With `data.run`: fill in env, tokenizer, model and length limits from that run, if they are not given."""
     section = data.get("data")
     folder = section.get("run") if isinstance(section, Mapping) else None
@@ -246,7 +246,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise NotFound(f"data.run is {folder!r}, which is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
-    run = check(read_yaml(path), str(path))
+    run = validate_config(read_yaml(path), str(path))
     theirs = run.model_dump(mode="json")
     last = Path(folder) / "checkpoints" / "last"
     model = data.get("model") or {}
@@ -261,16 +261,16 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else an error follows
 
 
-def read(target: str) -> dict[str, Any]:
+def read_recipe(target: str) -> dict[str, Any]:
     """Read a recipe as a mapping."""
-    path = recipes().get(target, Path(target).expanduser())
+    path = find_recipes().get(target, Path(target).expanduser())
     if not path.is_file():
-        raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {suggest(target, recipes())}")
+        raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {suggest(target, find_recipes())}")
     if not isinstance(data := read_yaml(path), dict):
         raise ConfigError(f"{path} contains {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
-    return dict(number(data))
+    return dict(parse_exponents(data))
 
 
-def check(data: Mapping[str, Any], source: str) -> RunConfig:
+def validate_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Validate a configuration; raise one ConfigError that names every wrong key."""
-    return checked(RunConfig, data, source)
+    return validate_section(RunConfig, data, source)

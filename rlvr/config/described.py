@@ -14,11 +14,11 @@ from pydantic_core import PydanticUndefined
 
 from rlvr.config.section import Section
 
-LIMITS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+LIMIT_DESCRIPTIONS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One key of a section.
 
     >>> Key("seed", "0", "The seed of all randomness.", "at least 0").name
@@ -28,45 +28,45 @@ class Key:
     name: str
     default: str
     """The repr of the default; or `required`, or `a section`."""
-    about: str
+    description: str
     limits: str
 
 
-def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+def iter_sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
     """Yield a section of the configuration and its subsections, with the key of each."""
     yield path, section
     for name, field in section.model_fields.items():
         inside = re.findall(r"\w+Config", str(field.annotation))
         for kind in [kind for kind in Section.__subclasses__() if kind.__name__ in inside]:
-            yield from sections(kind, f"{path}.{name}".strip("."))
+            yield from iter_sections(kind, f"{path}.{name}".strip("."))
 
 
-def keys_of(kind: type[Section]) -> list[Key]:
+def list_keys(kind: type[Section]) -> list[ConfigKey]:
     """Return the keys of a section, in definition order."""
-    notes, inside = _notes(kind), {path: part for path, part in sections(kind) if path}
+    notes, inside = _read_attribute_docs(kind), {path: part for path, part in iter_sections(kind) if path}
     found = []
     for name, field in kind.model_fields.items():
         default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
         shown = "required" if default is PydanticUndefined else "a section" if isinstance(default, Section) else repr(default)
         limits = [
-            f"{sign} {value:g}" for part in field.metadata for mark, sign in LIMITS if (value := getattr(part, mark, None)) is not None
+            f"{sign} {value:g}" for part in field.metadata for mark, sign in LIMIT_DESCRIPTIONS if (value := getattr(part, mark, None)) is not None
         ]
-        limits += [f"one of {', '.join(map(str, choices))}" for choices in _choices(field.annotation)]
+        limits += [f"one of {', '.join(map(str, choices))}" for choices in _iter_choices(field.annotation)]
         about = notes.get(name, "") or ((inspect.getdoc(inside[name]) or "").partition("\n")[0] if name in inside else "")
-        found.append(Key(name, shown, " ".join(about.split()), ", ".join(limits)))
+        found.append(ConfigKey(name, shown, " ".join(about.split()), ", ".join(limits)))
     return found
 
 
-def _choices(hint: Any) -> Iterator[tuple[Any, ...]]:
+def _iter_choices(hint: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each Literal in a type."""
     if get_origin(hint) is Literal:
         yield get_args(hint)
     else:
         for part in get_args(hint):
-            yield from _choices(part)
+            yield from _iter_choices(part)
 
 
-def _notes(kind: type) -> dict[str, str]:
+def _read_attribute_docs(kind: type) -> dict[str, str]:
     """Read the docstring or the comment of each attribute of a class from its source."""
     source = textwrap.dedent(inspect.getsource(kind))
     (tree,) = ast.parse(source).body

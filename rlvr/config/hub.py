@@ -9,16 +9,16 @@ from pathlib import Path
 
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
-ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+HUB_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 """ORG/NAME, with @REVISION for a commit, a tag or a branch."""
-SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
+CONFIG_FILE_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 """The files of a tokenizer and a configuration."""
-ELSEWHERE = ("original/*", "onnx/*", "gguf/*", "coreml/*", "flax_model*", "tf_model*")
+IGNORED_FILE_PATTERNS = ("original/*", "onnx/*", "gguf/*", "coreml/*", "flax_model*", "tf_model*")
 """Weights in other formats, which are not downloaded."""
 
 
 @lru_cache(maxsize=64)
-def folder_of(name: str, revision: str | None = None, *, code: bool = False, weights: bool = True) -> Path:
+def resolve_model_folder(name: str, revision: str | None = None, *, include_code: bool = False, include_weights: bool = True) -> Path:
     """Return the folder of a model: `name` itself, or the local copy of the Hub's files, which are downloaded if necessary.
 
     Args:
@@ -32,24 +32,24 @@ def folder_of(name: str, revision: str | None = None, *, code: bool = False, wei
         if revision:
             raise ConfigError(f"model.revision is {revision!r}, but {name!r} is a folder; only ids of the Hub have revisions")
         return place
-    if not ID.fullmatch(name):
+    if not HUB_ID_PATTERN.fullmatch(name):
         raise NotFound(f"{name!r} is not a folder, and not an id of the Hugging Face Hub (ORG/NAME, such as Qwen/Qwen2.5-0.5B)")
     model, _, said = name.partition("@")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
         raise MissingExtra("huggingface_hub", "train", "give a folder") from error
-    wanted = [*SMALL, *(["*.py"] if code else [])]
+    wanted = [*CONFIG_FILE_PATTERNS, *(["*.py"] if include_code else [])]
     revision = revision or said or None
     try:
-        found = Path(snapshot_download(model, revision=revision, allow_patterns=[*wanted, *(["*.safetensors"] if weights else [])],
-                                       ignore_patterns=list(ELSEWHERE)))  # fmt: skip
-        if weights and not any(found.glob("*.safetensors")):
+        found = Path(snapshot_download(model, revision=revision, allow_patterns=[*wanted, *(["*.safetensors"] if include_weights else [])],
+                                       ignore_patterns=list(IGNORED_FILE_PATTERNS)))  # fmt: skip
+        if include_weights and not any(found.glob("*.safetensors")):
             found = Path(snapshot_download(model, revision=revision, allow_patterns=[*wanted, "pytorch_model*.bin"]))
     except (OSError, ValueError) as error:
         at = f" --revision {revision}" if revision else ""
         raise NotFound(
-            f"the model {model!r} is not on this machine and cannot be fetched from the Hugging Face Hub ({_short(error)}). "
+            f"the model {model!r} is not on this machine and cannot be fetched from the Hugging Face Hub ({_shorten(error)}). "
             f"Fetch it where the Hub can be reached: `hf download {model}{at} --local-dir DIR`, and give the folder DIR. "
             "A gated model also needs `hf auth login`"
         ) from error
@@ -60,9 +60,9 @@ def folder_of(name: str, revision: str | None = None, *, code: bool = False, wei
     return found
 
 
-def refuse_own_code(folder: Path, name: str, *, trusted: bool) -> None:
+def check_remote_code(folder: Path, name: str, *, trusted: bool) -> None:
     """Raise ConfigError if a model brings its own Python code, unless the user trusts it."""
-    brings = _own_code(folder)
+    brings = _find_remote_code(folder)
     if brings and not trusted:
         raise ConfigError(
             f"the model {name!r} brings its own code ({brings}), which would run in this process with all your rights. Read it; then set "
@@ -70,7 +70,7 @@ def refuse_own_code(folder: Path, name: str, *, trusted: bool) -> None:
         )
 
 
-def _own_code(folder: Path) -> str:
+def _find_remote_code(folder: Path) -> str:
     """Return the class that a folder's configuration loads from its own Python files; "" if there is none."""
     try:
         settings = json.loads((folder / "config.json").read_text("utf-8"))
@@ -82,5 +82,5 @@ def _own_code(folder: Path) -> str:
     return str(own.get("AutoModelForCausalLM") or next(iter(own.values())))
 
 
-def _short(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     return " ".join(str(error).split()).split(". ")[0][:160] or type(error).__name__

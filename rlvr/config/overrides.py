@@ -10,13 +10,13 @@ import yaml
 
 from rlvr.errors import ConfigError
 
-EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
+EXPONENT_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
 
-def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply all overrides to a mapping.
 
-    >>> overridden({"train": {"steps": 1}}, ["train.steps=50", "algorithm.name=grpo"])
+    >>> apply_overrides({"train": {"steps": 1}}, ["train.steps=50", "algorithm.name=grpo"])
     {'train': {'steps': 50}, 'algorithm': {'name': 'grpo'}}
     """
     for text in overrides:
@@ -27,25 +27,25 @@ def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
-        data = _set(data, key.strip().split("."), number(parsed), text)
+        data = _set_key(data, key.strip().split("."), parse_exponents(parsed), text)
     return data
 
 
-def yielding(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def drop_example_keys(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Drop a recipe's example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
 
-    >>> yielding({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
+    >>> drop_example_keys({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
     {'train': {'steps': 1}, 'rollout': {}}
     """
-    data = overridden({}, overrides).get("data")
+    data = apply_overrides({}, overrides).get("data")
     if not isinstance(data, Mapping) or data.get("run") is None:
         return recipe
-    example = ("env", "tokenizer", "model", "warmstart", "max_completion_length")
+    example = ("env", "tokenizer", "model", "sft_warmup", "max_completion_length")
     plain = {key: value for key, value in recipe.items() if key not in example}
     return plain | {"rollout": {key: value for key, value in recipe.get("rollout", {}).items() if key not in example}}
 
 
-def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
+def _set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
     if data is None:
         data = {}
     if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
@@ -53,17 +53,17 @@ def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"the override {text!r} sets a key of {data!r}, which has no keys")
     head, *rest = path
-    return {**data, head: _set(data.get(head), rest, value, text) if rest else value}
+    return {**data, head: _set_key(data.get(head), rest, value, text) if rest else value}
 
 
-def number(value: Any) -> Any:
+def parse_exponents(value: Any) -> Any:
     """Turn strings such as `1e-5` into numbers: YAML 1.1 reads them as text.
 
     >>> number({"learning_rate": "1e-5"})
     {'learning_rate': 1e-05}
     """
     if isinstance(value, dict):
-        return {key: number(inner) for key, inner in value.items()}
+        return {key: parse_exponents(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [number(inner) for inner in value]
-    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
+        return [parse_exponents(inner) for inner in value]
+    return float(value) if isinstance(value, str) and EXPONENT_PATTERN.fullmatch(value) else value

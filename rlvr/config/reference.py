@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlvr.config.hub import folder_of
+from rlvr.config.hub import resolve_model_folder
 from rlvr.config.section import Section
 
 
@@ -24,4 +24,4 @@ class ReferenceConfig(Section):
     @property
     def folder(self) -> Path:
         """The local folder; a model of the Hub is downloaded first."""
-        return folder_of(self.path, self.revision)
+        return resolve_model_folder(self.path, self.revision)

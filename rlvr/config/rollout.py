@@ -6,23 +6,23 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rlvr.config.section import Section, named
+from rlvr.config.section import Section, normalize_plugin
 
 
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` uses the defaults.
 
-    >>> CurriculumConfig(by="level").candidates
+    >>> CurriculumConfig(by="level").oversample
     4
     """
 
-    decay: float = Field(default=0.7, ge=0, lt=1)
+    ema_decay: float = Field(default=0.7, ge=0, lt=1)
     """The weight of the old solve rate when a group updates it (exponential moving average)."""
-    floor: float = Field(default=0.05, gt=0, le=1)
+    min_weight: float = Field(default=0.05, gt=0, le=1)
     """The minimum weight of a task; a task that is solved half of the time has weight 1."""
-    candidates: int = Field(default=4, ge=1)
+    oversample: int = Field(default=4, ge=1)
     """The number of candidate tasks per sampled task."""
-    by: str | None = None
+    key: str | None = None
     """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
 
 
@@ -42,48 +42,48 @@ class RolloutConfig(Section):
     """The maximum number of tokens of a turn; a longer turn is truncated, and the conversation continues. Unset: no such limit."""
     max_length: int | None = Field(default=None, ge=2)
     """The maximum number of tokens of a whole conversation, including the prompt."""
-    episode_s: float | None = Field(default=None, gt=0)
+    episode_timeout_s: float | None = Field(default=None, gt=0)
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
-    overlong: Literal["wait", "cut"] = "wait"
+    straggler_policy: Literal["wait", "cut"] = "wait"
     """`cut` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is verified
     as it is. Single-turn completions are not affected. The run is then not bitwise repeatable."""
     temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
     top_k: int = Field(default=0, ge=0)  # sample from the k likeliest tokens; 0: from all
     curriculum: CurriculumConfig | None = None
-    honeypots: float = Field(default=0.0, ge=0, le=0.5)
+    canary_fraction: float = Field(default=0.0, ge=0, le=0.5)
     """The number of answers to unsolvable canary tasks per regular answer, such as 0.01. A rewarded canary proves a verifier loophole."""
-    honeypot_limit: int = Field(default=3, ge=0)
+    max_rewarded_canaries: int = Field(default=3, ge=0)
     """The number of rewarded canaries after which the run stops."""
     max_staleness: int = Field(default=0, ge=0)
     """The number of steps that sampling runs ahead of training, with weights that much older; 0: sampling and training alternate."""
-    max_tokens_per_version: int | None = Field(default=None, ge=1)
+    partial_rollout_tokens: int | None = Field(default=None, ge=1)
     """Partial rollouts: a longer completion is interrupted after this many tokens and continues in the next step, with new weights. A group
     is trained on when its last completion has ended. For single-turn environments. Unset: no partial rollouts."""
-    lockstep: bool | None = None
+    sync_turns: bool | None = None
     """Whether all conversations wait for the slowest one before each turn. False is faster with slow tools or sessions; True makes a run
     bitwise repeatable. Unset: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
     verify_workers: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
-    verify_deadline_s: float = Field(default=600.0, gt=0)
+    verify_timeout_s: float = Field(default=600.0, gt=0)
     """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""
 
     @field_validator("sampler", mode="before")
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        return named(value)
+    def _normalize_plugin(cls, value: Any) -> Any:
+        return normalize_plugin(value)
 
     @property
-    def stale(self) -> bool:
+    def is_off_policy(self) -> bool:
         """Whether tokens may come from older weights than those being trained."""
-        return bool(self.max_staleness or self.max_tokens_per_version)
+        return bool(self.max_staleness or self.partial_rollout_tokens)
 
     @property
-    def collecting(self) -> dict[str, Any]:
+    def rollout_settings(self) -> dict[str, Any]:
         """The keyword arguments of `Rollout`."""
-        asked = {"workers": self.verify_workers, "deadline_s": self.verify_deadline_s, "episode_s": self.episode_s}
-        return asked | {"overlong": self.overlong, "most": self.max_tokens_per_version}
+        asked = {"workers": self.verify_workers, "deadline_s": self.verify_timeout_s, "episode_timeout_s": self.episode_timeout_s}
+        return asked | {"straggler_policy": self.straggler_policy, "most": self.partial_rollout_tokens}
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def token_limits(self) -> dict[str, Any]:
         """The length limits, as keyword arguments of `TokenMDP`."""
         return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}

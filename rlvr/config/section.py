@@ -19,21 +19,21 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def checked(model: type[S], data: Any, source: str) -> S:
+def validate_section(model: type[S], data: Any, source: str) -> S:
     """Validate plain data as a section; raise one ConfigError that names every wrong key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_told(model, problem) for problem in error.errors())) from error
+        raise ConfigError(f"{source}: " + "; ".join(_format_problem(model, problem) for problem in error.errors())) from error
 
 
-def _told(model: type[Section], problem: Any) -> str:
+def _format_problem(model: type[Section], problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         section: Any = model
         for part in problem["loc"][:-1]:
-            section = _section(section, str(part))
-        if len(problem["loc"]) == 1 and (inner := _below(model, where)):
+            section = _get_subsection(section, str(part))
+        if len(problem["loc"]) == 1 and (inner := _find_nested_keys(model, where)):
             return f"there is no key {where!r}; did you mean {' or '.join(map(repr, inner))}?"
         return f"there is no key {where!r}; {suggest(str(problem['loc'][-1]), section.model_fields, limit=20)}"
     if problem["type"] == "missing":
@@ -46,20 +46,20 @@ def _told(model: type[Section], problem: Any) -> str:
     )
 
 
-def _below(model: Any, name: str) -> list[str]:
+def _find_nested_keys(model: Any, name: str) -> list[str]:
     """Find keys of this name in the subsections of a configuration."""
-    sections = {key: _section(model, key) for key in model.model_fields}
+    sections = {key: _get_subsection(model, key) for key in model.model_fields}
     return [f"{key}.{name}" for key, section in sections.items() if section is not model and name in section.model_fields]
 
 
-def _section(model: Any, name: str) -> Any:
+def _get_subsection(model: Any, name: str) -> Any:
     for candidate in getattr(model.model_fields[name].annotation, "__args__", None) or [model.model_fields[name].annotation]:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return model
 
 
-def named(value: Any) -> Any:
+def normalize_plugin(value: Any) -> Any:
     """Normalize a plugin in a configuration to a mapping; a bare name means default settings.
 
     >>> named("grpo")

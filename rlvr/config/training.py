@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from rlvr.config.section import Section
 from rlvr.errors import suggest
 
-SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
+LR_SCHEDULERS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 """The learning rate schedules of transformers that need only the warmup and the number of steps."""
 
 
@@ -49,24 +49,24 @@ class TrainConfig(Section):
     deterministic: bool | None = None
     """Use deterministic kernels, and rollout.sync_turns unless that is set. Unset: True on a CPU, where this costs nothing, and False on an
     accelerator."""
-    process_timeout_s: float = Field(default=1800.0, gt=0)
+    collective_timeout_s: float = Field(default=1800.0, gt=0)
     """The timeout of collective operations between processes; after it the run is aborted."""
 
     @field_validator("lr_scheduler")
     @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in SCHEDULES:
-            raise ValueError(f"{value!r} is not a schedule; {suggest(value, SCHEDULES)}")
+    def _check_scheduler(cls, value: str) -> str:
+        if value not in LR_SCHEDULERS:
+            raise ValueError(f"{value!r} is not a schedule; {suggest(value, LR_SCHEDULERS)}")
         return value
 
     @field_validator("max_tokens_per_microbatch", mode="before")
     @classmethod
-    def _tokens(cls, value: Any) -> Any:
+    def _check_token_budget(cls, value: Any) -> Any:
         if value != "auto" and not (type(value) is int and value >= 1):
             raise ValueError(f"it is {value!r}, and must be a whole number of tokens from 1 on, or auto")
         return value
 
     @field_validator("mixed_precision", mode="before")
     @classmethod
-    def _unquoted(cls, value: Any) -> Any:
+    def _accept_unquoted_no(cls, value: Any) -> Any:
         return "no" if value is False else value  # YAML reads an unquoted `no` as false

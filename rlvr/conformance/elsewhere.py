@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-SECONDS = 120
-CODE = """
+TIMEOUT_S = 120
+CHILD_CODE = """
 import importlib, json, os, sys
 out = os.dup(1)
 os.dup2(2, 1)  # what a plugin prints goes to stderr, so that it is not taken for the result
@@ -19,15 +19,15 @@ os.write(out, json.dumps(getattr(importlib.import_module(module), name)(*argumen
 """
 
 
-def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_in_subprocess(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with plain arguments in a fresh process and return its value; RuntimeError with the last stderr line on failure."""
     paths = [path or os.getcwd() for path in sys.path]  # not PYTHONPATH, which a child process with another interpreter would read too
     child = subprocess.run(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", CHILD_CODE],
         input=json.dumps([paths, function.__module__, function.__qualname__, arguments]),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT_S,
         env=os.environ | {"PYTHONHASHSEED": "random"},
     )
     if child.returncode or not child.stdout:

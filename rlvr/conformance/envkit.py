@@ -19,29 +19,29 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from rlvr.conformance import canaries
-from rlvr.conformance.elsewhere import elsewhere
-from rlvr.conformance.goldlint import ungradeable
-from rlvr.conformance.steps import CannotCheck, Steps, closed, first, shown
-from rlvr.conformance.talkkit import PLAYED, judges_evidence, played, talk_checks
-from rlvr.conformance.vectors import LOOKED_AT, compared, digest, plain
+from rlvr.conformance.elsewhere import call_in_subprocess
+from rlvr.conformance.goldlint import find_ungradeable_golds
+from rlvr.conformance.steps import CheckSkipped, Steps, close_again, first_problem, format_verdict
+from rlvr.conformance.talkkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
+from rlvr.conformance.vectors import NUM_COMPARED_TASKS, digest_and_compare, digest_tasks, task_to_text
 from rlvr.contracts import Environment
-from rlvr.mdp._gymnasium import gym_id
-from rlvr.mdp.env import OBSERVATIONS, TokenEnv
-from rlvr.mdp.limits import plain_limits, size_of
-from rlvr.mdp.sessions import judged
+from rlvr.mdp._gymnasium import format_gym_id
+from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
+from rlvr.mdp.limits import get_num_tasks, validate_environment_limits
+from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.plugins.registry import build
-from rlvr.rollout.replay import mismatch
+from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task, Verdict
 
-PROVOKED = 4
+NUM_WRONG_ANSWER_TASKS = 4
 """Number of tasks of each split that get all wrong answers: few, since for code each answer is a program that runs. One task if each answer
 is a whole conversation, which may need a sandbox session."""
-COMPARED = 200
+NUM_READ_TASKS = 200
 """Number of tasks of each split that are only read."""
-REPLAYED = 12
+NUM_REPLAYED_EPISODES = 12
 
 
-def env_checks(name: str, settings: dict[str, Any]) -> Steps:
+def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
     """Yield every check of an environment, in a useful order."""
     env: Any = build("env", name, **settings)
     yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
@@ -50,28 +50,28 @@ def env_checks(name: str, settings: dict[str, Any]) -> Steps:
     try:
         kit = _EnvKit(name, settings, env)
         yield "it says what it is for", lambda: "" if (type(env).__doc__ or "").strip() else "its class has no docstring; say what it asks"
-        yield "its settings are plain", kit.plain_settings
-        yield "every split has tasks, each with its own id", kit.tasks
-        yield "a task is a function of split and index", kit.pure
-        yield "another process gets the same tasks", kit.other_process
-        yield "no task is in two splits", kit.disjoint
-        yield "every gold can be judged", partial(ungradeable, env)
-        yield "the gold answer scores 1", kit.gold
-        yield "an empty answer scores 0", lambda: kit.floor(lambda task: iter(canaries.EMPTY))
-        yield "the question as an answer scores 0", lambda: kit.floor(lambda task: iter([task.question]))
-        yield "a hedged answer scores 0", lambda: kit.floor(kit.hedges)
-        yield "a denial of the gold answer scores 0", lambda: kit.floor(kit.denials)
-        yield "an injected answer scores 0", lambda: kit.floor(lambda task: iter(canaries.INJECTED))
-        yield "the prompt does not contain the answer", kit.hidden
-        yield from talk_checks(env)
-        for form in OBSERVATIONS:
-            yield f"Gymnasium's own check passes, obs={form}", partial(kit.gymnasium, form)
-        yield "the same seed gives the same episode", kit.seeded
-        yield "SyncVectorEnv and AsyncVectorEnv agree", kit.vectors
-        yield "stepping gives the same result as sampling", kit.replays
+        yield "its settings are plain", kit.check_settings
+        yield "every split has tasks, each with its own id", kit.check_tasks
+        yield "a task is a function of split and index", kit.check_determinism
+        yield "another process gets the same tasks", kit.check_other_process
+        yield "no task is in two splits", kit.check_disjoint_splits
+        yield "every gold can be judged", partial(find_ungradeable_golds, env)
+        yield "the gold answer scores 1", kit.check_gold_score
+        yield "an empty answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.EMPTY_ANSWERS))
+        yield "the question as an answer scores 0", lambda: kit.check_zero_scores(lambda task: iter([task.question]))
+        yield "a hedged answer scores 0", lambda: kit.check_zero_scores(kit.iter_hedges)
+        yield "a denial of the gold answer scores 0", lambda: kit.check_zero_scores(kit.iter_denials)
+        yield "an injected answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.INJECTION_ANSWERS))
+        yield "the prompt does not contain the answer", kit.check_prompt_leak
+        yield from iter_conversation_checks(env)
+        for form in OBSERVATION_KINDS:
+            yield f"Gymnasium's own check passes, obs={form}", partial(kit.check_gymnasium, form)
+        yield "the same seed gives the same episode", kit.check_seeding
+        yield "SyncVectorEnv and AsyncVectorEnv agree", kit.check_vector_envs
+        yield "stepping gives the same result as sampling", kit.check_replay
     finally:
         env.close()
-    yield "it can be closed twice", partial(closed, env)
+    yield "it can be closed twice", partial(close_again, env)
 
 
 class _EnvKit:
@@ -82,20 +82,20 @@ class _EnvKit:
 
     # ---- tasks
 
-    def plain_settings(self) -> str:
+    def check_settings(self) -> str:
         try:
             json.dumps(self.settings, allow_nan=False)
         except (TypeError, ValueError) as error:
             return f"{error}; settings are sent to other processes, so they must be numbers, strings, lists and mappings"
         return ""
 
-    def tasks(self) -> str:
+    def check_tasks(self) -> str:
         seen: dict[str, str] = {}
-        plain_limits(self.env)
+        validate_environment_limits(self.env)
         for split in self.env.splits:
-            if size_of(self.env, split) == 0:
+            if get_num_tasks(self.env, split) == 0:
                 return f"the split {split!r} is empty"
-            for index, task in self._tasks(split, COMPARED):
+            for index, task in self._iter_tasks(split, NUM_READ_TASKS):
                 if not isinstance(task, Task):
                     return f"task({split!r}, {index}) is a {type(task).__name__}, not an rlvr.Task"
                 if task.id in seen:
@@ -104,25 +104,25 @@ class _EnvKit:
                 json.dumps([task.reference, dict(task.meta)], allow_nan=False)
         return ""
 
-    def pure(self) -> str:
+    def check_determinism(self) -> str:
         with build("env", self.name, **self.settings) as other:
             for split in self.env.splits:
-                once = [plain(task) for _, task in self._tasks(split, LOOKED_AT)]
-                again = [plain(task) for _, task in self._tasks(split, LOOKED_AT)]
-                backwards = [plain(other.task(split, index)) for index in reversed(range(len(once)))][::-1]
+                once = [task_to_text(task) for _, task in self._iter_tasks(split, NUM_COMPARED_TASKS)]
+                again = [task_to_text(task) for _, task in self._iter_tasks(split, NUM_COMPARED_TASKS)]
+                backwards = [task_to_text(other.task(split, index)) for index in reversed(range(len(once)))][::-1]
                 for index, (a, b, c) in enumerate(zip(once, again, backwards, strict=True)):
                     if not a == b == c:
                         return f"task({split!r}, {index}) is not always the same: {a[:120]} and {(b if a != b else c)[:120]}"
         return ""
 
-    def other_process(self) -> str:
-        same = self.there["digest"] == digest(self.name, self.settings)
+    def check_other_process(self) -> str:
+        same = self.subprocess_results["digest"] == digest_tasks(self.name, self.settings)
         return "" if same else "its tasks differ in another process; draw from random.Random(text), never from hash() or the clock"
 
-    def disjoint(self) -> str:
+    def check_disjoint_splits(self) -> str:
         owner: dict[str, str] = {}
         for split in self.env.splits:
-            for _, task in self._tasks(split, COMPARED):
+            for _, task in self._iter_tasks(split, NUM_READ_TASKS):
                 key = json.dumps([task.prompt, task.reference], default=str, sort_keys=True)
                 if owner.setdefault(key, split) != split:
                     return f"{task.question!r:.120} is in {owner[key]} and in {split}; held-out tasks would be trained on"
@@ -130,49 +130,49 @@ class _EnvKit:
 
     # ---- the scores of answers
 
-    def gold(self) -> str:
+    def check_gold_score(self) -> str:
         def looked(task: Task) -> str:
-            gold = self._gold(task)
-            script = self.env.script(task)
-            verdict = self._judge(task, gold) if script is None else played(self.env, task, script)[0]
-            return "" if verdict.score == 1.0 else f"{task.id}: {canaries.short(gold)} {shown(verdict)}"
+            gold = self._get_gold(task)
+            script = self.env.oracle_turns(task)
+            verdict = self._verify(task, gold) if script is None else play_conversation(self.env, task, script)[0]
+            return "" if verdict.score == 1.0 else f"{task.id}: {canaries.shorten(gold)} {format_verdict(verdict)}"
 
         room = self.env.max_new_tokens
-        if wrong := first(looked(task) for task in self._some(PLAYED if self.boxed else LOOKED_AT)):
+        if wrong := first_problem(looked(task) for task in self._iter_sample_tasks(NUM_PLAYED_TASKS if self.has_sandbox_session else NUM_COMPARED_TASKS)):
             return wrong
-        shortest = min(len(self._gold(task).encode()) for task in self._some()) + 1
+        shortest = min(len(self._get_gold(task).encode()) for task in self._iter_sample_tasks()) + 1
         return (
             f"the shortest gold answer needs {shortest} bytes with its end, max_new_tokens is {room}; raise it" if shortest > room else ""
         )
 
-    def floor(self, answers: Callable[[Task], Iterator[str]]) -> str:
-        tasks = islice(self._some(1), 1) if judges_evidence(self.env) else self._some(PROVOKED)
-        return first(self._pays(task, answer) for task in tasks for answer in answers(task))
+    def check_zero_scores(self, answers: Callable[[Task], Iterator[str]]) -> str:
+        tasks = islice(self._iter_sample_tasks(1), 1) if has_transcript_verifier(self.env) else self._iter_sample_tasks(NUM_WRONG_ANSWER_TASKS)
+        return first_problem(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
 
-    def hedges(self, task: Task) -> Iterator[str]:
-        gold = self._gold(task)
-        others = (self._gold(other) for other in self._some())
+    def iter_hedges(self, task: Task) -> Iterator[str]:
+        gold = self._get_gold(task)
+        others = (self._get_gold(other) for other in self._iter_sample_tasks())
         other = next((text for text in others if text != gold), None)
         if other is None:
-            raise CannotCheck("all gold answers are the same, so there is no alternative to hedge with")
+            raise CheckSkipped("all gold answers are the same, so there is no alternative to hedge with")
         if "```" in gold:  # the code of another task is not an alternative: only code that defines the same name is
-            other = canaries.spoiled(gold) or other
-        if canaries.bare(gold) or "\n" in gold:
-            yield from canaries.hedged(gold, other)
+            other = canaries.remove_return_values(gold) or other
+        if canaries.is_bare(gold) or "\n" in gold:
+            yield from canaries.iter_hedged_answers(gold, other)
 
-    def denials(self, task: Task) -> Iterator[str]:
-        texts = {self._gold(task), str(task.reference) if isinstance(task.reference, str | int) else ""}
+    def iter_denials(self, task: Task) -> Iterator[str]:
+        texts = {self._get_gold(task), str(task.reference) if isinstance(task.reference, str | int) else ""}
         for text in sorted(texts - {""}):
-            if canaries.bare(text):
-                yield from canaries.contained(text)
+            if canaries.is_bare(text):
+                yield from canaries.iter_denials(text)
 
-    def hidden(self) -> str:
+    def check_prompt_leak(self) -> str:
         """Fail if prompts contain their own answer far more often than the answer of another task."""
-        tasks = [task for split in self.env.splits for _, task in self._tasks(split, 40)]
+        tasks = [task for split in self.env.splits for _, task in self._iter_tasks(split, 40)]
         prompts = [" ".join(message["content"] for message in task.prompt) for task in tasks]
-        golds = [self._gold(task).strip() for task in tasks]
-        own = [_stands_in(gold, prompt) for gold, prompt in zip(golds, prompts, strict=True)]
-        others = [_stands_in(gold, prompt) for gold, prompt in zip(golds[1:] + golds[:1], prompts, strict=True)]
+        golds = [self._get_gold(task).strip() for task in tasks]
+        own = [_is_in_prompt(gold, prompt) for gold, prompt in zip(golds, prompts, strict=True)]
+        others = [_is_in_prompt(gold, prompt) for gold, prompt in zip(golds[1:] + golds[:1], prompts, strict=True)]
         share, chance = sum(own) / len(own), sum(others) / len(others)
         if share - chance <= 0.5:
             return ""
@@ -181,14 +181,14 @@ class _EnvKit:
 
     # ---- as a Gymnasium environment
 
-    def gymnasium(self, form: str) -> str:
-        if self.boxed and form != OBSERVATIONS[0]:  # only the observations differ, not the conversations
+    def check_gymnasium(self, form: str) -> str:
+        if self.has_sandbox_session and form != OBSERVATION_KINDS[0]:  # only the observations differ, not the conversations
             seen = TokenEnv(env=self.env, tokenizer="bytes", obs=form)
             try:
                 return "" if seen.observation_space.contains(seen.reset(seed=0)[0]) else "an observation is not in its space"
             finally:
-                _left(seen)
-        wanted = gym_id(self.name)
+                _close_session(seen)
+        wanted = format_gym_id(self.name)
         if ":" not in self.name and wanted not in gymnasium.registry:
             return f"Gymnasium does not know {wanted}"
         settings = {"name": self.name, "tokenizer": "bytes", "obs": form, **self.settings}
@@ -204,33 +204,33 @@ class _EnvKit:
                 env.close()
         return ""
 
-    def seeded(self) -> str:
-        one, two = TokenEnv(env=self.env, tokenizer="bytes") if self.boxed else self._token_env(), self._token_env()
+    def check_seeding(self) -> str:
+        one, two = TokenEnv(env=self.env, tokenizer="bytes") if self.has_sandbox_session else self._make_token_env(), self._make_token_env()
         try:
-            for seed in (1, 2, 3)[: 1 if self.boxed else 3]:
-                a, b = _walk(one, seed), _walk(two, seed)
+            for seed in (1, 2, 3)[: 1 if self.has_sandbox_session else 3]:
+                a, b = _run_random_steps(one, seed), _run_random_steps(two, seed)
                 if a != b:
                     return f"seed {seed} gives two different episodes"
         finally:
-            if self.boxed:
-                _left(one)
+            if self.has_sandbox_session:
+                _close_session(one)
             else:
                 one.close()
             two.close()
         return ""
 
-    def vectors(self) -> str:
-        return str(self.there["vectors"])
+    def check_vector_envs(self) -> str:
+        return str(self.subprocess_results["vectors"])
 
-    def replays(self) -> str:
-        env = self._token_env(obs="ids")
+    def check_replay(self) -> str:
+        env = self._make_token_env(obs="ids")
         dice = random.Random(0)
         split = self.env.splits[0]
-        size = env.environment.size(split)
+        size = env.environment.num_tasks(split)
         try:
-            for k in range(REPLAYED // 3 if self.boxed else REPLAYED):
+            for k in range(NUM_REPLAYED_EPISODES // 3 if self.has_sandbox_session else NUM_REPLAYED_EPISODES):
                 index = dice.randrange(10_000 if size is None else size)
-                wrong = _replayed(env, split, index, dice, gold=k % 4 == 0)
+                wrong = _check_replayed(env, split, index, dice, gold=k % 4 == 0)
                 if wrong:
                     return f"{split} {index}: {wrong}"
         finally:
@@ -240,52 +240,52 @@ class _EnvKit:
     # ---- helpers of the checks
 
     @cached_property
-    def there(self) -> dict[str, str]:
+    def subprocess_results(self) -> dict[str, str]:
         """Results of another process, cached because starting it takes seconds."""
-        return dict(elsewhere(compared, self.name, self.settings))
+        return dict(call_in_subprocess(digest_and_compare, self.name, self.settings))
 
     @property
-    def boxed(self) -> bool:
+    def has_sandbox_session(self) -> bool:
         """Whether each conversation needs a sandbox session; then a check has few conversations, and shares the sandbox."""
-        return any(tool.needs_box for tool in self.env.tools)
+        return any(tool.needs_sandbox for tool in self.env.tools)
 
-    def _tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
-        size = self.env.size(split)
+    def _iter_tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
+        size = self.env.num_tasks(split)
         for index in range(count if size is None else min(count, size)):
             yield index, self.env.task(split, index)
 
-    def _some(self, count: int = LOOKED_AT) -> Iterator[Task]:
+    def _iter_sample_tasks(self, count: int = NUM_COMPARED_TASKS) -> Iterator[Task]:
         for split in self.env.splits:
-            yield from (task for _, task in self._tasks(split, count))
+            yield from (task for _, task in self._iter_tasks(split, count))
 
-    def _gold(self, task: Task) -> str:
+    def _get_gold(self, task: Task) -> str:
         gold = self.env.gold(task)
         if gold is None:
-            raise CannotCheck("it has no gold answer; write `gold(task)` if one can be known")
+            raise CheckSkipped("it has no gold answer; write `gold(task)` if one can be known")
         if not isinstance(gold, str):
             raise TypeError(f"gold returned {gold!r:.80} for {task.id}; it must be a string")
         return gold
 
-    def _judge(self, task: Task, answer: str) -> Verdict:
-        if judges_evidence(self.env):  # then an answer is a conversation of one turn
-            return played(self.env, task, [answer])[0]
-        return judged(self.env.verifier, task, lambda: self.env.answer(task, [answer]))
+    def _verify(self, task: Task, answer: str) -> Verdict:
+        if has_transcript_verifier(self.env):  # then an answer is a conversation of one turn
+            return play_conversation(self.env, task, [answer])[0]
+        return verify_answer_safely(self.env.verifier, task, lambda: self.env.answer(task, [answer]))
 
-    def _pays(self, task: Task, answer: str) -> str:
-        verdict = self._judge(task, answer)
-        return "" if verdict.score == 0.0 else f"{task.id}: {canaries.short(answer)} {shown(verdict)}"
+    def _check_zero_score(self, task: Task, answer: str) -> str:
+        verdict = self._verify(task, answer)
+        return "" if verdict.score == 0.0 else f"{task.id}: {canaries.shorten(answer)} {format_verdict(verdict)}"
 
-    def _token_env(self, **form: Any) -> TokenEnv:
+    def _make_token_env(self, **form: Any) -> TokenEnv:
         return TokenEnv(env={"name": self.name, **self.settings}, tokenizer="bytes", render_mode="ansi", **form)
 
 
-def _left(env: TokenEnv) -> None:
+def _close_session(env: TokenEnv) -> None:
     """Close the session of the current episode, but not the environment, which is still needed."""
     if env.state is not None:
         env.state.close()
 
 
-def _stands_in(answer: str, prompt: str) -> bool:
+def _is_in_prompt(answer: str, prompt: str) -> bool:
     """Whether the prompt contains the answer as a separate word: 4 is not in 14."""
     start = prompt.find(answer) if answer else -1
     while start >= 0:
@@ -296,7 +296,7 @@ def _stands_in(answer: str, prompt: str) -> bool:
     return False
 
 
-def _walk(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
+def _run_random_steps(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
     observation, _ = env.reset(seed=seed)
     env.action_space.seed(seed)
     seen: list[Any] = [observation["input_ids"].tolist()]
@@ -308,16 +308,16 @@ def _walk(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
     return seen
 
 
-def _replayed(env: TokenEnv, split: str, index: int, dice: random.Random, *, gold: bool) -> str:
+def _check_replayed(env: TokenEnv, split: str, index: int, rng: random.Random, *, gold: bool) -> str:
     """Sample an episode of random turns on the fast path, then step it through Gymnasium, and describe a mismatch."""
     mdp, task = env.mdp, env.environment.task(split, index)
-    state = mdp.start(task)
-    while state.end is None:
-        room = mdp.budget(state)
-        said = mdp.tokenizer.encode((env.environment.gold(task) or "") if gold else chr(dice.randrange(32, 127)) * dice.randrange(6))
-        mdp.extend(state, [*said[: room - 1], mdp.tokenizer.eos_id] if len(said) < room else said[:room])
-    verdict = mdp.judge(state)
+    state = mdp.start_conversation(task)
+    while state.stop_reason is None:
+        room = mdp.count_remaining_tokens(state)
+        said = mdp.tokenizer.encode((env.environment.gold(task) or "") if gold else chr(rng.randrange(32, 127)) * rng.randrange(6))
+        mdp.step_turn(state, [*said[: room - 1], mdp.tokenizer.eos_id] if len(said) < room else said[:room])
+    verdict = mdp.verify(state)
     if verdict.score is None:
-        return f"its verdict is {shown(verdict)}"
-    session = mdp.episode(state, verdict, group="").meta.get("session")
-    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score, session)
+        return f"its verdict is {format_verdict(verdict)}"
+    session = mdp.build_episode(state, verdict, group="").meta.get("session")
+    return find_mismatch(env, split, index, state.tokens, state.action_mask, state.stop_reason.value, verdict.score, session)

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 
-from rlvr.conformance.blame import place_of
+from rlvr.conformance.blame import find_plugin_location
 from rlvr.contracts import Plugin
 from rlvr.errors import PluginError, RlvrError
-from rlvr.mdp.judges import Judges
+from rlvr.mdp.judges import VerifierExecutor
 from rlvr.task import Fault, Verdict
 
-DEADLINE_S = 600.0
+CHECK_TIMEOUT_S = 600.0
 """Timeout of one check: far longer than any check needs, so a check that exceeds it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """The result of one check.
 
-    >>> Check("the gold answer scores 1", ok=False, detail="task arithmetic/test/0.3: '14' scored 0").ok
+    >>> CheckResult("the gold answer scores 1", ok=False, detail="task arithmetic/test/0.3: '14' scored 0").ok
     False
     """
 
@@ -34,14 +34,14 @@ class Check:
     """Whether the check could not run; `detail` says why. It never counts as a failure and is always shown."""
 
 
-class CannotCheck(Exception):
+class CheckSkipped(Exception):
     """Raised inside a check that does not apply; the reason is shown."""
 
 
-def failures(checks: Sequence[Check]) -> list[str]:
+def list_failures(checks: Sequence[CheckResult]) -> list[str]:
     """List the failed checks, one line each; a test asserts that the list is empty.
 
-    >>> failures([Check("a", True), Check("b", False, "why")])
+    >>> failures([CheckResult("a", True), CheckResult("b", False, "why")])
     ['b: why']
     """
     return [f"{check.name}: {check.detail}" for check in checks if not check.ok]
@@ -50,70 +50,70 @@ def failures(checks: Sequence[Check]) -> list[str]:
 Steps = Iterator[tuple[str, Callable[[], str]]]
 
 
-def run(steps: Steps) -> Iterator[Check]:
+def run_checks(checks: Steps) -> Iterator[CheckResult]:
     """Run the checks one after the other. A check is a function that returns a description of the problem, or ''.
 
     A plugin that cannot be built fails its first check; a wrong name or setting is the caller's error, and raises.
     """
     while True:
         try:
-            step = next(steps)
+            step = next(checks)
         except StopIteration:
             return
         except PluginError as error:
-            yield Check("it can be built", False, str(error))
+            yield CheckResult("it can be built", False, str(error))
             return
         except RlvrError:
             raise
         except (Exception, SystemExit) as error:  # between two checks only `close` runs
-            yield Check("it can be closed", False, _raised(error))
+            yield CheckResult("it can be closed", False, _format_exception(error))
             return
-        made = _made(*step)
+        made = _run_check(*step)
         if made is None:
-            yield Check(step[0], False, f"timeout: not finished after {DEADLINE_S:g} s; the checks after it were not run")
+            yield CheckResult(step[0], False, f"timeout: not finished after {CHECK_TIMEOUT_S:g} s; the checks after it were not run")
             return
         yield made
 
 
-def _made(name: str, look: Callable[[], str]) -> Check | None:
+def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
     """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
-    judges = Judges(1)
-    looked = judges.submit(look)
+    judges = VerifierExecutor(1)
+    looked = judges.submit(check)
     try:
-        if not wait([looked], DEADLINE_S).done:
+        if not wait([looked], CHECK_TIMEOUT_S).done:
             return None
         wrong = looked.result()
-    except CannotCheck as reason:
-        return Check(name, True, str(reason), skipped=True)
+    except CheckSkipped as reason:
+        return CheckResult(name, True, str(reason), skipped=True)
     except (Exception, SystemExit) as error:
-        return Check(name, False, _raised(error))
+        return CheckResult(name, False, _format_exception(error))
     finally:
         judges.close()
-    return Check(name, not wrong, wrong)
+    return CheckResult(name, not wrong, wrong)
 
 
-def _raised(error: BaseException) -> str:
-    place = place_of(error)
+def _format_exception(error: BaseException) -> str:
+    place = find_plugin_location(error)
     return f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}" + (f" ({place})" if place else "")
 
 
-def first(texts: Iterator[str]) -> str:
+def first_problem(problems: Iterator[str]) -> str:
     """Return the first problem, and how many more there are; "" without problems.
 
     >>> first(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
     """
-    found = [text for text in texts if text]
+    found = [text for text in problems if text]
     return "" if not found else found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more"
 
 
-def closed(plugin: Plugin) -> str:
+def close_again(plugin: Plugin) -> str:
     """Close the plugin a second time; a problem shows as an exception."""
     plugin.close()
     return ""
 
 
-def shown(verdict: Verdict) -> str:
+def format_verdict(verdict: Verdict) -> str:
     """Format a verdict for a failure message.
 
     >>> shown(Verdict(1.0, "4 equals 4"))

@@ -6,171 +6,171 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlvr.conformance.steps import CannotCheck, Steps, first, shown
-from rlvr.conformance.toolkit import misfits
-from rlvr.contracts import Environment, Heard, Verifier
-from rlvr.dialects.dialect import Found, checked
-from rlvr.mdp.sessions import Lease, judged_whole
+from rlvr.conformance.steps import CheckSkipped, Steps, first_problem, format_verdict
+from rlvr.conformance.toolkit import iter_bad_arguments
+from rlvr.contracts import Environment, StepResult, Verifier
+from rlvr.dialects.dialect import RawCall, validate_call
+from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
 from rlvr.task import Task, Verdict
-from rlvr.turns import Call, Result, ToolSpec, Turn
+from rlvr.turns import Call, ToolResult, ToolSpec, Turn
 
-PLAYED = 2
+NUM_PLAYED_TASKS = 2
 """Number of tasks of each split that are played; few, because each may need a sandbox session."""
 Said = str | Call | Sequence[Call]
 """A scripted turn: a text, a call, or several calls."""
 
 
 @dataclass
-class Play:
+class PlayedConversation:
     """One conversation that is played against a session."""
 
     environment: Environment
     task: Task
     turns: list[Turn] = field(default_factory=list)
-    heard: list[Heard] = field(default_factory=list)
+    step_results: list[StepResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lease = Lease(self.environment, self.task, seed=0)
+        self.session_handle = SessionHandle(self.environment, self.task, seed=0)
         try:
-            self.lease.open()
+            self.session_handle.open()
         except BaseException:
-            self.lease.close()
+            self.session_handle.close()
             raise
 
     @property
-    def results(self) -> list[tuple[bool, str]]:
+    def tool_results(self) -> list[tuple[bool, str]]:
         """Success and text of each call's result."""
-        return [(result.ok, result.text) for heard in self.heard for result in heard.results]
+        return [(result.ok, result.text) for heard in self.step_results for result in heard.tool_results]
 
-    def say(self, said: Said) -> Sequence[Result]:
+    def step(self, turn: Said) -> Sequence[ToolResult]:
         """Take one turn, unless the conversation is done; return the results of its calls."""
-        if self.heard and self.heard[-1].over:
+        if self.step_results and self.step_results[-1].done:
             return ()
         number = len(self.turns)
-        calls = [said] if isinstance(said, Call) else [] if isinstance(said, str) else list(said)
-        text = said if isinstance(said, str) else ""
+        calls = [turn] if isinstance(turn, Call) else [] if isinstance(turn, str) else list(turn)
+        text = turn if isinstance(turn, str) else ""
         made = tuple(replace(call, id=f"{number}.{place}") for place, call in enumerate(calls))
         self.turns.append(Turn(text, content=text, calls=made))
-        self.heard.append(self.lease.hear(self.turns[-1]))
-        return self.heard[-1].results
+        self.step_results.append(self.session_handle.step(self.turns[-1]))
+        return self.step_results[-1].tool_results
 
-    def verdict(self) -> Verdict:
+    def verify_and_close(self) -> Verdict:
         """Verify the conversation and close its session."""
-        ending = self.lease.collect(tuple(self.turns), tuple(self.heard))
-        self.lease.close()
-        return ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, self.task, ending)
+        ending = self.session_handle.collect_transcript(tuple(self.turns), tuple(self.step_results))
+        self.session_handle.close()
+        return ending if isinstance(ending, Verdict) else verify_transcript_safely(self.environment.verifier, self.task, ending)
 
 
-def played(environment: Environment, task: Task, turns: Sequence[Said], before: Sequence[Said] = ()) -> tuple[Verdict, Play]:
+def play_conversation(environment: Environment, task: Task, turns: Sequence[Said], before: Sequence[Said] = ()) -> tuple[Verdict, PlayedConversation]:
     """Play a whole conversation, with the turns `before` first; return the verdict and the conversation."""
-    play = Play(environment, task)
+    play = PlayedConversation(environment, task)
     try:
         for said in (*before, *turns):
-            play.say(said)
-        return play.verdict(), play
+            play.step(said)
+        return play.verify_and_close(), play
     finally:
-        play.lease.close()
+        play.session_handle.close()
 
 
-def judges_evidence(environment: Environment) -> bool:
+def has_transcript_verifier(environment: Environment) -> bool:
     """Whether the environment's verifier looks at the transcript or the artifacts, not only at the answer."""
-    return type(environment.verifier).judge is not Verifier.judge
+    return type(environment.verifier).verify_transcript is not Verifier.verify_transcript
 
 
-def talk_checks(environment: Environment) -> Steps:
+def iter_conversation_checks(environment: Environment) -> Steps:
     """Yield the checks of the conversations of an environment with tools; none for an environment without tools."""
     if not environment.tools:
         return
-    kit = _TalkKit(environment)
-    yield "the script of a conversation scores 1", kit.script
-    yield "the same seed gives the same results", kit.repeats
-    yield "an answer without any call scores below 1", kit.idle
-    yield "two conversations side by side do not see each other", kit.apart
-    yield "wrong arguments are refused and change nothing", kit.refused
-    yield "the opening and the tools do not contain the answer", kit.hidden
+    kit = _ConversationKit(environment)
+    yield "the script of a conversation scores 1", kit.check_oracle_turns
+    yield "the same seed gives the same results", kit.check_determinism
+    yield "an answer without any call scores below 1", kit.check_calls_required
+    yield "two conversations side by side do not see each other", kit.check_isolation
+    yield "wrong arguments are refused and change nothing", kit.check_bad_arguments
+    yield "the opening and the tools do not contain the answer", kit.check_answer_leak
 
 
-class _TalkKit:
+class _ConversationKit:
     """The checks of one environment."""
 
     def __init__(self, environment: Environment) -> None:
         self.env = environment
-        self._once = dict[str, tuple[Verdict, Play]]()
+        self._played = dict[str, tuple[Verdict, PlayedConversation]]()
 
-    def once(self, task: Task, script: Sequence[Said]) -> tuple[Verdict, Play]:
+    def play_once(self, task: Task, oracle_turns: Sequence[Said]) -> tuple[Verdict, PlayedConversation]:
         """Play the oracle turns once per task (cached), as the baseline of every check."""
-        if task.id not in self._once:
-            self._once[task.id] = played(self.env, task, script)
-        return self._once[task.id]
+        if task.id not in self._played:
+            self._played[task.id] = play_conversation(self.env, task, oracle_turns)
+        return self._played[task.id]
 
-    def script(self) -> str:
+    def check_oracle_turns(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            verdict, _ = self.once(task, script)
-            return "" if verdict.score == 1.0 else f"{task.id}: {shown(verdict)}"
+            verdict, _ = self.play_once(task, script)
+            return "" if verdict.score == 1.0 else f"{task.id}: {format_verdict(verdict)}"
 
-        return self._each(looked)
+        return self._check_each_task(looked)
 
-    def repeats(self) -> str:
+    def check_determinism(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            once, again = self.once(task, script)[1], played(self.env, task, script)[1]
-            if (once.lease.opening, once.lease.tools) != (again.lease.opening, again.lease.tools):
+            once, again = self.play_once(task, script)[1], play_conversation(self.env, task, script)[1]
+            if (once.session_handle.initial_messages, once.session_handle.tools) != (again.session_handle.initial_messages, again.session_handle.tools):
                 return f"{task.id}: the opening or the tools differ"
-            return _differs(task, once, again)
+            return _describe_difference(task, once, again)
 
-        return self._each(looked)
+        return self._check_each_task(looked)
 
-    def idle(self) -> str:
-        if not self.env.must_call:
-            raise CannotCheck("it says that an answer without calls may be right (must_call is False)")
+    def check_calls_required(self) -> str:
+        if not self.env.requires_tool_call:
+            raise CheckSkipped("it says that an answer without calls may be right (must_call is False)")
 
         def looked(task: Task, script: Sequence[Said]) -> str:
             last = next((said for said in reversed(script) if isinstance(said, str)), "")
             for answer in {last, self.env.gold(task) or "", str(task.reference)}:
-                verdict, _ = played(self.env, task, [answer])
+                verdict, _ = play_conversation(self.env, task, [answer])
                 if verdict.score is None or verdict.score >= 1.0:
-                    return f"{task.id}: {answer!r:.80} without a call {shown(verdict)}"
+                    return f"{task.id}: {answer!r:.80} without a call {format_verdict(verdict)}"
             return ""
 
-        return self._each(looked)
+        return self._check_each_task(looked)
 
-    def apart(self) -> str:
+    def check_isolation(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            alone = self.once(task, script)[1]
-            one, other = Play(self.env, task), Play(self.env, task)
+            alone = self.play_once(task, script)[1]
+            one, other = PlayedConversation(self.env, task), PlayedConversation(self.env, task)
             try:
                 for said in script:
-                    one.say(said)
+                    one.step(said)
                 for said in script:
-                    other.say(said)
-                verdicts = one.verdict(), other.verdict()
+                    other.step(said)
+                verdicts = one.verify_and_close(), other.verify_and_close()
             finally:
-                one.lease.close()
-                other.lease.close()
-            if wrong := _differs(task, alone, one) or _differs(task, alone, other):
+                one.session_handle.close()
+                other.session_handle.close()
+            if wrong := _describe_difference(task, alone, one) or _describe_difference(task, alone, other):
                 return wrong
-            return first("" if verdict.score == 1.0 else f"{task.id}: with another one open it {shown(verdict)}" for verdict in verdicts)
+            return first_problem("" if verdict.score == 1.0 else f"{task.id}: with another one open it {format_verdict(verdict)}" for verdict in verdicts)
 
-        return self._each(looked)
+        return self._check_each_task(looked)
 
-    def refused(self) -> str:
+    def check_bad_arguments(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            clean = self.once(task, script)[1]
-            held = {spec.name: spec for spec in clean.lease.tools}
-            wrong = [checked(Found(spec.name, bad), held, "0.0", "") for spec in held.values() for bad in misfits(spec)]
+            clean = self.play_once(task, script)[1]
+            held = {spec.name: spec for spec in clean.session_handle.tools}
+            wrong = [validate_call(RawCall(spec.name, bad), held, "0.0", "") for spec in held.values() for bad in iter_bad_arguments(spec)]
             if not wrong:
                 return ""
-            verdict, after = played(self.env, task, script, before=[wrong])
-            if any(ok for ok, _ in after.results[: len(wrong)]):
+            verdict, after = play_conversation(self.env, task, script, before=[wrong])
+            if any(ok for ok, _ in after.tool_results[: len(wrong)]):
                 return f"{task.id}: a call with wrong arguments was run"
-            after.heard = after.heard[1:]
-            return _differs(task, clean, after) or ("" if verdict.score == 1.0 else f"{task.id}: after wrong calls it {shown(verdict)}")
+            after.step_results = after.step_results[1:]
+            return _describe_difference(task, clean, after) or ("" if verdict.score == 1.0 else f"{task.id}: after wrong calls it {format_verdict(verdict)}")
 
-        return self._each(looked)
+        return self._check_each_task(looked)
 
-    def hidden(self) -> str:
+    def check_answer_leak(self) -> str:
         """Fail if prompts and tools contain the answer more often than answers of other tasks, so that a common word does not count."""
-        tasks = list(self._tasks(4))
-        texts = [_read_first(self.env, task) for task in tasks]
+        tasks = list(self._iter_tasks(4))
+        texts = [_read_initial_text(self.env, task) for task in tasks]
         answers = [str(task.reference) for task in tasks]
         own = [bool(answer) and answer in text for answer, text in zip(answers, texts, strict=True)]
         others = [bool(answer) and answer in text for answer, text in zip(answers[1:] + answers[:1], texts, strict=True)]
@@ -178,32 +178,32 @@ class _TalkKit:
             return ""
         return f"{tasks[own.index(True)].id}: what the policy reads before its first turn contains the reference"
 
-    def _each(self, look: Callable[[Task, Sequence[Said]], str]) -> str:
-        tasks = list(self._tasks(PLAYED))
-        scripts = [self.env.script(task) for task in tasks]
+    def _check_each_task(self, look: Callable[[Task, Sequence[Said]], str]) -> str:
+        tasks = list(self._iter_tasks(NUM_PLAYED_TASKS))
+        scripts = [self.env.oracle_turns(task) for task in tasks]
         if any(script is None for script in scripts):
-            raise CannotCheck("it has no oracle turns; write `script(task)` if the turns of a right conversation can be known")
-        return first(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
+            raise CheckSkipped("it has no oracle turns; write `script(task)` if the turns of a right conversation can be known")
+        return first_problem(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
-    def _tasks(self, count: int) -> Iterator[Task]:
+    def _iter_tasks(self, count: int) -> Iterator[Task]:
         for split in self.env.splits:
-            size = self.env.size(split)
+            size = self.env.num_tasks(split)
             yield from (self.env.task(split, index) for index in range(count if size is None else min(count, size)))
 
 
-def _differs(task: Task, one: Play, other: Play) -> str:
-    pairs = zip(one.results, other.results, strict=False)
-    if len(one.results) == len(other.results) and one.results == other.results:
+def _describe_difference(task: Task, one: PlayedConversation, other: PlayedConversation) -> str:
+    pairs = zip(one.tool_results, other.tool_results, strict=False)
+    if len(one.tool_results) == len(other.tool_results) and one.tool_results == other.tool_results:
         return ""
-    a, b = next(((a, b) for a, b in pairs if a != b), (len(one.results), len(other.results)))
+    a, b = next(((a, b) for a, b in pairs if a != b), (len(one.tool_results), len(other.tool_results)))
     return f"{task.id}: the results differ: {a!r:.120} and {b!r:.120}"
 
 
-def _read_first(environment: Environment, task: Task) -> str:
-    play = Play(environment, task)
+def _read_initial_text(environment: Environment, task: Task) -> str:
+    play = PlayedConversation(environment, task)
     try:
-        tools: Sequence[ToolSpec] = play.lease.tools
-        opening = " ".join(message["content"] for message in play.lease.opening)
-        return json.dumps([tool.wire() for tool in tools]) + opening
+        tools: Sequence[ToolSpec] = play.session_handle.tools
+        opening = " ".join(message["content"] for message in play.session_handle.initial_messages)
+        return json.dumps([tool.to_openai_format() for tool in tools]) + opening
     finally:
-        play.lease.close()
+        play.session_handle.close()

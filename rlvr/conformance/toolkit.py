@@ -8,90 +8,90 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.steps import CannotCheck, Check, Steps, closed, first, run
-from rlvr.contracts.schema import WORDS
-from rlvr.contracts.tool import MAX_CHARACTERS, Tool, ToolContext, ToolExample, run_call
-from rlvr.dialects.dialect import NAME, Unwritable
+from rlvr.conformance.steps import CheckResult, CheckSkipped, Steps, close_again, first_problem, run_checks
+from rlvr.contracts.schema import TYPE_DESCRIPTIONS
+from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_call
+from rlvr.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
 from rlvr.dialects.table import DIALECTS
-from rlvr.errors import ConfigError, ToolCrash
+from rlvr.errors import ConfigError, ToolFailure
 from rlvr.plugins.registry import build
-from rlvr.turns import ADVICE, Call, CallStatus, Result, ToolSpec
+from rlvr.turns import STATUS_MESSAGES, Call, CallStatus, ToolResult, ToolSpec
 
-JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd", "<tool_call>", "9" * 5_000, "(" * 5_000, "a" * 100_000)
+JUNK_ARGUMENTS = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd", "<tool_call>", "9" * 5_000, "(" * 5_000, "a" * 100_000)
 """Texts that a policy may write as an argument."""
 
 
-def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check]:
+def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> list[CheckResult]:
     """Run the kit on a tool with a given context: a sandbox session, or the database of a task.
 
     >>> from rlvr.conformance import failures
-    >>> failures(check_opened("calculator", ToolContext()))
+    >>> failures(check_tool_in_context("calculator", ToolContext()))
     []
     """
-    return list(run(tool_checks(name, settings, context)))
+    return list(run_checks(iter_tool_checks(name, settings, context)))
 
 
-def tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
+def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
     """Yield the checks of one tool, in the order in which they run."""
     made: Any = build("tool", name, **settings)
-    kit = _Kit(made, context or ToolContext())
+    kit = _ToolKit(made, context or ToolContext())
     try:
         yield "it can be built", lambda: "" if isinstance(made, Tool) else f"it is a {type(made).__name__}, not an rlvr.Tool"
-        yield "it says what it is for", kit.described
-        yield "opening it without its box is refused", kit.box_asked
-        yield "its names and descriptions are complete", kit.told
-        yield "its schemas are plain and strict", kit.schemas
-        yield "its examples do what they say", kit.examples
-        yield "wrong arguments give the policy an error message", kit.wrong
-        yield "no text breaks it", kit.junk
-        yield "two conversations share nothing", kit.apart
-        yield "a long result is cut", kit.cut
-        yield "its calls can be written and read in every dialect", kit.dialects
-        yield "it can be ended twice", kit.ended
+        yield "it says what it is for", kit.check_docstring
+        yield "opening it without its box is refused", kit.check_sandbox_required
+        yield "its names and descriptions are complete", kit.check_descriptions
+        yield "its schemas are plain and strict", kit.check_schemas
+        yield "its examples do what they say", kit.check_examples
+        yield "wrong arguments give the policy an error message", kit.check_bad_arguments
+        yield "no text breaks it", kit.check_junk_arguments
+        yield "two conversations share nothing", kit.check_isolation
+        yield "a long result is cut", kit.check_truncation
+        yield "its calls can be written and read in every dialect", kit.check_dialects
+        yield "it can be ended twice", kit.check_double_end
     finally:
         made.close()
-    yield "it can be closed twice", partial(closed, made)
+    yield "it can be closed twice", partial(close_again, made)
 
 
-class _Kit:
+class _ToolKit:
     """The checks of one tool; each opens its own conversation."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         self.tool, self.context = tool, context
 
-    def open(self) -> AbstractContextManager[Tool]:
-        if self.tool.needs_box and self.context.box is None:
-            raise CannotCheck("it needs a sandbox box; give one with check_opened(name, ToolContext(box=...))")
+    def open_session(self) -> AbstractContextManager[Tool]:
+        if self.tool.needs_sandbox and self.context.sandbox_session is None:
+            raise CheckSkipped("it needs a sandbox box; give one with check_opened(name, ToolContext(box=...))")
         return self.tool.session(self.context)
 
-    def seen(self) -> AbstractContextManager[Tool]:
+    def open_for_inspection(self) -> AbstractContextManager[Tool]:
         """Open the tool for checks that make no calls, which need no sandbox session."""
-        return nullcontext(self.tool) if self.tool.needs_box and self.context.box is None else self.open()
+        return nullcontext(self.tool) if self.tool.needs_sandbox and self.context.sandbox_session is None else self.open_session()
 
-    def described(self) -> str:
+    def check_docstring(self) -> str:
         return "" if (type(self.tool).__doc__ or "").strip() else "its class has no docstring; say what it is for"
 
-    def box_asked(self) -> str:
-        if not self.tool.needs_box:
-            raise CannotCheck("it needs no sandbox box")
+    def check_sandbox_required(self) -> str:
+        if not self.tool.needs_sandbox:
+            raise CheckSkipped("it needs no sandbox box")
         try:
-            self.tool.open(ToolContext()).end()
+            self.tool.start(ToolContext()).teardown()
         except ConfigError:
             return ""
         return "`needs_box` is set, but it opens without a box"
 
-    def told(self) -> str:
-        with self.seen() as opened:
+    def check_descriptions(self) -> str:
+        with self.open_for_inspection() as opened:
             specs = opened.specs()
             if not specs:
                 return "it has no function that can be called"
             names = [spec.name for spec in specs]
             twice = [f"the name {name!r} is used twice" for name in names if names.count(name) > 1]
             again = "" if opened.specs() == specs else "two calls of specs() differ"
-            return first(iter([again, *twice, *(self._complete(spec) for spec in specs)]))
+            return first_problem(iter([again, *twice, *(self._find_missing_description(spec) for spec in specs)]))
 
-    def _complete(self, spec: ToolSpec) -> str:
-        if not NAME.fullmatch(spec.name):
+    def _find_missing_description(self, spec: ToolSpec) -> str:
+        if not TOOL_NAME_PATTERN.fullmatch(spec.name):
             return f"{spec.name!r} is not a valid tool name: use letters, digits, _ - and ."
         if not spec.description.strip():
             return f"{spec.name} has no description"
@@ -100,114 +100,114 @@ class _Kit:
         bare = [key for key, one in spec.parameters.get("properties", {}).items() if not one.get("description")]
         return f"argument {bare[0]!r} of {spec.name} has no description; add it under Args:" if bare else ""
 
-    def schemas(self) -> str:
-        with self.seen() as opened:
+    def check_schemas(self) -> str:
+        with self.open_for_inspection() as opened:
             specs = opened.specs()
         for spec in specs:
-            json.dumps(spec.wire(), allow_nan=False)
+            json.dumps(spec.to_openai_format(), allow_nan=False)
             if spec.parameters.get("type") != "object":
                 return f"the parameters of {spec.name} are not an object"
-        return first(self._unknown(spec.name, spec.parameters) for spec in specs)
+        return first_problem(self._find_unknown_type(spec.name, spec.parameters) for spec in specs)
 
-    def _unknown(self, name: str, schema: Any) -> str:
+    def _find_unknown_type(self, name: str, schema: Any) -> str:
         if not isinstance(schema, Mapping):
             return ""
         kinds = schema.get("type", "object")
-        strange = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in WORDS]
+        strange = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in TYPE_DESCRIPTIONS]
         inner = [*(schema.get("properties") or {}).values(), *schema.get("anyOf", ()), schema.get("items")]
-        return f"{name} has the type {strange[0]!r}" if strange else first(self._unknown(name, one) for one in inner)
+        return f"{name} has the type {strange[0]!r}" if strange else first_problem(self._find_unknown_type(name, one) for one in inner)
 
-    def examples(self) -> str:
-        examples = self._some()
-        with self.open() as opened:
-            return first(self._differs(example, self._do(opened, example)) for example in examples)
+    def check_examples(self) -> str:
+        examples = self._require_examples()
+        with self.open_session() as opened:
+            return first_problem(self._describe_difference(example, self._run_example(opened, example)) for example in examples)
 
-    def _differs(self, example: ToolExample, result: Result) -> str:
+    def _describe_difference(self, example: ToolExample, result: ToolResult) -> str:
         if result.ok is not example.ok:
             return f"{example.name}{dict(example.arguments)!r:.80} gave ok={result.ok}: {result.text!r:.120}"
         return (
             ""
-            if example.holds in result.text
-            else f"{example.name}{dict(example.arguments)!r:.80}: {example.holds!r} is not in {result.text!r:.120}"
+            if example.contains in result.text
+            else f"{example.name}{dict(example.arguments)!r:.80}: {example.contains!r} is not in {result.text!r:.120}"
         )
 
-    def wrong(self) -> str:
-        with self.seen() as opened:
+    def check_bad_arguments(self) -> str:
+        with self.open_for_inspection() as opened:
             for spec in opened.specs():
-                for arguments in misfits(spec):
+                for arguments in iter_bad_arguments(spec):
                     result = run_call(opened, Call("0.0", spec.name, arguments))
-                    if result.ok or ADVICE[CallStatus.BAD_ARGUMENTS] not in result.text:
+                    if result.ok or STATUS_MESSAGES[CallStatus.BAD_ARGUMENTS] not in result.text:
                         return f"{spec.name} accepted {arguments!r:.80}: {result.text!r:.80}"
             result = run_call(opened, Call("0.0", "no_such_tool", {}))
             return "" if not result.ok else "a call to a tool that it does not have was run"
 
-    def junk(self) -> str:
-        with self.open() as opened:
+    def check_junk_arguments(self) -> str:
+        with self.open_session() as opened:
             for spec in opened.specs():
-                for text in JUNK:
-                    arguments = _filled(spec, text)
+                for text in JUNK_ARGUMENTS:
+                    arguments = _fill_arguments(spec, text)
                     if arguments is None:
                         continue
                     try:
                         run_call(opened, Call("0.0", spec.name, arguments))
-                    except ToolCrash as crash:
+                    except ToolFailure as crash:
                         return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for mistakes of the policy"
         return ""
 
-    def apart(self) -> str:
-        examples = self._some()
-        with self.open() as one, self.open() as other:
+    def check_isolation(self) -> str:
+        examples = self._require_examples()
+        with self.open_session() as one, self.open_session() as other:
             for example in examples:
-                results = [self._do(opened, example) for opened in (one, other)]
-                if wrong := first(self._differs(example, result) for result in results):
+                results = [self._run_example(opened, example) for opened in (one, other)]
+                if wrong := first_problem(self._describe_difference(example, result) for result in results):
                     return f"with a second conversation open: {wrong}"
         return ""
 
-    def cut(self) -> str:
-        examples = self._some()
-        with self.open() as opened:
+    def check_truncation(self) -> str:
+        examples = self._require_examples()
+        with self.open_session() as opened:
             for example in examples:
                 result = run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=60)
-                if len(result.text) > 60 and result.ok and not result.over:
+                if len(result.text) > 60 and result.ok and not result.done:
                     return f"{example.name} gave {len(result.text)} characters where 60 were allowed"
         return ""
 
-    def dialects(self) -> str:
-        with self.seen() as opened:
+    def check_dialects(self) -> str:
+        with self.open_for_inspection() as opened:
             specs = opened.specs()
-        calls = [(spec, arguments) for spec in specs if (arguments := _filled(spec, "a text")) is not None]
-        return first(self._read_back(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
+        calls = [(spec, arguments) for spec in specs if (arguments := _fill_arguments(spec, "a text")) is not None]
+        return first_problem(self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
 
-    def _read_back(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
+    def _check_round_trip(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
         try:
-            text = DIALECTS[name].write([Call("0.0", spec.name, arguments)], specs)
-        except Unwritable as refused:
+            text = DIALECTS[name].format_calls([Call("0.0", spec.name, arguments)], specs)
+        except UnwritableCallError as refused:
             return f"{name}: {refused}"
-        calls = DIALECTS[name].read(text, specs).calls
+        calls = DIALECTS[name].parse_turn(text, specs).calls
         read = [(call.name, call.arguments) for call in calls if call.status is CallStatus.OK]
         return "" if read == [(spec.name, arguments)] else f"{name}: {text!r:.120} was read as {calls!r:.200}"
 
-    def ended(self) -> str:
-        with self.open() as opened:
-            opened.end()
-            opened.end()
+    def check_double_end(self) -> str:
+        with self.open_session() as opened:
+            opened.teardown()
+            opened.teardown()
         return ""
 
-    def _some(self) -> Sequence[ToolExample]:
-        if self.tool.needs_box and self.context.box is None:
-            self.open()
+    def _require_examples(self) -> Sequence[ToolExample]:
+        if self.tool.needs_sandbox and self.context.sandbox_session is None:
+            self.open_session()
         if not type(self.tool).examples:
-            raise CannotCheck("it has no `examples`")
+            raise CheckSkipped("it has no `examples`")
         return type(self.tool).examples
 
     @staticmethod
-    def _do(opened: Tool, example: ToolExample) -> Result:
-        return run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=MAX_CHARACTERS)
+    def _run_example(opened: Tool, example: ToolExample) -> ToolResult:
+        return run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=MAX_RESULT_CHARACTERS)
 
 
-def misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
+def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
     """Yield arguments that the schema forbids: an unknown one, each required one missing, each one with a wrong type."""
-    right = _filled(spec, "a text")
+    right = _fill_arguments(spec, "a text")
     if right is None:
         return
     if spec.parameters.get("properties") or spec.parameters.get("additionalProperties") is False:
@@ -219,7 +219,7 @@ def misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
             yield {**right, key: 5 if one["type"] in ("string", "boolean", "array", "object") else "5"}
 
 
-def _filled(spec: ToolSpec, text: str) -> dict[str, Any] | None:
+def _fill_arguments(spec: ToolSpec, text: str) -> dict[str, Any] | None:
     """Fill the required arguments, with this text for each string; None if there is no simple way to fill them."""
     values: dict[str, Any] = {"string": text, "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     found: dict[str, Any] = {}

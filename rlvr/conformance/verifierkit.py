@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance import canaries
-from rlvr.conformance.steps import CannotCheck, Steps, closed, first, shown
+from rlvr.conformance.steps import CheckSkipped, Steps, close_again, first_problem, format_verdict
 from rlvr.contracts import Example, Verifier
-from rlvr.mdp.judges import Judges
+from rlvr.mdp.judges import VerifierExecutor
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, Verdict, user
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
 
 
-def verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
+def iter_verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     """Yield the checks of one verifier, built with these settings."""
     verifier: Any = build("verifier", name, **settings)
     kind = type(verifier).__name__
@@ -26,22 +26,22 @@ def verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
         return
     try:
         kit = _VerifierKit(verifier)
-        yield "it says what it is for", kit.described
-        yield "it has examples", kit.has_examples
-        yield "right answers score 1", kit.right
-        yield "wrong answers score 0", kit.wrong
-        yield "an empty answer scores 0", lambda: kit.floor(canaries.EMPTY)
-        yield "a hedged answer scores 0", kit.hedged
-        yield "a denial of the right answer scores 0", kit.contained
-        yield "an injected answer scores 0", lambda: kit.floor(canaries.INJECTED)
-        yield "no text breaks it", lambda: kit.floor(canaries.JUNK)
-        yield "a broken reference gives no score", kit.broken_reference
-        yield "the same answer gets the same verdict", kit.deterministic
-        yield "verdicts are the same from many threads", kit.threads
-        yield "verdicts are plain JSON", kit.plain
+        yield "it says what it is for", kit.check_docstring
+        yield "it has examples", kit.check_examples
+        yield "right answers score 1", kit.check_correct_answers
+        yield "wrong answers score 0", kit.check_incorrect_answers
+        yield "an empty answer scores 0", lambda: kit.check_zero_scores(canaries.EMPTY_ANSWERS)
+        yield "a hedged answer scores 0", kit.check_hedged_answers
+        yield "a denial of the right answer scores 0", kit.check_denials
+        yield "an injected answer scores 0", lambda: kit.check_zero_scores(canaries.INJECTION_ANSWERS)
+        yield "no text breaks it", lambda: kit.check_zero_scores(canaries.JUNK_ANSWERS)
+        yield "a broken reference gives no score", kit.check_broken_references
+        yield "the same answer gets the same verdict", kit.check_determinism
+        yield "verdicts are the same from many threads", kit.check_threads
+        yield "verdicts are plain JSON", kit.check_json_detail
     finally:
         verifier.close()
-    yield "it can be closed twice", partial(closed, verifier)
+    yield "it can be closed twice", partial(close_again, verifier)
 
 
 class _VerifierKit:
@@ -51,98 +51,98 @@ class _VerifierKit:
         self.verifier = verifier
         self.examples: Sequence[Example] = type(verifier).examples
 
-    def described(self) -> str:
+    def check_docstring(self) -> str:
         if not (type(self.verifier).__doc__ or "").strip():
             return "its class has no docstring; say what it verifies, and how"
         version = type(self.verifier).version
         return "" if isinstance(version, str) and version else f"version is {version!r}; it must be a string, such as '1'"
 
-    def has_examples(self) -> str:
-        if any(example.right and example.wrong for example in self.examples):
+    def check_examples(self) -> str:
+        if any(example.correct and example.incorrect for example in self.examples):
             return ""
         return "`examples` has none with a right and a wrong answer; add Example(reference=..., right=(...), wrong=(...))"
 
-    def right(self) -> str:
-        return first(self._not(1.0, e, answer) for e in self._some() for answer in e.right)
+    def check_correct_answers(self) -> str:
+        return first_problem(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)
 
-    def wrong(self) -> str:
-        return first(self._not(0.0, e, answer) for e in self._some() for answer in e.wrong)
+    def check_incorrect_answers(self) -> str:
+        return first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
 
-    def floor(self, answers: Sequence[str]) -> str:
-        return first(self._not(0.0, e, answer) for e in self._some() for answer in answers if answer not in e.right)
+    def check_zero_scores(self, answers: Sequence[str]) -> str:
+        return first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in answers if answer not in e.correct)
 
-    def hedged(self) -> str:
-        pairs = list(self._pairs())
+    def check_hedged_answers(self) -> str:
+        pairs = list(self._iter_bare_pairs())
         if not pairs:
-            raise CannotCheck("no example has both a bare right answer and a bare wrong one")
-        return first(self._not(0.0, e, text) for e, right, other in pairs for text in canaries.hedged(right, other) if text not in e.right)
+            raise CheckSkipped("no example has both a bare right answer and a bare wrong one")
+        return first_problem(self._check_score(0.0, e, text) for e, right, other in pairs for text in canaries.iter_hedged_answers(right, other) if text not in e.correct)
 
-    def contained(self) -> str:
-        bare = [(e, right) for e in self._some() for right in e.right if canaries.bare(right)]
+    def check_denials(self) -> str:
+        bare = [(e, right) for e in self._require_examples() for right in e.correct if canaries.is_bare(right)]
         if not bare:
-            raise CannotCheck("all of its right answers are declared by a mark, so prose around them does not count")
-        return first(self._not(0.0, e, text) for e, right in bare for text in canaries.contained(right))
+            raise CheckSkipped("all of its right answers are declared by a mark, so prose around them does not count")
+        return first_problem(self._check_score(0.0, e, text) for e, right in bare for text in canaries.iter_denials(right))
 
-    def broken_reference(self) -> str:
+    def check_broken_references(self) -> str:
         if not self.verifier.needs_reference:
-            raise CannotCheck("it needs no reference")
-        answer = next((right for example in self._some() for right in example.right), "1")
-        verdict = self._ask(None, answer, {})
+            raise CheckSkipped("it needs no reference")
+        answer = next((right for example in self._require_examples() for right in example.correct), "1")
+        verdict = self._verify(None, answer, {})
         if verdict.score is not None or verdict.fault is not Fault.TASK:
-            return f"reference None: {shown(verdict)}; an invalid reference must give fault 'task' and no score"
+            return f"reference None: {format_verdict(verdict)}; an invalid reference must give fault 'task' and no score"
         for reference in BROKEN_REFERENCES:
-            verdict = self._ask(reference, answer, {})
+            verdict = self._verify(reference, answer, {})
             if verdict.fault is Fault.INFRA:
-                return f"reference {reference!r}: {shown(verdict)}; this is not an infrastructure fault"
+                return f"reference {reference!r}: {format_verdict(verdict)}; this is not an infrastructure fault"
         return ""
 
-    def deterministic(self) -> str:
-        for example in self._some():
-            for answer in (*example.right, *example.wrong):
-                one, two = self._of(example, answer), self._of(example, answer)
+    def check_determinism(self) -> str:
+        for example in self._require_examples():
+            for answer in (*example.correct, *example.incorrect):
+                one, two = self._verify_example(example, answer), self._verify_example(example, answer)
                 if (one.score, one.fault) != (two.score, two.fault):
-                    return f"{canaries.short(answer)}: first {shown(one)}, then {shown(two)}"
+                    return f"{canaries.shorten(answer)}: first {format_verdict(one)}, then {format_verdict(two)}"
         return ""
 
-    def threads(self) -> str:
-        asked = [(e, answer) for e in self._some() for answer in (*e.right, *e.wrong)][:24]
-        alone = [self._of(*pair).score for pair in asked] * 2
-        judges = Judges(8)  # not Python's own threads: if they deadlock, they block the exit of the process
+    def check_threads(self) -> str:
+        asked = [(e, answer) for e in self._require_examples() for answer in (*e.correct, *e.incorrect)][:24]
+        alone = [self._verify_example(*pair).score for pair in asked] * 2
+        judges = VerifierExecutor(8)  # not Python's own threads: if they deadlock, they block the exit of the process
         try:
-            together = [verdict.result().score for verdict in [judges.submit(self._of, *pair) for pair in asked * 2]]
+            together = [verdict.result().score for verdict in [judges.submit(self._verify_example, *pair) for pair in asked * 2]]
         finally:
             judges.close()
         pairs = zip(asked * 2, alone, together, strict=True)
-        return first(f"{canaries.short(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
+        return first_problem(f"{canaries.shorten(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
 
-    def plain(self) -> str:
-        for example in self._some():
-            for answer in (*example.right, *example.wrong):
-                json.dumps(dict(self._of(example, answer).detail), allow_nan=False)  # not `Verdict.record`, which converts it to JSON
+    def check_json_detail(self) -> str:
+        for example in self._require_examples():
+            for answer in (*example.correct, *example.incorrect):
+                json.dumps(dict(self._verify_example(example, answer).detail), allow_nan=False)  # not `Verdict.record`, which converts it to JSON
         return ""
 
-    def _some(self) -> Sequence[Example]:
+    def _require_examples(self) -> Sequence[Example]:
         if not self.examples:
-            raise CannotCheck("it has no examples")
+            raise CheckSkipped("it has no examples")
         return self.examples
 
-    def _pairs(self) -> Iterator[tuple[Example, str, str]]:
+    def _iter_bare_pairs(self) -> Iterator[tuple[Example, str, str]]:
         """Yield a right and a wrong answer of the same example, the wrong one simple enough to be an alternative."""
-        for example in self._some():
-            others = [text.strip() for text in example.wrong if text.strip() and " or " not in text and canaries.bare(text)]
-            yield from ((example, right, others[0]) for right in example.right if others and canaries.bare(right))
+        for example in self._require_examples():
+            others = [text.strip() for text in example.incorrect if text.strip() and " or " not in text and canaries.is_bare(text)]
+            yield from ((example, right, others[0]) for right in example.correct if others and canaries.is_bare(right))
 
-    def _not(self, score: float, example: Example, answer: str) -> str:
-        verdict = self._of(example, answer)
+    def _check_score(self, score: float, example: Example, answer: str) -> str:
+        verdict = self._verify_example(example, answer)
         if verdict.score == score:
             return ""
-        return f"{canaries.short(answer)} for the reference {example.reference!r:.80}: {shown(verdict)}, not {score:g}"
+        return f"{canaries.shorten(answer)} for the reference {example.reference!r:.80}: {format_verdict(verdict)}, not {score:g}"
 
-    def _of(self, example: Example, answer: str) -> Verdict:
-        return self._ask(example.reference, answer, dict(example.meta))
+    def _verify_example(self, example: Example, answer: str) -> Verdict:
+        return self._verify(example.reference, answer, dict(example.meta))
 
-    def _ask(self, reference: Any, answer: str, meta: dict[str, Any]) -> Verdict:
+    def _verify(self, reference: Any, answer: str, meta: dict[str, Any]) -> Verdict:
         verdict = self.verifier.verify(Task("kit", user("question"), reference, meta), answer)
         if not isinstance(verdict, Verdict):
-            raise TypeError(f"verify returned {verdict!r:.80} for {canaries.short(answer)}, not a Verdict")
+            raise TypeError(f"verify returned {verdict!r:.80} for {canaries.shorten(answer)}, not a Verdict")
         return verdict

@@ -13,9 +13,9 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 
 from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sampler import Completion, Feed, Listed, Request, Said, Sampler, Sampling
-from rlvr.contracts.sandbox import Box, Judge, Limits, Outcome, Place, Program, Sandbox, Stop
-from rlvr.contracts.session import Heard, Session, Transcript
+from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue
+from rlvr.contracts.sandbox import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.contracts.verifier import Begun, Example, Verifier, together
@@ -24,26 +24,26 @@ from rlvr.contracts.weights import Adapter, Weights
 __all__ = [
     "Adapter",
     "Begun",
-    "Box",
+    "ChatPrompt",
+    "Checker",
     "Completion",
     "Environment",
     "Example",
-    "Feed",
-    "Heard",
-    "Judge",
+    "ExecutionResult",
+    "ExitStatus",
     "Limits",
-    "Listed",
-    "Outcome",
-    "Place",
     "Plugin",
     "Program",
     "Request",
-    "Said",
+    "RequestQueue",
     "Sampler",
     "Sampling",
     "Sandbox",
+    "SandboxSession",
+    "SandboxSpec",
     "Session",
-    "Stop",
+    "StaticQueue",
+    "StepResult",
     "Tokenizer",
     "ToolSession",
     "Transcript",

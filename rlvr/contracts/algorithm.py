@@ -21,30 +21,30 @@ if TYPE_CHECKING:  # torch is heavy and optional; this module is neither
     from rlvr.episode import Episode
 
 
-Nested = Sequence[Sequence[Any]]
+NestedValues = Sequence[Sequence[Any]]
 """Numbers per group, answer and token; the last level is a list or an array."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class TokenStats:
     """Statistics of every token, computed before the advantages: the fields that `Algorithm.advantage_inputs` names; the others are None.
 
     >>> Scores(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7
     """
 
-    old: Nested | None = None
+    old: NestedValues | None = None
     """Log-probabilities under the current weights."""
-    reference: Nested | None = None
-    entropy: Nested | None = None
+    reference: NestedValues | None = None
+    entropy: NestedValues | None = None
     """The entropy of the distribution that the token was drawn from, in nats."""
-    values: Nested | None = None
+    values: NestedValues | None = None
     """The critic's value estimate before the token."""
-    penalties: Nested | None = None
+    penalties: NestedValues | None = None
     """beta * (old - reference), if the KL is subtracted from the reward."""
 
 
-NO_SCORES = Scores()
+EMPTY_TOKEN_STATS = TokenStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LossInputs:
     advantages: Tensor
     rows: Tensor
     """The index of the sequence that each entry belongs to, below `num_rows`."""
-    count: int
+    num_rows: int
     reference: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
@@ -73,7 +73,7 @@ class LossInputs:
     returns: Tensor | None = None
     divergence: Tensor | None = None
     """The policy's divergence from the reference over the whole vocabulary, with a gradient."""
-    prepared: Tensor | None = None
+    batch_stats: Tensor | None = None
     """The result of `Algorithm.compute_batch_stats` for these tokens."""
     tokens: Tensor | None = None
     """The token ids. Set, like `episodes` and `turns`, only if `Algorithm.needs_token_context`."""
@@ -93,11 +93,11 @@ class Algorithm(Plugin, ABC):
     """The number of passes that the learner makes over one step's episodes."""
     sampling_rounds: int = 1
     """Dynamic sampling: the maximum number of sampling rounds in one step, to get enough groups with a learning signal."""
-    needs_company: bool = False
+    requires_group: bool = False
     """True if answers to the same prompt are compared, so that a group of one gives no learning signal."""
-    silent_if_equal: bool = False
+    skips_zero_variance: bool = False
     """True if a group whose answers all have the same score gives no gradient. Dynamic sampling can then replace such groups."""
-    needs_turns: bool = False
+    requires_multi_turn: bool = False
     """True if the algorithm only makes sense for environments with several turns."""
     needs_reference: bool = False
     needs_teacher: bool = False
@@ -107,39 +107,39 @@ class Algorithm(Plugin, ABC):
     needs_value: bool = False
     needs_entropy: bool = False
     """Whether the loss needs each token's entropy."""
-    needs_greedy: bool = False
+    needs_greedy_sample: bool = False
     """True if each group needs one additional episode, sampled greedily, with `meta["greedy"]` true."""
-    needs_mismatched: bool = False
-    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["mismatched"]` is true)."""
-    needs_context: bool = False
+    needs_kl_samples: bool = False
+    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["add_mismatched_answers"]` is true)."""
+    needs_token_context: bool = False
     """True if the loss needs each token's id, completion index and turn index."""
-    credit_needs: frozenset[str] = frozenset()
+    advantage_inputs: frozenset[str] = frozenset()
     """The fields of `TokenStats` that `compute_advantages` needs: `old`, `reference`, `entropy`, `values`, `penalties`."""
-    prepares: bool = False
+    needs_batch_stats: bool = False
     """True if `compute_batch_stats` must be called before each optimizer step."""
-    refreshes: bool = False
+    syncs_reference: bool = False
     """True if the reference model is periodically moved toward the policy."""
-    trains_flat: bool = False
+    backprop_zero_advantage: bool = False
     """True if an episode with advantage 0 still has a gradient (from a KL or entropy term, or a critic)."""
-    counts_flat: bool = True
+    count_zero_advantage: bool = True
     """True if episodes with advantage 0 are counted in the denominators of the loss."""
-    critic_alone: bool = False
+    is_critic_warmup: bool = False
     """True while only the critic's head is trained and the policy is frozen."""
-    single_step: bool = False
+    one_optimizer_step: bool = False
     """True if the advantages are valid at the current weights only, so that a batch allows a single optimizer step."""
-    idle_on_policy: tuple[str, ...] = ()
+    noop_on_policy: tuple[str, ...] = ()
     """Settings without effect when training is exactly on-policy, because every probability ratio is 1."""
-    figures: Mapping[str, float] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
     """Metrics of the last `compute_advantages` (of this process only). The key `loss` replaces the mean of the token losses."""
-    returns: Nested | None = None
+    returns: NestedValues | None = None
     """The critic's target at each token, from the last `compute_advantages`; set if `needs_value`."""
-    bypass: bool = False
+    use_rollout_logprobs: bool = False
     """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
 
-    supervised: bool = False
+    is_supervised: bool = False
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
 
-    when_stale: Mapping[str, Any] = MappingProxyType({})
+    off_policy_defaults: Mapping[str, Any] = MappingProxyType({})
     """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
 
     def configure(self, *, max_completion_length: int) -> None:
@@ -150,34 +150,34 @@ class Algorithm(Plugin, ABC):
         """
 
     @abstractmethod
-    def credit(
+    def compute_advantages(
         self,
         groups: Sequence[Sequence[Episode]],
-        scores: Scores = NO_SCORES,
+        token_stats: TokenStats = EMPTY_TOKEN_STATS,
         *,
-        total: Callable[[Sequence[float]], list[float]] = list,
-    ) -> Nested:
+        all_reduce: Callable[[Sequence[float]], list[float]] = list,
+    ) -> NestedValues:
         """Compute the advantage of every token of every episode of every group (0.0 at tokens that the policy did not generate).
 
         `total` sums numbers over all processes.
         """
 
     @abstractmethod
-    def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of each token, and per-token values whose means are logged."""
 
     @abstractmethod
-    def row_weights(
+    def compute_row_weights(
         self,
         lengths: Sequence[int],
         prompts: Sequence[str],
         *,
         max_length: int = 0,
-        total: Callable[[Sequence[float]], list[float]] = list,
+        all_reduce: Callable[[Sequence[float]], list[float]] = list,
     ) -> list[float]:
         """Compute the weight of each row's tokens in the loss, over one whole optimizer step."""
 
-    def prepare(self, columns: Mapping[str, Tensor], total: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
+    def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
 
         `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `total` sums over all
@@ -185,24 +185,24 @@ class Algorithm(Plugin, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} sets `needs_batch_stats` but does not define compute_batch_stats")
 
-    def trains(self, episode: Episode) -> bool:
+    def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on and counted in the denominators."""
-        return episode.scored
+        return episode.is_scored
 
-    def kept(self, episode: Episode) -> Sequence[bool]:
+    def loss_mask(self, episode: Episode) -> Sequence[bool]:
         """Return the mask of the tokens in the loss: the policy's tokens, or a subset of them. The other policy tokens count as masked."""
-        return episode.acted
+        return episode.action_mask
 
-    def learnable(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+    def select_offline(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
         """Reduce recorded groups to the episodes that can be trained on; raise ConfigError if there are none."""
         name = getattr(self, "name", type(self).__name__)
         raise ConfigError(f"{name} trains on fresh answers only; remove `data`, or choose sft, best_of_n, dpo or kto")
 
-    def refresh(self) -> float:
+    def reference_mixup(self) -> float:
         """Return how far to move the reference toward the policy after a step (0: not at all, 1: copy the policy)."""
         return 0.0
 
-    def observe(self, rewards: Sequence[float], kl_value: float | None, total: Callable[[Sequence[float]], list[float]] = list) -> None:
+    def on_step_end(self, rewards: Sequence[float], kl_value: float | None, all_reduce: Callable[[Sequence[float]], list[float]] = list) -> None:
         """Update running baselines or adaptive coefficients after a step, from its rewards and its KL."""
 
     @property
@@ -210,7 +210,7 @@ class Algorithm(Plugin, ABC):
         """The current KL coefficient."""
         return 0.0
 
-    def describe(self) -> list[tuple[str, Any, bool]]:
+    def describe_settings(self) -> list[tuple[str, Any, bool]]:
         """Return every setting: its name, its value, and whether it differs from the default."""
         return []
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import Sandbox
-from rlvr.contracts.session import Heard, Session
+from rlvr.contracts.session import Session, StepResult
 from rlvr.contracts.tool import Tool
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.contracts.verifier import Verifier
-from rlvr.task import Earned, Task, Verdict
+from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Call, Turn
 
 
@@ -46,17 +46,17 @@ class Environment(Plugin, ABC):
     sandbox: Sandbox | None = None
     """Creates a sandbox session for each conversation, if one of the tools needs it."""
     dialect: str = ""
-    """The format of tool calls: a name of `rlvr.dialects`. Empty: the format of the chat template."""
+    """The format of tool calls: a name of `rlvr.check_dialects`. Empty: the format of the chat template."""
     splits: tuple[str, ...] = ("train", "test")
-    members: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
-    notes: Sequence[str] = ()  # warnings about the data, one line each; printed before a run
-    must_call: bool = False  # True if an answer without a tool call never gets the full score; tested by `rlvr check`
+    sub_environments: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
+    warnings: Sequence[str] = ()  # warnings about the data, one line each; printed before a run
+    requires_tool_call: bool = False  # True if an answer without a tool call never gets the full score; tested by `rlvr check`
     max_turns: int = 1  # the maximum number of policy turns
     max_prompt_tokens: int = 96  # the default prompt limit, for a character tokenizer; tool descriptions are added to it
     max_new_tokens: int = 32  # the default limit on the policy's tokens, over all turns
 
     @classmethod
-    def offered(cls) -> Sequence[Mapping[str, str]]:
+    def catalog(cls) -> Sequence[Mapping[str, str]]:
         """List the environments of an external package that this one can load, for `rlvr list envs --of NAME`; empty by default.
 
         Each row has the keys `name`, `offered` and `why`.
@@ -67,7 +67,7 @@ class Environment(Plugin, ABC):
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`. The result must depend only on the environment settings, the split and the index."""
 
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks of a split, or None if tasks are generated endlessly."""
         return None
 
@@ -75,30 +75,30 @@ class Environment(Plugin, ABC):
         """Return a completion that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
         return None
 
-    def script(self, task: Task) -> Sequence[str | Call | Sequence[Call]] | None:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call | Sequence[Call]] | None:
         """Return the policy turns of a conversation that gets the full score, or None if unknown. A turn is a text or one or more calls."""
         return None
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
-        plain = Replying(self, task)
+        plain = StatelessSession(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Return the environment's reply to the policy's turns so far; None ends the conversation."""
         return None
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text to verify at the end. The default is the policy's last turn."""
-        return said[-1] if said else ""
+        return completions[-1] if completions else ""
 
-    def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
+    def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns; the amounts must add up to it. The default uses the verdict's step rewards, if it has any."""
-        return verdict.earned
+        return verdict.step_rewards
 
-    def earned_in(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[Earned]:
+    def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns, given the turns with their calls; for wrappers. The default calls `step_rewards`."""
-        return self.earned(task, [turn.text for turn in turns], verdict)
+        return self.step_rewards(task, [turn.text for turn in turns], verdict)
 
     def close(self) -> None:
         """Close the verifier, the tools and the sandbox; an environment that holds other resources overrides this to close them too."""
@@ -107,21 +107,21 @@ class Environment(Plugin, ABC):
                 plugin.close()
 
 
-class Replying(Session):
+class StatelessSession(Session):
     """The session of a stateless environment: it calls `Environment.reply` and `Environment.answer`."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
-        self.environment, self.task, self.said = environment, task, list[str]()
+        self.environment, self.task, self.completions = environment, task, list[str]()
 
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         """Call `Environment.reply` with the turns so far; None ends the conversation."""
-        self.said.append(turn.text)
-        reply = self.environment.reply(self.task, list(self.said))  # a copy, so that changes to it do not affect the record
+        self.completions.append(turn.text)
+        reply = self.environment.reply(self.task, list(self.completions))  # a copy, so that changes to it do not affect the record
         if reply is None:
             return None
         if not isinstance(reply, str):
             raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None to end the conversation")
-        return Heard(({"role": "user", "content": reply},))
+        return StepResult(({"role": "user", "content": reply},))
 
     def answer(self, turns: Sequence[Turn]) -> str:
         """Call `Environment.answer` with the texts of the turns."""

@@ -16,12 +16,12 @@ class Plugin:
     tools needs it; otherwise it is None. A default of "" means that the argument is required.
     """
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Raise an RlvrError if a dependency is not available. Called once, before long work begins."""
         for needed in (getattr(self, name, None) for name in self.needs):
             for plugin in needed if isinstance(needed, list | tuple) else [needed]:
                 if isinstance(plugin, Plugin):
-                    plugin.ready()
+                    plugin.check_ready()
 
     def close(self) -> None:
         """Release processes, containers and files. May be called more than once."""

@@ -35,7 +35,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatPrompt:
     """A conversation so far, with its tools, in the format of chat servers; for samplers that exchange text.
 
     >>> Said(({"role": "user", "content": "2+2="},)).tools
@@ -46,10 +46,10 @@ class Said:
     tools: tuple[ToolSpec, ...] = ()
 
 
-class TurnEnd(Protocol):
+class StopCriterion(Protocol):
     """A stop criterion for turns in addition to the stop ids. It must not modify the tokens."""
 
-    def may(self, token: int) -> bool:
+    def may_stop(self, token: int) -> bool:
         """Return whether a turn may end with this token. A cheap pre-check."""
         ...
 
@@ -71,8 +71,8 @@ class Request:
     seed: int = 0
     task: Task | None = None  # for scripted samplers; models never see it
     turn: int = 0
-    said: Said | None = None  # set if the conversation has tools or initial messages; for samplers that exchange text
-    ends: TurnEnd | None = None  # ends the turn in addition to the stop ids; if a sampler ignores it, extra tokens are truncated
+    chat_prompt: ChatPrompt | None = None  # set if the conversation has tools or initial messages; for samplers that exchange text
+    stop_criterion: StopCriterion | None = None  # ends the turn in addition to the stop ids; if a sampler ignores it, extra tokens are truncated
 
     def __post_init__(self) -> None:
         if not self.prompt or self.max_tokens < 1:
@@ -97,42 +97,42 @@ class Completion:
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs) or (self.finish != "error" and not self.tokens):
-            raise self._mistake()
+            raise self._build_error()
 
-    def _mistake(self) -> ValueError:
+    def _build_error(self) -> ValueError:
         if len(self.tokens) != len(self.logprobs):
             return ValueError(f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
         return ValueError("a completion without tokens must have finish='error'")
 
 
-Asked = list[tuple[int, Request]]
+NumberedRequests = list[tuple[int, Request]]
 """Requests, each with the number that identifies its completion."""
 
 
-class Feed(ABC):
+class RequestQueue(ABC):
     """The queue that a sampler takes requests from while it works on others. Its methods never block.
 
     `pop` and `pop_all` return None once no more requests can come, and an empty list if more may come later.
     """
 
-    notify: Callable[[], None] | None = None
+    on_requests_ready: Callable[[], None] | None = None
     """A callback that an asynchronous sampler may set. It is called, from any thread, when new requests may be available."""
 
     @abstractmethod
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return up to `room` requests that are ready."""
 
     @abstractmethod
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         """Return all requests, once no request is being sampled and no session is still working on a reply."""
 
     @property
-    def coming(self) -> int:
+    def num_pending(self) -> int:
         """The number of further requests that may follow those already taken."""
         return 0
 
 
-class Listed(Feed):
+class StaticQueue(RequestQueue):
     """A queue of requests that are all known from the start.
 
     >>> len(Listed([Request([1], 4)]).take(10))
@@ -140,31 +140,31 @@ class Listed(Feed):
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self.left = list(enumerate(requests))
+        self.remaining = list(enumerate(requests))
 
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return the next `room` requests."""
-        taken, self.left = self.left[:room], self.left[room:]
-        return taken if taken or self.left else None
+        taken, self.remaining = self.remaining[:max_requests], self.remaining[max_requests:]
+        return taken if taken or self.remaining else None
 
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         """Return all remaining requests."""
-        return self.take(len(self.left))
+        return self.pop(len(self.remaining))
 
 
 class Sampler(Plugin, ABC):
     """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once."""
 
-    policy_form: ClassVar[str] = ""  # its syntax in `rlvr eval --policy`, for example `hf:DIR`; empty if unsupported
+    cli_syntax: ClassVar[str] = ""  # its syntax in `rlvr eval --policy`, for example `hf:DIR`; empty if unsupported
     tokenizer: str | None = None  # the tokenizer, if the sampler determines it
-    gives_text: bool = False  # True if `tokens` only encode a text; limits then apply to `Completion.usage`
-    holds_trainer_up: str = ""  # why it cannot sample in a thread during training; empty if it can
+    text_only: bool = False  # True if `tokens` only encode a text; limits then apply to `Completion.usage`
+    blocks_trainer_reason: str = ""  # why it cannot sample in a thread during training; empty if it can
     runs_model: bool = True  # True if it runs the model passed to `load_model`; False if it only reads the weights
-    incidental: ClassVar[frozenset[str]] = frozenset()  # settings without effect on the samples; evaluations do not record them
-    company: ClassVar[int] = 0  # the evaluation batch size, if results depend on it bitwise; 0 if not
+    non_semantic_settings: ClassVar[frozenset[str]] = frozenset()  # settings without effect on the samples; evaluations do not record them
+    eval_batch_size: ClassVar[int] = 0  # the evaluation batch size, if results depend on it bitwise; 0 if not
 
     @classmethod
-    def policy_settings(cls, rest: str) -> dict[str, Any]:
+    def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """Parse `--policy NAME:rest` into constructor arguments."""
         raise ConfigError(f"{cls.__name__} cannot be used as a policy with --policy")
 
@@ -172,13 +172,13 @@ class Sampler(Plugin, ABC):
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield the index of each request with its completion as soon as it finishes, so that verification can start early."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
         Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
         The default samples one batch of all available requests at a time, with `stream`.
         """
-        while (asked := feed.wave()) is not None:
+        while (asked := queue.pop_all()) is not None:
             if not asked:
                 yield None
                 continue
@@ -199,27 +199,27 @@ class Sampler(Plugin, ABC):
         """Return all completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
-    def prepare(self, *, precision: str, max_length: int) -> None:
+    def configure(self, *, precision: str, max_length: int) -> None:
         """Receive the trainer's compute precision and the maximum sequence length (prompt and completion), once before a training run."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 
-    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore them."""
 
-    def suits(self, model: Any) -> str:
+    def validate_model(self, model: Any) -> str:
         """Raise ConfigError if the sampler cannot run the trainer's model. Returns why sampling will be slow, or an empty string."""
         return ""
 
-    def receive(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Receive the trainer's new weights. The default calls `load_model`; samplers with an external engine override this method."""
-        if type(self).load is not Sampler.load:
-            self.load(weights.model(), version)
+        if type(self).load_model is not Sampler.load_model:
+            self.load_model(weights.gather_model(), version)
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Load the trainer's model. Samplers without weights (such as scripted) ignore it."""
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free memory for the trainer after a step's sampling. Nothing is sampled until the next weight update."""

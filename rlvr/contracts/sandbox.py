@@ -12,17 +12,17 @@ from rlvr.contracts.plugin import Plugin
 from rlvr.errors import ConfigError, SandboxError
 
 
-class Stop(StrEnum):
+class ExitStatus(StrEnum):
     """How a run in the sandbox ended. The values are the abbreviations of programming contests."""
 
     OK = "OK"  # exit code 0
-    RE = "RE"  # another exit code, or a signal that the program caused
-    TLE = "TLE"
-    MLE = "MLE"
-    OLE = "OLE"
-    CE = "CE"
-    SV = "SV"  # the program damaged its container or did something forbidden
-    IE = "IE"  # the sandbox failed; no score
+    RUNTIME_ERROR = "RE"  # another exit code, or a signal that the program caused
+    TIMEOUT = "TLE"
+    MEMORY_LIMIT = "MLE"
+    OUTPUT_LIMIT = "OLE"
+    COMPILE_ERROR = "CE"
+    SANDBOX_VIOLATION = "SV"  # the program damaged its container or did something forbidden
+    INTERNAL_ERROR = "IE"  # the sandbox failed; no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Checker:
     """A trusted Python program that tests an untrusted one from a separate process, over a byte channel.
 
     Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
@@ -59,14 +59,14 @@ class Judge:
     """
 
     source: str
-    brief: bytes = b""
+    input: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """An untrusted program to run once, in isolation.
 
-    >>> Program("print(input())", stdin=b"hello").language
+    >>> Program("print(input())", stdin=b"handshake").language
     'python'
     """
 
@@ -76,38 +76,38 @@ class Program:
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files in the working folder; the folder and all changes in it are deleted after the run."""
-    judge: Judge | None = None
+    checker: Checker | None = None
     """The checker that tests the program while it runs. The run ends when the checker exits; the limits apply to both together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExecutionResult:
     """The result of running a program.
 
-    >>> Outcome(Stop.OK, exit_code=0, stdout=b"hello").stop
+    >>> ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"handshake").stop
     <Stop.OK: 'OK'>
     """
 
-    stop: Stop
+    status: ExitStatus
     exit_code: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
-    cut: bool = False  # True if the output was truncated; truncated output is never graded
+    truncated: bool = False  # True if the output was truncated; truncated output is never graded
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
     isolation: tuple[str, ...] = ()  # the isolation that was actually applied
     reason: str = ""
-    report: bytes = b""
+    checker_output: bytes = b""
     """The bytes written to descriptor 5: by the checker if there is one, otherwise by the (untrusted) program."""
-    note: str = ""
+    message: str = ""
     """A message to the policy about side effects in the session, such as lost variables of the Python interpreter."""
-    refused: bool = False
+    unsupported: bool = False
     """With INTERNAL_ERROR: this sandbox can never run such a program (e.g. a limit above its own). The task is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SandboxSpec:
     """The specification of a sandbox session: its files, its image and its limits, shared by all its processes.
 
     >>> Place(files={"data/numbers.txt": b"1 2 3"}, memory_mb=256).wall_s
@@ -148,7 +148,7 @@ class Place:
             )
 
 
-class Box(ABC):
+class SandboxSession(ABC):
     """A sandbox session, usually for one conversation: files, working folder and background processes last between calls.
 
     Bash: each call starts a new shell with the working folder and the exported variables of the previous call. Functions, aliases and
@@ -165,11 +165,11 @@ class Box(ABC):
 
     @property
     @abstractmethod
-    def lost(self) -> bool:
+    def failure(self) -> bool:
         """Whether the sandbox failed. The session can then only be closed."""
 
     @abstractmethod
-    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> Outcome:
+    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> ExecutionResult:
         """Run a script, or a program with its arguments, and kill it after the timeout (None: the spec's); the session stays usable.
 
         `ExecutionResult.message` reports side effects, such as lost variables of a killed Python interpreter. A failure of the sandbox
@@ -180,7 +180,7 @@ class Box(ABC):
         """
 
     @abstractmethod
-    def put(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes) -> None:
         """Write a file in the working folder, and create its parent folders.
 
         Raises:
@@ -189,7 +189,7 @@ class Box(ABC):
         """
 
     @abstractmethod
-    def get(self, path: str, limit: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int) -> bytes:
         """Return the first `limit` bytes of a file in the working folder.
 
         Raises:
@@ -212,10 +212,10 @@ class Sandbox(Plugin, ABC):
     """Runs untrusted programs, isolated from the host. Thread-safe."""
 
     @abstractmethod
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
 
-    def open(self, place: Place | None = None) -> Box:
+    def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Create a session.
 
         Raises:
@@ -224,7 +224,7 @@ class Sandbox(Plugin, ABC):
         """
         raise ConfigError(f"{type(self).__name__} has no sessions; use the docker sandbox, or the process sandbox for code that you trust")
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Run an empty program; raise SandboxError if the sandbox fails."""
-        if (outcome := self.run(Program(""))).stop is Stop.IE:
+        if (outcome := self.run(Program(""))).status is ExitStatus.INTERNAL_ERROR:
             raise SandboxError(outcome.reason)

@@ -15,8 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlvr.errors import PluginError, suggest
 
-PLAIN: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
-WORDS: Mapping[str, str] = {
+JSON_TYPES: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+TYPE_DESCRIPTIONS: Mapping[str, str] = {
     "string": "a text",
     "integer": "a whole number",
     "number": "a number",
@@ -25,18 +25,18 @@ WORDS: Mapping[str, str] = {
     "object": "an object",
     "null": "null",
 }
-DEEPEST = 24
+MAX_NESTING_DEPTH = 24
 """The maximum nesting depth of schemas and arguments."""
 
 
-class Misfit(ValueError):
+class SchemaError(ValueError):
     """A value does not match its schema; the message says where, what it is and what is allowed."""
 
 
 # ---- build a schema from a function
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
+def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Build the JSON Schema of a function's arguments, without `self`; raise PluginError if a signature cannot be expressed.
 
     >>> def double(number: int, times: int = 1) -> str:
@@ -53,7 +53,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
         hints = get_type_hints(function)
     except Exception as error:
         raise PluginError(f"the type hints of {name} cannot be read: {error}; use hints that its module can resolve") from error
-    notes = argument_notes(inspect.getdoc(function) or "")
+    notes = parse_argument_descriptions(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required: list[str] = []
     for key, parameter in inspect.signature(function).parameters.items():
@@ -63,7 +63,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
             raise PluginError(f"{name} takes {parameter}; a tool must name each of its arguments")
         if key not in hints:
             raise PluginError(f"argument {key!r} of {name} has no type; write for example {key}: str")
-        one = type_schema(hints[key], f"argument {key!r} of {name}")
+        one = build_type_schema(hints[key], f"argument {key!r} of {name}")
         if key in notes:
             one["description"] = notes[key]
         if parameter.default is parameter.empty:
@@ -74,39 +74,39 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
+def build_type_schema(hint: Any, location: str = "a type") -> dict[str, Any]:
     """Build the JSON Schema of one type hint.
 
-    >>> type_schema(list[int] | None)
+    >>> build_type_schema(list[int] | None)
     {'anyOf': [{'type': 'array', 'items': {'type': 'integer'}}, {'type': 'null'}]}
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if hint in PLAIN:
-        return {"type": PLAIN[hint]}
+    if hint in JSON_TYPES:
+        return {"type": JSON_TYPES[hint]}
     if hint is type(None):
         return {"type": "null"}
     if hint is Any:
         return {}
     if origin is Literal:
         kinds = {type(value) for value in inner}
-        if len(kinds) != 1 or (kind := kinds.pop()) not in PLAIN:
-            raise PluginError(f"{where} is {hint}; the values of a Literal must be of one plain type")
-        return {"type": PLAIN[kind], "enum": list(inner)}
+        if len(kinds) != 1 or (kind := kinds.pop()) not in JSON_TYPES:
+            raise PluginError(f"{location} is {hint}; the values of a Literal must be of one plain type")
+        return {"type": JSON_TYPES[kind], "enum": list(inner)}
     if origin in (Union, types.UnionType):
-        return {"anyOf": [type_schema(one, where) for one in inner]}
+        return {"anyOf": [build_type_schema(one, location) for one in inner]}
     if hint in (list, Sequence) or origin in (list, Sequence):
-        return {"type": "array"} | ({"items": type_schema(inner[0], where)} if inner else {})
+        return {"type": "array"} | ({"items": build_type_schema(inner[0], location)} if inner else {})
     if hint in (dict, Mapping) or origin in (dict, Mapping):
         if inner and inner[0] is not str:
-            raise PluginError(f"{where} is {hint}; the keys of an object must be str")
-        return {"type": "object"} | ({"additionalProperties": type_schema(inner[1], where)} if inner else {})
-    raise PluginError(f"{where} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
+            raise PluginError(f"{location} is {hint}; the keys of an object must be str")
+        return {"type": "object"} | ({"additionalProperties": build_type_schema(inner[1], location)} if inner else {})
+    raise PluginError(f"{location} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
 
 
-def summary_of(document: str) -> str:
+def parse_summary(document: str) -> str:
     r"""Return a docstring up to its `Args:` and other sections.
 
-    >>> summary_of("Add.\n\nArgs:\n    x: one number.")
+    >>> parse_summary("Add.\n\nArgs:\n    x: one number.")
     'Add.'
     """
     lines: list[str] = []
@@ -117,10 +117,10 @@ def summary_of(document: str) -> str:
     return "\n".join(lines).strip()
 
 
-def argument_notes(document: str) -> dict[str, str]:
+def parse_argument_descriptions(document: str) -> dict[str, str]:
     r"""Parse the descriptions of the arguments in the `Args:` section of a docstring.
 
-    >>> argument_notes("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
+    >>> parse_argument_descriptions("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
     {'x': 'one number, any.', 'y': 'another.'}
     """
     found: dict[str, str] = {}
@@ -141,79 +141,79 @@ def argument_notes(document: str) -> dict[str, str]:
 # ---- validate arguments against a schema
 
 
-def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) -> Any:
+def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", depth: int = 0) -> Any:
     """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaError otherwise.
 
-    >>> fit({"type": "number"}, 3)
+    >>> validate_value({"type": "number"}, 3)
     3.0
-    >>> fit({"type": "integer"}, "3", "argument 'limit'")
+    >>> validate_value({"type": "integer"}, "3", "parse_argument 'limit'")
     Traceback (most recent call last):
-    rlvr.contracts.schema.Misfit: argument 'limit' is the text "3"; it must be a whole number
+    rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
     """
-    if depth > DEEPEST:
-        raise Misfit(f"{_at(where)} is nested more than {DEEPEST} levels deep")
+    if depth > MAX_NESTING_DEPTH:
+        raise SchemaError(f"{_describe_location(location)} is nested more than {MAX_NESTING_DEPTH} levels deep")
     if "anyOf" in schema:
-        return _any_of(schema["anyOf"], value, where, depth)
+        return _validate_any_of(schema["anyOf"], value, location, depth)
     allowed = schema.get("type")
     kinds = [allowed] if isinstance(allowed, str) else list(allowed or ())
-    kind = next((kind for kind in kinds if _is(kind, value)), None)
+    kind = next((kind for kind in kinds if _has_type(kind, value)), None)
     if kinds and kind is None:
-        raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' or '.join(WORDS.get(k, k) for k in kinds)}")
+        raise SchemaError(f"{_describe_location(location)} is {format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}")
     options = [schema["const"]] if "const" in schema else schema.get("enum")
     if options is not None and not any(type(value) is type(option) and value == option for option in options):
-        raise Misfit(f"{_at(where)} is {shown(value)}; it must be one of {', '.join(map(shown, options))}")
+        raise SchemaError(f"{_describe_location(location)} is {format_value(value)}; it must be one of {', '.join(map(format_value, options))}")
     if kind in ("integer", "number"):
-        return _number(schema, value, kind, where)
+        return _validate_number(schema, value, kind, location)
     if isinstance(value, Mapping):
-        return _object(schema, value, where, depth)
+        return _validate_object(schema, value, location, depth)
     if isinstance(value, list):
         items = schema.get("items")
         one = items if isinstance(items, Mapping) else {}
-        return [fit(one, item, f"{_at(where)}, item {n}", depth + 1) for n, item in enumerate(value)]
+        return [validate_value(one, item, f"{_describe_location(location)}, item {n}", depth + 1) for n, item in enumerate(value)]
     return value
 
 
-def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
 
     >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
-    rlvr.contracts.schema.Misfit: argument 'x' is missing; the arguments are x (a whole number)
+    rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
     """
     try:
-        fitted: dict[str, Any] = _object(schema, given, "", 0)
-    except Misfit as wrong:
-        raise Misfit(f"{wrong}; the arguments are {takes(schema)}") from None
+        fitted: dict[str, Any] = _validate_object(schema, call_arguments, "", 0)
+    except SchemaError as wrong:
+        raise SchemaError(f"{wrong}; the arguments are {describe_parameters(schema)}") from None
     return fitted
 
 
-def takes(schema: Mapping[str, Any]) -> str:
+def describe_parameters(schema: Mapping[str, Any]) -> str:
     """Describe the parameters of a tool in one line.
 
-    >>> takes({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
+    >>> describe_parameters({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
     'x (a whole number), y (a text, optional)'
     """
     needed = schema.get("required", ())
-    parts = [f"{key} ({kind_words(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()]
+    parts = [f"{key} ({describe_type(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()]
     return ", ".join(parts) or "none"
 
 
-def kind_words(schema: Mapping[str, Any]) -> str:
+def describe_type(schema: Mapping[str, Any]) -> str:
     """Describe the type that a schema requires.
 
-    >>> kind_words({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    >>> describe_type({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     'a list or null'
     """
     if "anyOf" in schema:
-        return " or ".join(kind_words(one) for one in schema["anyOf"])
+        return " or ".join(describe_type(one) for one in schema["anyOf"])
     if "enum" in schema:
-        return "one of " + ", ".join(map(shown, schema["enum"]))
+        return "one of " + ", ".join(map(format_value, schema["enum"]))
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else list(kind or ())
-    return " or ".join(WORDS.get(k, k) for k in kinds) or "any value"
+    return " or ".join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds) or "any value"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for an error message, shortened if it is long.
 
     >>> shown("3"), shown(3), shown([1, 2])
@@ -227,54 +227,54 @@ def shown(value: Any) -> str:
     return word + (text if len(text) <= 60 else text[:57] + "...")
 
 
-def _any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: str, depth: int) -> Any:
-    wrong: list[Misfit] = []
+def _validate_any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: str, depth: int) -> Any:
+    wrong: list[SchemaError] = []
     for choice in choices:
         try:
-            return fit(choice, value, where, depth + 1)
-        except Misfit as error:
+            return validate_value(choice, value, where, depth + 1)
+        except SchemaError as error:
             wrong.append(error)
     if len(choices) == 1:
         raise wrong[0]
-    raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' or '.join(kind_words(choice) for choice in choices)}")
+    raise SchemaError(f"{_describe_location(where)} is {format_value(value)}; it must be {' or '.join(describe_type(choice) for choice in choices)}")
 
 
-def _object(schema: Mapping[str, Any], value: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
+def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
     properties: Mapping[str, Any] = schema.get("properties") or {}
     others = schema.get("additionalProperties", not properties)
     inside = f"{where}, " if where else ""
     for key in schema.get("required", ()):
         if key not in value:
-            raise Misfit(f"{inside}argument {key!r} is missing")
+            raise SchemaError(f"{inside}argument {key!r} is missing")
     fitted: dict[str, Any] = {}
     for key, one in value.items():
         if key in properties:
             wanted = properties[key]
         elif others is False:
-            raise Misfit(f"{inside}argument {key!r} is unknown; {suggest(key, properties)}")
+            raise SchemaError(f"{inside}argument {key!r} is unknown; {suggest(key, properties)}")
         else:
             wanted = others if isinstance(others, Mapping) else {}
-        fitted[key] = fit(wanted, one, f"{inside}argument {key!r}", depth + 1)
+        fitted[key] = validate_value(wanted, one, f"{inside}argument {key!r}", depth + 1)
     return fitted
 
 
-def _number(schema: Mapping[str, Any], value: Any, kind: str, where: str) -> Any:
+def _validate_number(schema: Mapping[str, Any], value: Any, kind: str, where: str) -> Any:
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' and '.join(_bounds(low, high))}")
+        raise SchemaError(f"{_describe_location(where)} is {format_value(value)}; it must be {' and '.join(_describe_bounds(low, high))}")
     if kind == "integer" or isinstance(value, float):
         return value
     try:
         return float(value)
     except OverflowError:
-        raise Misfit(f"{_at(where)} is too large a number") from None
+        raise SchemaError(f"{_describe_location(where)} is too large a number") from None
 
 
-def _bounds(low: Any, high: Any) -> list[str]:
+def _describe_bounds(low: Any, high: Any) -> list[str]:
     return ([f"at least {low}"] if low is not None else []) + ([f"at most {high}"] if high is not None else [])
 
 
-def _is(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     match kind:
         case "string":
             return isinstance(value, str)
@@ -293,5 +293,5 @@ def _is(kind: str, value: Any) -> bool:
     return False
 
 
-def _at(where: str) -> str:
+def _describe_location(where: str) -> str:
     return where or "the value"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rlvr.task import Message
-from rlvr.turns import Result, ToolSpec, Turn
+from rlvr.turns import ToolResult, ToolSpec, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class StepResult:
     """The reply of a session to one policy turn.
 
     >>> Heard(({"role": "user", "content": "higher"},)).over
@@ -21,14 +21,14 @@ class Heard:
 
     messages: tuple[Message, ...] = ()
     """The messages that the policy receives before its next turn. If the conversation is done, they are only recorded."""
-    over: bool = False
+    done: bool = False
     """True if the conversation ends here."""
-    results: tuple[Result, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
     """The result of each call of the turn, for the record."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
-        if not self.messages and not self.over:
+        if not self.messages and not self.done:
             raise ValueError("a StepResult has no message and does not end the conversation; give a message, or done=True")
         for message in self.messages:
             whole = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
@@ -40,16 +40,16 @@ class Heard:
 class Transcript:
     """All inputs of a verifier, as plain records, so that verification can be repeated later.
 
-    >>> Transcript("4").evidence
+    >>> Transcript("4").artifacts
     {}
     """
 
     answer: str
     """The text to verify."""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
     """The artifacts that the session collected at its end: JSON values, and bytes for files."""
     turns: tuple[Turn, ...] = ()
-    heard: tuple[Heard, ...] = ()
+    step_results: tuple[StepResult, ...] = ()
     """One for each completed policy turn."""
 
 
@@ -64,19 +64,19 @@ class Session(ABC):
     ...         return Heard(({"role": "user", "content": turn.text},))
     """
 
-    max_evidence_bytes: ClassVar[int] = 1 << 20
+    max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
 
     def tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the policy. Called once, before the prompt is rendered; slow preparation belongs here."""
         return ()
 
-    def opening(self) -> Sequence[Message]:
+    def initial_messages(self) -> Sequence[Message]:
         """Return messages that follow the task's prompt. Called once, after `tools`."""
         return ()
 
     @abstractmethod
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         """Process a completed policy turn and return the reply; None ends the conversation.
 
         Not called for a turn that the token limit of the conversation truncated. Called for the last allowed turn, though the policy
@@ -87,7 +87,7 @@ class Session(ABC):
         """Return the text to verify. Called once, at the end. The default is the last turn, even if it was truncated."""
         return turns[-1].text if turns else ""
 
-    def evidence(self) -> Mapping[str, Any]:
+    def artifacts(self) -> Mapping[str, Any]:
         """Return artifacts for the verifier: JSON values, and bytes for files. Called once, at the end, after `answer`."""
         return {}
 

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sandbox import Box
-from rlvr.contracts.schema import Misfit, arguments, parameters_of, summary_of
-from rlvr.errors import ConfigError, PluginError, RlvrError, ToolCrash, ToolError, suggest
-from rlvr.turns import Call, CallStatus, Result, ToolSpec
+from rlvr.contracts.sandbox import SandboxSession
+from rlvr.contracts.schema import SchemaError, build_parameters_schema, parse_summary, validate_arguments
+from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, suggest
+from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
-MARK = "_rlvr_tool"
-MAX_CHARACTERS = 8_000
+TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
+MAX_RESULT_CHARACTERS = 8_000
 """The default maximum length of a result."""
 Method = TypeVar("Method", bound=Callable[..., str])
 
@@ -39,17 +39,17 @@ Method = TypeVar("Method", bound=Callable[..., str])
 class ToolContext:
     """The resources of one conversation that a tool can use.
 
-    >>> ToolContext(data={"database": "sales.db"}).box is None
+    >>> ToolContext(data={"database": "sales.db"}).sandbox_session is None
     True
     """
 
-    box: Box | None = None
+    sandbox_session: SandboxSession | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     """Data from the task, such as the path of a database."""
     seed: int = 0
 
 
-class Final(str):
+class FinalAnswer(str):
     """A tool result that ends the conversation; its text is the answer."""
 
     __slots__ = ()
@@ -65,7 +65,7 @@ class ToolExample:
 
     name: str
     arguments: Mapping[str, Any]
-    holds: str
+    contains: str
     """A substring of the expected result."""
     ok: bool = True
     """False if the tool must reject the call with ToolError."""
@@ -73,7 +73,7 @@ class ToolExample:
 
 def tool(method: Method) -> Method:
     """Mark a method as a tool: the policy gets its name, docstring and signature."""
-    setattr(method, MARK, True)
+    setattr(method, TOOL_MARKER_ATTRIBUTE, True)
     return method
 
 
@@ -85,7 +85,7 @@ class Tool(Plugin):
     A method raises ToolError with a message for the policy. Any other exception means that the tool failed.
     """
 
-    needs_box: ClassVar[bool] = False
+    needs_sandbox: ClassVar[bool] = False
     """True if the tool needs a `SandboxSession` for the conversation."""
     examples: ClassVar[Sequence[ToolExample]] = ()
     """Calls that `rlvr check` executes in this order in one conversation."""
@@ -94,11 +94,11 @@ class Tool(Plugin):
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the specs of the marked methods, in definition order. The tools of a server are known only after `start`."""
         found = []
-        for name, method in _marked(type(self)).items():
-            about = summary_of(method.__doc__ or "")
+        for name, method in _find_tool_methods(type(self)).items():
+            about = parse_summary(method.__doc__ or "")
             if not about:
                 raise PluginError(f"{type(self).__name__}.{name} has no docstring; describe in it what the tool does, for the policy")
-            found.append(ToolSpec(name, about, parameters_of(method)))
+            found.append(ToolSpec(name, about, build_parameters_schema(method)))
         if not found:
             raise PluginError(f"{type(self).__name__} has no method marked with @tool; mark the methods that the policy may call")
         return tuple(found)
@@ -108,46 +108,46 @@ class Tool(Plugin):
         text: str = getattr(self, name)(**arguments)
         return text
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         """Create the state of one conversation; `self.context` has its data."""
 
-    def end(self) -> None:
+    def teardown(self) -> None:
         """Remove the state of the conversation. May be called more than once, also after a failed `setup`."""
 
-    def open(self, context: ToolContext | None = None) -> Self:
+    def start(self, context: ToolContext | None = None) -> Self:
         """Return a copy of the tool for one conversation. The caller must call `teardown` on it."""
         context = context or ToolContext()
-        if self.needs_box and context.box is None:
+        if self.needs_sandbox and context.sandbox_session is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a sandbox, and this conversation has none; use the tool in an environment with a sandbox"
             )
         one = copy.copy(self)
         one.context = context
         try:
-            one.begin()
+            one.setup()
         except BaseException:
-            one.end()
+            one.teardown()
             raise
         return one
 
     @contextmanager
     def session(self, context: ToolContext | None = None) -> Iterator[Self]:
         """Run a block between `start` and `teardown`."""
-        one = self.open(context)
+        one = self.start(context)
         try:
             yield one
         finally:
-            one.end()
+            one.teardown()
 
     @property
-    def box(self) -> Box:
+    def sandbox_session(self) -> SandboxSession:
         """The conversation's sandbox session."""
-        if self.context.box is None:
-            raise ToolCrash(f"{type(self).__name__} was started without a sandbox session")
-        return self.context.box
+        if self.context.sandbox_session is None:
+            raise ToolFailure(f"{type(self).__name__} was started without a sandbox session")
+        return self.context.sandbox_session
 
 
-def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) -> Result:
+def run_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACTERS) -> ToolResult:
     """Execute one call of a conversation. An error of the policy gives a result with `ok` False.
 
     A call that could not be parsed is not executed; its result explains the problem.
@@ -156,36 +156,36 @@ def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) 
         ToolFailure: the tool itself failed.
     """
     if call.status is not CallStatus.OK:
-        return Result(call.id, call.told, ok=False)
-    spec = next((spec for spec in opened.specs() if spec.name == call.name), None)
+        return ToolResult(call.id, call.error_message, ok=False)
+    spec = next((spec for spec in tool.specs() if spec.name == call.name), None)
     if spec is None:
-        return _refused(call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {suggest(call.name, [s.name for s in opened.specs()])}")
+        return _build_rejection(call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {suggest(call.name, [s.name for s in tool.specs()])}")
     try:
-        fitted = arguments(spec.parameters, call.arguments or {})
-    except Misfit as wrong:
-        return _refused(call, CallStatus.BAD_ARGUMENTS, str(wrong))
+        fitted = validate_arguments(spec.parameters, call.arguments or {})
+    except SchemaError as wrong:
+        return _build_rejection(call, CallStatus.BAD_ARGUMENTS, str(wrong))
     start = time.monotonic()
     try:
-        text, ok = opened.call(spec.name, fitted), True
+        text, ok = tool.call(spec.name, fitted), True
     except ToolError as told:
         text, ok = f"Error: {told}", False
     except RlvrError as error:
-        raise ToolCrash(f"the tool {spec.name!r} failed: {error}") from error
+        raise ToolFailure(f"the tool {spec.name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ToolCrash(f"the tool {spec.name!r} raised {type(error).__name__}: {error}") from error
+        raise ToolFailure(f"the tool {spec.name!r} raised {type(error).__name__}: {error}") from error
     seconds = time.monotonic() - start
     if not isinstance(text, str):
-        raise ToolCrash(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")
-    if isinstance(text, Final):
-        return Result(call.id, str(text), ok, seconds, over=True)
-    short = cut_middle(text, max_characters)
-    return Result(call.id, short, ok, seconds, cut=short is not text)
+        raise ToolFailure(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")
+    if isinstance(text, FinalAnswer):
+        return ToolResult(call.id, str(text), ok, seconds, done=True)
+    short = truncate_middle(text, max_characters)
+    return ToolResult(call.id, short, ok, seconds, truncated=short is not text)
 
 
-def cut_middle(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """Shorten a text to at most `limit` characters by replacing its middle with a note.
 
-    >>> cut_middle("a" * 500 + "b" * 500, 100).replace(chr(10), "|")
+    >>> truncate_middle("a" * 500 + "b" * 500, 100).replace(chr(10), "|")
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaa|[... 944 of 1000 characters left out ...]|bbbbbbbbbbbbbbbbbbbbbbbbbbbb'
     """
     if len(text) <= limit:
@@ -198,13 +198,13 @@ def cut_middle(text: str, limit: int) -> str:
     return text[:head] + note.format(len(text) - head - tail, len(text)) + text[len(text) - tail :]
 
 
-def _refused(call: Call, status: CallStatus, why: str) -> Result:
-    return Result(call.id, Call(call.id, call.name, status=status, why=why).told, ok=False)
+def _build_rejection(call: Call, status: CallStatus, error_detail: str) -> ToolResult:
+    return ToolResult(call.id, Call(call.id, call.name, status=status, error_detail=error_detail).error_message, ok=False)
 
 
-def _marked(cls: type) -> dict[str, Callable[..., Any]]:
+def _find_tool_methods(cls: type) -> dict[str, Callable[..., Any]]:
     """Return the marked methods by name, those of base classes first."""
     found: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
-        found |= {name: method for name, method in vars(base).items() if getattr(method, MARK, False)}
+        found |= {name: method for name, method in vars(base).items() if getattr(method, TOOL_MARKER_ATTRIBUTE, False)}
     return found

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rlvr.contracts.sandbox import Box, Place, Sandbox
-from rlvr.contracts.session import Heard, Session
-from rlvr.contracts.tool import MAX_CHARACTERS, Tool, ToolContext, run_call
+from rlvr.contracts.sandbox import Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.session import Session, StepResult
+from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, run_call
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Message, Task
-from rlvr.turns import Call, CallStatus, Result, ToolSpec, Turn
+from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
-LATE = "Error: this call was not run. An earlier call of the same turn ended the conversation."
-TOO_LONG = "Error: this call was not run. The earlier calls of the same turn took {seconds:.0f} s, and one turn has {most:g} s."
+CALL_AFTER_END_MESSAGE = "Error: this call was not run. An earlier call of the same turn ended the conversation."
+TURN_TIMEOUT_MESSAGE = "Error: this call was not run. The earlier calls of the same turn took {seconds:.0f} s, and one turn has {most:g} s."
 
 
 class ToolSession(Session):
@@ -27,11 +27,11 @@ class ToolSession(Session):
     If a tool fails, the conversation has no score.
     """
 
-    max_bad_calls: ClassVar[int] = 3
+    max_invalid_turns: ClassVar[int] = 3
     """The conversation ends after this many consecutive turns whose calls could all not be executed."""
-    max_seconds: ClassVar[float] = 240.0
+    turn_timeout_s: ClassVar[float] = 240.0
     """After this time the remaining calls of a turn are skipped, so that no turn exceeds the rollout's own timeout."""
-    max_characters: ClassVar[int] = MAX_CHARACTERS
+    max_result_characters: ClassVar[int] = MAX_RESULT_CHARACTERS
     """The maximum length of a result. A longer one is truncated in the middle, with a note."""
 
     def __init__(
@@ -47,16 +47,16 @@ class ToolSession(Session):
             inner: handles the turns without calls and selects the text to verify; None: such a turn is the answer.
         """
         self.task, self.seed, self.inner = task, seed, inner
-        self.box: Box | None = None
+        self.sandbox_session: SandboxSession | None = None
         """The sandbox session of this conversation; set by `tools`."""
-        self.final: str | None = None
+        self.final_answer: str | None = None
         """The answer that was given by a call, such as `submit`; None if there is none."""
-        self.bad = 0
+        self.num_invalid_turns = 0
         """The number of consecutive turns whose calls could all not be executed."""
-        self._shared, self._sandbox = tuple(tools), sandbox
-        self._opened: dict[str, Tool] | None = None
+        self._shared_tools, self._sandbox = tuple(tools), sandbox
+        self._tools_by_name: dict[str, Tool] | None = None
         self._specs: list[ToolSpec] = []
-        self._held = ExitStack()
+        self._exit_stack = ExitStack()
 
     # ---- for subclasses
 
@@ -64,11 +64,11 @@ class ToolSession(Session):
         """Return the files of the sandbox session at the start, by relative path."""
         return {}
 
-    def place(self) -> Place:
+    def sandbox_spec(self) -> SandboxSpec:
         """Return the spec of the sandbox session. The default has `files` and the default limits."""
-        return Place(files=self.files())
+        return SandboxSpec(files=self.files())
 
-    def data(self) -> Mapping[str, Any]:
+    def tool_data(self) -> Mapping[str, Any]:
         """Return data for the tools (`ToolContext.data`), such as the path of a database."""
         return {}
 
@@ -76,88 +76,88 @@ class ToolSession(Session):
 
     def tools(self) -> Sequence[ToolSpec]:
         """Create the sandbox session, start the tools, and return their specs."""
-        if self._opened is None:
-            self._open()
+        if self._tools_by_name is None:
+            self._open_resources()
         return tuple(self._specs)
 
-    def opening(self) -> Sequence[Message]:
+    def initial_messages(self) -> Sequence[Message]:
         """Return the initial messages of the inner session."""
-        return self.inner.opening() if self.inner else ()
+        return self.inner.initial_messages() if self.inner else ()
 
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
         self.tools()
-        if not turn.pending:
-            self.bad = 0
-            return self.inner.hear(turn) if self.inner else None
-        results: list[Result] = []
+        if not turn.open_calls:
+            self.num_invalid_turns = 0
+            return self.inner.step(turn) if self.inner else None
+        results: list[ToolResult] = []
         began = time.monotonic()
-        for call in turn.pending:
-            late = LATE if self.final is not None else self._too_long(time.monotonic() - began)
-            results.append(Result(call.id, late, ok=False) if late else self._run(call))
-            if results[-1].over:
-                self.final = results[-1].text
-        known = [call for call in turn.pending if call.status is CallStatus.OK and call.name in (self._opened or {})]
-        self.bad = 0 if known else self.bad + 1
-        told = [_message(call, result) for call, result in zip(turn.pending, results, strict=True)]
-        return Heard(tuple(told), over=self.final is not None or self.bad >= self.max_bad_calls, results=tuple(results))
+        for call in turn.open_calls:
+            late = CALL_AFTER_END_MESSAGE if self.final_answer is not None else self._check_turn_timeout(time.monotonic() - began)
+            results.append(ToolResult(call.id, late, ok=False) if late else self._run_call(call))
+            if results[-1].done:
+                self.final_answer = results[-1].text
+        known = [call for call in turn.open_calls if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
+        self.num_invalid_turns = 0 if known else self.num_invalid_turns + 1
+        told = [_build_tool_message(call, result) for call, result in zip(turn.open_calls, results, strict=True)]
+        return StepResult(tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results))
 
     def answer(self, turns: Sequence[Turn]) -> str:
         """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
-        if self.final is not None:
-            last: Sequence[Turn] = (Turn(self.final, content=self.final),)
-        elif turns and not turns[-1].pending:
-            last = [turn for turn in turns if not turn.pending]
+        if self.final_answer is not None:
+            last: Sequence[Turn] = (Turn(self.final_answer, content=self.final_answer),)
+        elif turns and not turns[-1].open_calls:
+            last = [turn for turn in turns if not turn.open_calls]
         else:
             return ""
         return self.inner.answer(last) if self.inner else last[-1].text
 
-    def evidence(self) -> Mapping[str, Any]:
+    def artifacts(self) -> Mapping[str, Any]:
         """Return the artifacts of the inner session."""
-        return self.inner.evidence() if self.inner else {}
+        return self.inner.artifacts() if self.inner else {}
 
     def close(self) -> None:
         """Tear down the tools, then close the sandbox session and the inner session."""
-        self._held.close()
+        self._exit_stack.close()
 
     # ---- inside
 
-    def _open(self) -> None:
+    def _open_resources(self) -> None:
         """Open the inner session, the sandbox session and the tools. `close` releases all of them, even after a failure here."""
         if self.inner:
-            self._held.callback(self.inner.close)
+            self._exit_stack.callback(self.inner.close)
             if self.inner.tools():
                 raise ConfigError(f"{type(self.inner).__name__} has tools of its own; add these to its environment's `tools` instead")
-        if any(tool.needs_box for tool in self._shared):
+        if any(tool.needs_sandbox for tool in self._shared_tools):
             if self._sandbox is None:
-                needing = next(tool for tool in self._shared if tool.needs_box)
+                needing = next(tool for tool in self._shared_tools if tool.needs_sandbox)
                 raise ConfigError(f"{type(needing).__name__} needs a sandbox, and the environment has none; set one (sandbox: docker)")
-            self.box = self._sandbox.open(self.place())
-            self._held.callback(self.box.close)
-        context = ToolContext(self.box, dict(self.data()), self.seed)
+            self.sandbox_session = self._sandbox.create_session(self.sandbox_spec())
+            self._exit_stack.callback(self.sandbox_session.close)
+        context = ToolContext(self.sandbox_session, dict(self.tool_data()), self.seed)
         opened: dict[str, Tool] = {}
-        for tool in self._shared:
-            one = self._held.enter_context(tool.session(context))
+        for tool in self._shared_tools:
+            one = self._exit_stack.enter_context(tool.session(context))
             for spec in one.specs():
                 if spec.name in opened:
                     raise ConfigError(f"two tools are called {spec.name!r}, of {type(opened[spec.name]).__name__} and {type(one).__name__}")
                 opened[spec.name] = one
                 self._specs.append(spec)
-        self._opened = opened
+        self._tools_by_name = opened
 
-    def _too_long(self, seconds: float) -> str:
+    def _check_turn_timeout(self, seconds: float) -> str:
         """Return the error message for a call that exceeds the turn's time limit; empty if it may run."""
-        return TOO_LONG.format(seconds=seconds, most=self.max_seconds) if seconds >= self.max_seconds else ""
+        return TURN_TIMEOUT_MESSAGE.format(seconds=seconds, most=self.turn_timeout_s) if seconds >= self.turn_timeout_s else ""
 
-    def _run(self, call: Call) -> Result:
-        assert self._opened is not None
-        if call.status is CallStatus.OK and call.name not in self._opened:
-            why = f"{call.name!r:.80} is unknown; {suggest(call.name, self._opened)}"
-            call = replace(call, status=CallStatus.UNKNOWN_TOOL, why=why)
+    def _run_call(self, call: Call) -> ToolResult:
+        assert self._tools_by_name is not None
+        if call.status is CallStatus.OK and call.name not in self._tools_by_name:
+            why = f"{call.name!r:.80} is unknown; {suggest(call.name, self._tools_by_name)}"
+            call = replace(call, status=CallStatus.UNKNOWN_TOOL, error_detail=why)
         if call.status is not CallStatus.OK:
-            return Result(call.id, call.told, ok=False)
-        return run_call(self._opened[call.name], call, max_characters=self.max_characters)
+            return ToolResult(call.id, call.error_message, ok=False)
+        return run_call(self._tools_by_name[call.name], call, max_characters=self.max_result_characters)
 
 
-def _message(call: Call, result: Result) -> Message:
+def _build_tool_message(call: Call, result: ToolResult) -> Message:
     return {"role": "tool", "content": result.text, "name": call.name or "unknown", "tool_call_id": call.id}

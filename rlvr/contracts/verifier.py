@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.session import Transcript
-from rlvr.errors import TextOnly
+from rlvr.errors import StringAnswerMixin
 from rlvr.task import Task, Verdict
 
 Begun = Verdict | Callable[[], Coroutine[Any, Any, Verdict]]
@@ -27,13 +27,13 @@ class Example:
     """
 
     reference: Any
-    right: tuple[str, ...]
-    wrong: tuple[str, ...] = ()
+    correct: tuple[str, ...]
+    incorrect: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     """The task's `meta`, for verifiers that read it."""
 
 
-class Verifier(TextOnly, Plugin, ABC):
+class Verifier(StringAnswerMixin, Plugin, ABC):
     """Scores one answer. Deterministic (given a sandbox, if it uses one) and thread-safe.
 
     `verify` receives the whole text of the policy and extracts the answer with the declared extractor. It never raises because of the
@@ -61,21 +61,21 @@ class Verifier(TextOnly, Plugin, ABC):
         """Score an answer without blocking an event loop. The default runs in a thread; override it for asynchronous verifiers."""
         return await _ended(await asyncio.to_thread(self.begin, task, Transcript(answer)))
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Score a whole conversation. The default scores its answer; override it to use the artifacts or the turns."""
         return self.verify(task, transcript.answer)
 
     def begin(self, task: Task, transcript: Transcript) -> Begun:
         """Start verification; return the verdict, or a function that awaits it. Composite verifiers override it."""
-        if type(self).averify is not Verifier.averify and type(self).judge is Verifier.judge:
+        if type(self).averify is not Verifier.averify and type(self).verify_transcript is Verifier.verify_transcript:
             return partial(self.averify, task, transcript.answer)
-        return self.judge(task, transcript)
+        return self.verify_transcript(task, transcript)
 
 
 def together(begun: Sequence[Begun], finish: Callable[[Sequence[Verdict]], Verdict]) -> Begun:
     """Combine several verdicts with `finish`: immediately if all are available, otherwise when the last one is.
 
-    >>> together([Verdict(1.0, "equal")], lambda verdicts: verdicts[0]).score
+    >>> together([Verdict(1.0, "is_equal")], lambda verify_all: verify_all[0]).score
     1.0
     """
     known = [one for one in begun if isinstance(one, Verdict)]

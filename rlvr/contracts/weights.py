@@ -16,11 +16,11 @@ class Weights(ABC):
 
     @property
     @abstractmethod
-    def structure(self) -> Any:
+    def model_structure(self) -> Any:
         """The model, for its configuration and module structure. Its tensors may be sharded; it must not be run."""
 
     @abstractmethod
-    def model(self) -> Any:
+    def gather_model(self) -> Any:
         """Return a model with these weights that can be run. If the weights are sharded, each process gets a full copy."""
 
     @abstractmethod
@@ -28,22 +28,22 @@ class Weights(ABC):
         """Write a folder for transformers and vLLM, in the main process. `dtype` is that of the matrices; None keeps it."""
 
     @abstractmethod
-    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
         """Return the tensors that `iter_tensors` yields, by name, on the meta device; nothing is gathered or copied."""
 
     @abstractmethod
-    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield each full tensor under its name in a model file; it is valid until the next one. All processes iterate together."""
 
     @abstractmethod
-    def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
+    def compute_logprobs(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """Compute the log-probability of each token except the first, as in training, in the given compute precision."""
 
-    def adapter(self) -> Adapter | None:
+    def get_adapter(self) -> Adapter | None:
         """Return the LoRA adapter, for engines that apply it themselves; None if there is none."""
         return None
 
-    def once(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` in the main process only; all processes get its result or raise its error."""
         return work()
 

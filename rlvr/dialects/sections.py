@@ -6,115 +6,115 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.dialects.dialect import Dialect, Found, Step
-from rlvr.dialects.jsontext import Broken, dumps, skip, value
+from rlvr.dialects.dialect import Dialect, RawCall, ScanResult
+from rlvr.dialects.jsontext import ValueSyntaxError, format_json, parse_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
-LONGEST_HEAD = 400
+MAX_HEAD_CHARACTERS = 400
 """The maximum number of characters between the mark of a call and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class SectionMarks:
     """The marks of one family of models.
 
     >>> MARKS["kimi"].call
     '<|tool_call_begin|>'
     """
 
-    about: str
+    description: str
     section: tuple[str, str]
     """The marks around all calls of a turn."""
     call: str
     separator: str
     close: str
-    head: str = "{name}"
+    head_format: str = "{name}"
     """The text between `call` and `separator`, as written."""
-    reads: str = r"\s*([\w.\-]+)\s*"
+    head_pattern: str = r"\s*([\w.\-]+)\s*"
     """A pattern that parses the text between `call` and `separator`; its group is the name."""
-    joint: str = ""
+    joiner: str = ""
     """The text between two calls."""
-    sign: tuple[str, ...] = ()
+    template_signature: tuple[str, ...] = ()
 
 
-MARKS = {
-    "deepseek_v3": Marks(
+SECTION_MARKS = {
+    "deepseek_v3": SectionMarks(
         "DeepSeek V3 and R1: own marks, the arguments in a json fence",
         section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call="<｜tool▁call▁begin｜>",
         separator="\n```json\n",
         close="\n```<｜tool▁call▁end｜>",
-        head="function<｜tool▁sep｜>{name}",
-        reads=r"\s*\w*<｜tool▁sep｜>([\w.\-]+)\s*",
-        joint="\n",
-        sign=("<｜tool▁call▁begin｜>", "```json"),
+        head_format="function<｜tool▁sep｜>{name}",
+        head_pattern=r"\s*\w*<｜tool▁sep｜>([\w.\-]+)\s*",
+        joiner="\n",
+        template_signature=("<｜tool▁call▁begin｜>", "```json"),
     ),
-    "deepseek_v31": Marks(
+    "deepseek_v31": SectionMarks(
         "DeepSeek V3.1: own marks, bare arguments",
         section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call="<｜tool▁call▁begin｜>",
         separator="<｜tool▁sep｜>",
         close="<｜tool▁call▁end｜>",
-        sign=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+        template_signature=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     ),
-    "kimi": Marks(
+    "kimi": SectionMarks(
         "Kimi K2: own marks, the call's number after its name",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         call="<|tool_call_begin|>",
         separator="<|tool_call_argument_begin|>",
         close="<|tool_call_end|>",
-        head="functions.{name}:{index}",
-        reads=r"\s*(?:functions\.)?([\w.\-]+?)(?::\d+)?\s*",
-        sign=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+        head_format="functions.{name}:{index}",
+        head_pattern=r"\s*(?:functions\.)?([\w.\-]+?)(?::\d+)?\s*",
+        template_signature=("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     ),
 }
 
 
-class Sections(Dialect):
+class SectionDialect(Dialect):
     """A dialect defined by one entry of `SECTION_MARKS`."""
 
     def __init__(self, name: str) -> None:
         """Create the dialect from the entry `name` of `SECTION_MARKS`."""
-        marks = MARKS[name]
-        self.name, self.about, self.marks = name, marks.about, marks
-        self.opens, self.closes, self.drops = (marks.call,), (marks.close.strip(), *marks.section), marks.section
-        self.signs = (marks.sign,)
-        self._head = re.compile(marks.reads)
+        marks = SECTION_MARKS[name]
+        self.name, self.description, self.marks = name, marks.description, marks
+        self.open_marks, self.close_marks, self.ignored_marks = (marks.call,), (marks.close.strip(), *marks.section), marks.section
+        self.template_signatures = (marks.template_signature,)
+        self._head_pattern = re.compile(marks.head_pattern)
 
-    def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
+    def format_calls(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
         """Format all calls in one section."""
         m = self.marks
         written = [
-            m.call + m.head.format(name=call.name, index=n) + m.separator + dumps(dict(call.arguments or {})) + m.close
+            m.call + m.head_format.format(name=call.name, index=n) + m.separator + format_json(dict(call.arguments or {})) + m.close
             for n, call in enumerate(calls)
         ]
-        return m.section[0] + m.joint.join(written) + m.section[1] if written else ""
+        return m.section[0] + m.joiner.join(written) + m.section[1] if written else ""
 
-    def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse the name up to the separator, the JSON, the closing mark."""
         m = self.marks
         start = at + len(m.call)
-        middle = text.find(m.separator, start, start + LONGEST_HEAD)
+        middle = text.find(m.separator, start, start + MAX_HEAD_CHARACTERS)
         if middle < 0:
-            return self._without(text, start, "", f"the name must be followed by {m.separator.strip()}")
-        head = self._head.fullmatch(text, start, middle)
+            return self._build_broken_call(text, start, "", f"the name must be followed by {m.separator.strip()}")
+        head = self._head_pattern.fullmatch(text, start, middle)
         name = head.group(1) if head else ""
         try:
-            given, end = value(text, middle + len(m.separator))
-        except Broken as broken:
-            return self._without(text, middle, name, str(broken), CallStatus.BAD_JSON)
-        after, close = skip(text, end), m.close.strip()
+            given, end = parse_value(text, middle + len(m.separator))
+        except ValueSyntaxError as broken:
+            return self._build_broken_call(text, middle, name, str(broken), CallStatus.BAD_JSON)
+        after, close = skip_whitespace(text, end), m.close.strip()
         if text.startswith(close, after):
-            unnamed = Found("", given, CallStatus.NO_NAME, f"there is no name before {m.separator.strip()}")
-            return Step((Found(name, given) if name else unnamed,), after + len(close))
+            unnamed = RawCall("", given, CallStatus.NO_NAME, f"there is no name before {m.separator.strip()}")
+            return ScanResult((RawCall(name, given) if name else unnamed,), after + len(close))
         if after >= len(text) or close.startswith(text[after : after + len(close)]):
-            return self.unclosed(text, name)
-        return self._without(text, after, name, f"the arguments must be followed by {close}")
+            return self.build_unclosed_result(text, name)
+        return self._build_broken_call(text, after, name, f"the arguments must be followed by {close}")
 
-    def _without(self, text: str, at: int, name: str, why: str, status: CallStatus = CallStatus.MALFORMED) -> Step:
+    def _build_broken_call(self, text: str, at: int, name: str, why: str, status: CallStatus = CallStatus.MALFORMED) -> ScanResult:
         """Build the result for a call that cannot be parsed, up to its end."""
-        close = self.closes[0]
+        close = self.close_marks[0]
         end = text.find(close, at)
         if end < 0:
-            return self.unclosed(text, name)
-        return Step((Found(name, None, status, why),), end + len(close))
+            return self.build_unclosed_result(text, name)
+        return ScanResult((RawCall(name, None, status, why),), end + len(close))

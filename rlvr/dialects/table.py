@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlvr.dialects.dialect import Dialect
-from rlvr.dialects.fenced import Fenced
-from rlvr.dialects.gemma import FunctionGemma, Gemma, Pythonic
-from rlvr.dialects.harmony import Harmony
-from rlvr.dialects.hermes import Hermes
-from rlvr.dialects.line import Line
-from rlvr.dialects.llama import Llama
-from rlvr.dialects.mistral import Mistral, MistralList
-from rlvr.dialects.sections import MARKS, Sections
-from rlvr.dialects.tagged import Dsml, Glm, QwenXml
+from rlvr.dialects.fenced import FencedDialect
+from rlvr.dialects.gemma import FunctionGemmaDialect, GemmaDialect, PythonicDialect
+from rlvr.dialects.harmony import HarmonyDialect
+from rlvr.dialects.hermes import HermesDialect
+from rlvr.dialects.line import LineDialect
+from rlvr.dialects.llama import LlamaDialect
+from rlvr.dialects.mistral import MistralDialect, MistralListDialect
+from rlvr.dialects.sections import SECTION_MARKS, SectionDialect
+from rlvr.dialects.tagged import DsmlDialect, GlmDialect, QwenXmlDialect
 from rlvr.errors import NotFound, suggest
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Harmony(),
-        Gemma(),
-        FunctionGemma(),
-        Dsml(),
-        *map(Sections, MARKS),
-        Pythonic(),
-        Mistral(),
-        MistralList(),
-        Glm(),
-        QwenXml(),
-        Hermes(),
-        Llama(),
-        Fenced(),
-        Line(),
+        HarmonyDialect(),
+        GemmaDialect(),
+        FunctionGemmaDialect(),
+        DsmlDialect(),
+        *map(SectionDialect, SECTION_MARKS),
+        PythonicDialect(),
+        MistralDialect(),
+        MistralListDialect(),
+        GlmDialect(),
+        QwenXmlDialect(),
+        HermesDialect(),
+        LlamaDialect(),
+        FencedDialect(),
+        LineDialect(),
     )
 }
 """All dialects by name, in the order in which a template is matched: specific before general."""
 
 
-def get(name: str) -> Dialect:
+def get_dialect(name: str) -> Dialect:
     """Return the dialect of a name.
 
     >>> get("glm").about
@@ -49,10 +49,10 @@ def get(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-def detect(template: str) -> Dialect | None:
+def detect_dialect(template: str) -> Dialect | None:
     """Detect the dialect of a chat template; None for a template without tools.
 
-    >>> detect("{{ '<tool_call>' }} {{ '<arg_key>' }}").name
+    >>> detect_dialect("{{ '<tool_call>' }} {{ '<arg_key>' }}").name
     'glm'
     """
-    return next((d for d in DIALECTS.values() if any(all(piece in template for piece in sign) for sign in d.signs)), None)
+    return next((d for d in DIALECTS.values() if any(all(piece in template for piece in sign) for sign in d.template_signatures)), None)

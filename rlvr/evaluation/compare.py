@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.evaluation.paired import Paired, holm, paired
-from rlvr.evaluation.plan import Plan
-from rlvr.evaluation.samples import REPORT, Key, Sample, plan_of, rows_in, samples_of
+from rlvr.evaluation.paired import PairedTest, correct_holm, run_paired_test
+from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, iter_rows, load_plan, load_samples
 from rlvr.evaluation.statistics import mean
-from rlvr.evaluation.suite import Item
-from rlvr.evaluation.summary import UNSCORED_LIMIT
-from rlvr.plugins.registry import load, parameters
-from rlvr.task import plain
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
+from rlvr.plugins.registry import get_parameters, load_factory
+from rlvr.task import to_plain_json
 
-SAMPLED_BY = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_s")
+SAMPLING_SETTINGS = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_timeout_s")
 """Settings that both runs must share besides the environment's own, because they do not show in a prompt."""
 
 
@@ -40,36 +40,36 @@ class EnvComparison:
     name: str
     first: float
     second: float
-    paired: Paired
-    adjusted: float
+    paired_test: PairedTest
+    adjusted_p: float
     """The p-value after Holm's correction over the environments of the suite."""
-    pairs: int
+    num_pairs: int
     """Number of samples with a score in both runs."""
-    unpaired: int
+    num_unpaired: int
     """Number of samples that both runs requested and that lack a score in at least one run; left out."""
-    wins: list[str]
+    win_tasks: list[str]
     """Tasks on which the first is better, the clearest first."""
-    losses: list[str]
+    loss_tasks: list[str]
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the comparison to plain JSON."""
         return {
             "first": self.first,
             "second": self.second,
-            **self.paired.record(),
-            "p_holm": self.adjusted,
-            "pairs": self.pairs,
-            "unpaired": self.unpaired,
-            "win_tasks": self.wins,
-            "loss_tasks": self.losses,
+            **self.paired_test.to_dict(),
+            "p_holm": self.adjusted_p,
+            "pairs": self.num_pairs,
+            "unpaired": self.num_unpaired,
+            "win_tasks": self.win_tasks,
+            "loss_tasks": self.loss_tasks,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The comparison of two runs.
 
-    >>> Comparison(Path("runs/a"), Path("runs/b"), {}).record()["envs"]
+    >>> RunComparison(Path("runs/a"), Path("runs/b"), {}).record()["envs"]
     {}
     """
 
@@ -78,129 +78,129 @@ class Comparison:
     envs: dict[str, EnvComparison]
     differences: list[str] = field(default_factory=list)
     """Why the runs do not match; empty unless the comparison was forced."""
-    alone: list[str] = field(default_factory=list)
+    unshared_envs: list[str] = field(default_factory=list)
     """Environments that only one of the runs has."""
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     """Samples and environments that are left out, with reasons."""
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the comparison to plain JSON."""
-        envs = {name: env.record() for name, env in self.envs.items()}
-        told = {"differences": self.differences, "alone": self.alone, "notes": self.notes}
+        envs = {name: env.to_dict() for name, env in self.envs.items()}
+        told = {"differences": self.differences, "alone": self.unshared_envs, "notes": self.warnings}
         return {"first": str(self.first), "second": str(self.second), "envs": envs, **told}
 
 
-def compare(first: str | Path, second: str | Path, *, force: bool = False, seed: int = 0) -> Comparison:
+def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = False, seed: int = 0) -> RunComparison:
     """Compare two folders that `rlvr eval --out` wrote."""
     first, second = Path(first), Path(second)
-    plans = plan_of(first), plan_of(second)
+    plans = load_plan(first), load_plan(second)
     names = [[item.name for item in plan.envs] for plan in plans]
     shared = [name for name in names[0] if name in names[1]]
     if not shared:
         raise ConfigError(f"{first} has {', '.join(names[0])} and {second} has {', '.join(names[1])}: nothing to compare")
-    samples = samples_of(first), samples_of(second)
-    differences = unlike(plans, shared) + asked_otherwise((first, second), samples, shared)
+    samples = load_samples(first), load_samples(second)
+    differences = find_plan_differences(plans, shared) + find_prompt_differences((first, second), samples, shared)
     if differences and not force:
         raise ConfigError(f"{first} and {second} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
     found: dict[str, EnvComparison] = {}
-    unended = [f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _ended(run)]
+    unended = [f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _is_complete(run)]
     notes, gaps = [*unended], []
     for name in shared:
-        items = [_item(plan, name) for plan in plans]
-        tasks = _tasks((first, second), items)
-        asked = min(tasks) * min(plan.n_of(item) for plan, item in zip(plans, items, strict=True))
+        items = [_find_item(plan, name) for plan in plans]
+        tasks = _count_tasks((first, second), items)
+        asked = min(tasks) * min(plan.get_n(item) for plan, item in zip(plans, items, strict=True))
         if tasks[0] != tasks[1]:
             notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {first if tasks[0] > tasks[1] else second} asks")
-        env = _one(name, plans, samples, asked, seed)
+        env = _compare_env(name, plans, samples, asked, seed)
         if env is None:
-            notes.append(f"{name}: no sample has a score in both runs ({_scoreless(name, (first, second), samples)})")
+            notes.append(f"{name}: no sample has a score in both runs ({_describe_unscored(name, (first, second), samples)})")
             continue
         found[name] = env
-        if env.unpaired:
-            notes.append(f"{name}: {env.unpaired} of the {asked} samples asked of both runs have no score in one of them, or in both")
-        if env.unpaired > UNSCORED_LIMIT * asked:
+        if env.num_unpaired:
+            notes.append(f"{name}: {env.num_unpaired} of the {asked} samples asked of both runs have no score in one of them, or in both")
+        if env.num_unpaired > MAX_UNSCORED_FRACTION * asked:
             gaps.append(notes[-1])
     if not found:
         raise ConfigError(f"nothing can be compared: {'; '.join(notes)}")
     if gaps and not force:
         again = "" if unended else "`rlvr eval ... --retry` asks again; "
         raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}--force compares the others")
-    adjusted = holm([env.paired.p for env in found.values()])
-    envs = {name: replace(env, adjusted=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
-    return Comparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
+    adjusted = correct_holm([env.paired_test.p for env in found.values()])
+    envs = {name: replace(env, adjusted_p=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
+    return RunComparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
 
 
-def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
+def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared: Sequence[str]) -> list[str]:
     """List the differences between two plans that affect sampling or verification."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
     for name in shared:
-        old, new = _item(a, name), _item(b, name)
-        settings = {key: (getattr(old, key), getattr(new, key)) for key in SAMPLED_BY}
-        settings["n"] = (a.n_of(old), b.n_of(new))
-        settings["temperature"] = (a.temperature_of(old), b.temperature_of(new))
+        old, new = _find_item(a, name), _find_item(b, name)
+        settings = {key: (getattr(old, key), getattr(new, key)) for key in SAMPLING_SETTINGS}
+        settings["n"] = (a.get_n(old), b.get_n(new))
+        settings["temperature"] = (a.get_temperature(old), b.get_temperature(new))
         settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
         settings["verifier's settings"] = (old.env.get("verifier"), new.env.get("verifier"))
         if old.env["name"] == new.env["name"]:
-            made = made_with(old), made_with(new)
+            made = collect_env_settings(old), collect_env_settings(new)
             settings |= {f"the environment's {key}": (made[0].get(key), made[1].get(key)) for key in sorted(made[0] | made[1])}
         found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
     return found
 
 
-def made_with(item: Item) -> dict[str, Any]:
+def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     """Collect the settings of an environment, defaults included, without the path of its data, since the data shows in the prompts."""
     usual: dict[str, Any] = {}
     with suppress(RlvrError):  # the environment may no longer be available
-        fields = parameters(load("env", item.env["name"]))
+        fields = get_parameters(load_factory("env", item.env["name"]))
         usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
-    settings: dict[str, Any] = plain(usual | item.env)
+    settings: dict[str, Any] = to_plain_json(usual | item.env)
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 
-def asked_otherwise(runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]], shared: Sequence[str]) -> list[str]:
+def find_prompt_differences(runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared: Sequence[str]) -> list[str]:
     """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
     for name in shared:
-        here, there = ({key[1]: sample.question for key, sample in run.items() if key[0] == name} for run in samples)
+        here, there = ({key[1]: sample.question_digest for key, sample in run.items() if key[0] == name} for run in samples)
         other = sorted(index for index in here.keys() & there.keys() if here[index] != there[index])
         if other:
-            texts = [_question(run, name, other[0]) for run in runs]
+            texts = [_load_question_text(run, name, other[0]) for run in runs]
             at = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
             parts = " and ".join(repr(text[max(at - 20, 0) : at + 60]) for text in texts)
             found.append(f"{name}: {len(other)} of {len(here.keys() & there.keys())} prompts or references differ, the first at {parts}")
     return found
 
 
-def _question(run: Path, name: str, index: int) -> str:
-    row = next(row for row in rows_in(run) if (row["env"], row["index"]) == (name, index))
+def _load_question_text(run: Path, name: str, index: int) -> str:
+    row = next(row for row in iter_rows(run) if (row["env"], row["index"]) == (name, index))
     return "\n".join(message["content"] for message in row["prompt"]) + f"\n[{row['reference']}]"
 
 
-def _item(plan: Plan, name: str) -> Item:
+def _find_item(plan: EvalPlan, name: str) -> SuiteItem:
     return next(item for item in plan.envs if item.name == name)
 
 
-def _ended(run: Path) -> bool:
+def _is_complete(run: Path) -> bool:
     """Whether a run is complete: only a complete run has a report."""
-    return (run / REPORT).is_file()
+    return (run / REPORT_FILE).is_file()
 
 
-def _tasks(runs: tuple[Path, Path], items: Sequence[Item]) -> list[int]:
+def _count_tasks(runs: tuple[Path, Path], items: Sequence[SuiteItem]) -> list[int]:
     """Count the tasks of each run: from its report, or without one from its plan, limited by the size of the split."""
-    told = [_reported(run, item) for run, item in zip(runs, items, strict=True)]
+    told = [_load_reported_tasks(run, item) for run, item in zip(runs, items, strict=True)]
     ends = [found for found, item in zip(told, items, strict=True) if found is not None and found < item.tasks]
     return [min([item.tasks, *ends]) if found is None else found for found, item in zip(told, items, strict=True)]
 
 
-def _reported(run: Path, item: Item) -> int | None:
+def _load_reported_tasks(run: Path, item: SuiteItem) -> int | None:
     try:
-        return int(json.loads((run / REPORT).read_text("utf-8"))["envs"][item.name]["tasks"])
+        return int(json.loads((run / REPORT_FILE).read_text("utf-8"))["envs"][item.name]["tasks"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]]) -> str:
+def _describe_unscored(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]]) -> str:
     """Describe how many samples of an environment have no score in each run, and the most common reason."""
     told = []
     for run, found in zip(runs, samples, strict=True):
@@ -211,8 +211,8 @@ def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Samp
     return "; ".join(told)
 
 
-def _one(
-    name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], asked: int, seed: int
+def _compare_env(
+    name: str, plans: tuple[EvalPlan, EvalPlan], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], num_requested: int, seed: int
 ) -> EnvComparison | None:
     """Compare two runs on one environment; None if no sample has a score in both runs."""
     scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
@@ -220,36 +220,36 @@ def _one(
     if not both:
         return None
     pairs: dict[int, list[tuple[float, float]]] = {}
-    asks: dict[int, Sample] = {}
+    asks: dict[int, EvalSample] = {}
     for key in both:
         pairs.setdefault(key[1], []).append((scores[0][key], scores[1][key]))
         asks[key[1]] = samples[0][key]
     means = {index: (mean([a for a, _ in found]), mean([b for _, b in found])) for index, found in pairs.items()}
-    gaps = _by_question(means, asks)
-    greedy = all(plan.n_of(item) == 1 and plan.temperature_of(item) == 0 for plan in plans for item in [_item(plan, name)])
+    gaps = _gaps_by_question(means, asks)
+    greedy = all(plan.get_n(item) == 1 and plan.get_temperature(item) == 0 for plan in plans for item in [_find_item(plan, name)])
     return EnvComparison(
         name=name,
         first=mean([a for a, _ in means.values()]),
         second=mean([b for _, b in means.values()]),
-        paired=paired(list(gaps.values()), greedy=greedy, seed=seed),
-        adjusted=1.0,
-        pairs=len(both),
-        unpaired=max(asked - len(both), 0),
-        wins=_sorted(gaps, asks, 1),
-        losses=_sorted(gaps, asks, -1),
+        paired_test=run_paired_test(list(gaps.values()), is_greedy=greedy, seed=seed),
+        adjusted_p=1.0,
+        num_pairs=len(both),
+        num_unpaired=max(num_requested - len(both), 0),
+        win_tasks=_sort_tasks_by_gap(gaps, asks, 1),
+        loss_tasks=_sort_tasks_by_gap(gaps, asks, -1),
     )
 
 
-def _by_question(means: Mapping[int, tuple[float, float]], asks: Mapping[int, Sample]) -> dict[str, float]:
+def _gaps_by_question(means: Mapping[int, tuple[float, float]], sample_by_task: Mapping[int, EvalSample]) -> dict[str, float]:
     """Compute the score difference (first minus second run) per question, weighted by the number of its tasks."""
     gaps: dict[str, list[float]] = {}
     for index, (a, b) in means.items():
-        gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # a rounding error is not a win
+        gaps.setdefault(sample_by_task[index].question_digest, []).append(round(a - b, 12))  # a rounding error is not a win
     return {question: math.fsum(found) * len(gaps) / len(means) for question, found in gaps.items()}
 
 
-def _sorted(gaps: Mapping[str, float], asks: Mapping[int, Sample], sign: int) -> list[str]:
+def _sort_tasks_by_gap(gaps: Mapping[str, float], sample_by_task: Mapping[int, EvalSample], sign: int) -> list[str]:
     names: dict[str, str] = {}
-    for sample in asks.values():
-        names.setdefault(sample.question, sample.task_id)
+    for sample in sample_by_task.values():
+        names.setdefault(sample.question_digest, sample.task_id)
     return [names[question] for question, gap in sorted(gaps.items(), key=lambda pair: -sign * pair[1]) if sign * gap > 0]

@@ -21,17 +21,17 @@ from urllib.parse import quote
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
-from rlvr.evaluation.plan import Plan
-from rlvr.evaluation.samples import PLAN, REPORT, counted, plan_of, rows_in, sample_of, whole, write_whole
+from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, atomic_path, count_tokens, iter_rows, load_plan, parse_sample, write_atomic
 from rlvr.evaluation.statistics import mean
-from rlvr.evaluation.suite import Item
-from rlvr.mdp.records import tool_from
-from rlvr.mdp.transcript import messages_of, recorded_messages, tokenizer_of
-from rlvr.plugins.registry import from_config
-from rlvr.runs.runlog import config_of
-from rlvr.runs.tally import tally
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.mdp.records import tool_spec_from_json
+from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
+from rlvr.plugins.registry import build_from_config
+from rlvr.runs.runlog import load_run_config
+from rlvr.runs.tally import count_conversation
 
-TRAINED = (
+TRAINING_COLUMNS = (
     "step",
     "group",
     "task_id",
@@ -48,34 +48,34 @@ TRAINED = (
     "calls",
     "text",
 )
-ASKED = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens", "turns", "calls")
-TALKS = ("turns", "calls", "errors")
+EVAL_COLUMNS = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens", "turns", "calls")
+CONVERSATION_METRICS = ("turns", "calls", "errors")
 """Metrics of conversations and their tools: means per sample."""
-COLUMNS = {"config.yaml": TRAINED, PLAN: (*ASKED, "prompt", "reference", "text")}
+COLUMNS_BY_FILE = {"config.yaml": TRAINING_COLUMNS, PLAN_FILE: (*EVAL_COLUMNS, "prompt", "reference", "text")}
 """The columns of a table by the file that identifies the kind of run: a training run or an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """The path of an exported run, and counts of what was left out.
 
-    >>> Exported(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
+    >>> ExportResult(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
     {'samples without a score': 3}
     """
 
     path: Path
-    left_out: Mapping[str, int]
+    skipped_counts: Mapping[str, int]
 
 
-def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
+def write_export(run: str | Path, format_name: str, out: str | Path | None = None) -> ExportResult:
     """Write a run in another format; by default into its own folder."""
-    if to not in FORMATS:
-        raise ConfigError(f"--to {to!r} is not a format; {suggest(to, FORMATS)}")
-    write, name = FORMATS[to]
+    if format_name not in EXPORT_FORMATS:
+        raise ConfigError(f"--to {format_name!r} is not a format; {suggest(format_name, EXPORT_FORMATS)}")
+    write, name = EXPORT_FORMATS[format_name]
     run = Path(run)
-    if write in (_markdown, _inspect) and _is_training(run):
+    if write in (_write_markdown, _write_inspect) and _is_training_run(run):
         raise ConfigError(
-            f"{run} is a training run, and {to} needs an evaluation; of a training run, csv, parquet and trl-dataset can be written"
+            f"{run} is a training run, and {format_name} needs an evaluation; of a training run, csv, parquet and trl-dataset can be written"
         )
     out = Path(out or run / name)
     if out.exists() and out != run / name:  # only the file of an earlier export is overwritten
@@ -84,184 +84,184 @@ def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
         left_out = write(run, out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
-    return Exported(out, left_out or {})
+    return ExportResult(out, left_out or {})
 
 
-def last_rows(run: Path) -> Iterator[dict[str, Any]]:
+def iter_latest_rows(run: Path) -> Iterator[dict[str, Any]]:
     """Return the latest row of each sample, in the order of task and sample."""
-    found = {sample_of(row).key: row for row in rows_in(run)}
+    found = {parse_sample(row).key: row for row in iter_rows(run)}
     return (found[key] for key in sorted(found))
 
 
-def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+def build_table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Build the columns and the rows of a run: its samples, or its training episodes."""
-    columns = next((columns for mark, columns in COLUMNS.items() if (run / mark).is_file()), ())
+    columns = next((columns for mark, columns in COLUMNS_BY_FILE.items() if (run / mark).is_file()), ())
     if not columns:
-        raise NotFound(f"{run} is not a run: it has neither {' nor '.join(COLUMNS)}; name a folder that `rlvr eval` or `rlvr train` wrote")
-    rows = last_rows(run) if columns is COLUMNS[PLAN] else rows_in(run)
-    return columns, [flat(row, columns) for row in rows]
+        raise NotFound(f"{run} is not a run: it has neither {' nor '.join(COLUMNS_BY_FILE)}; name a folder that `rlvr eval` or `rlvr train` wrote")
+    rows = iter_latest_rows(run) if columns is COLUMNS_BY_FILE[PLAN_FILE] else iter_rows(run)
+    return columns, [flatten_row(row, columns) for row in rows]
 
 
-def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+def flatten_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """Flatten a sample or an episode into one row of a table."""
-    verdict, (read, written) = row["verdict"] or {}, counted(row)
+    verdict, (read, written) = row["verdict"] or {}, count_tokens(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
     values |= {"finish": row.get("finish", row["end"]), "tokens": written, "prompt_tokens": read}
-    values |= {"calls": tally(row["turns"], row.get("session")).calls}
-    values |= {"prompt": _prompt(row.get("prompt", [])), "reference": _text(row.get("reference"))}
+    values |= {"calls": count_conversation(row["turns"], row.get("session")).calls}
+    values |= {"prompt": _join_prompt(row.get("prompt", [])), "reference": _to_text(row.get("reference"))}
     line = {name: values.get(name, row.get(name)) for name in columns}
-    return {name: _utf8(value) if isinstance(value, str) else value for name, value in line.items()}
+    return {name: _replace_surrogates(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
-def _utf8(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which are not valid UTF-8, by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _prompt(messages: Sequence[Mapping[str, str]]) -> str:
+def _join_prompt(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _csv(run: Path, out: Path) -> None:
-    columns, lines = table(run)
-    with whole(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+def _write_csv(run: Path, out: Path) -> None:
+    columns, lines = build_table(run)
+    with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)
 
 
-def _parquet(run: Path, out: Path) -> None:
+def _write_parquet(run: Path, out: Path) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingExtra("pyarrow", "train", "export --to csv") from error
-    with whole(out) as partial:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table(run)[1]), partial)
+    with atomic_path(out) as partial:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(build_table(run)[1]), partial)
 
 
-def _trl(run: Path, out: Path) -> Counter[str]:
+def _write_trl(run: Path, out: Path) -> Counter[str]:
     """Write prompt and completion as messages, and whether the answer was right, for SFT and KTO. Samples without a score are skipped.
 
     In a conversation the last turn is the completion, and all messages before it are the prompt.
     """
     left_out: Counter[str] = Counter()
-    tokenizer = _tokenizer(run)
-    with whole(out) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
-        for row in _answers(run):
-            score, turns = (row["verdict"] or {}).get("score"), _turns(row, tokenizer)
+    tokenizer = _load_tokenizer(run)
+    with atomic_path(out) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
+        for row in _iter_rows_with_prompts(run):
+            score, turns = (row["verdict"] or {}).get("score"), _load_turns(row, tokenizer)
             if score is None or turns is None:
-                left_out["samples without a score" if score is None else UNREAD] += 1
+                left_out["samples without a score" if score is None else UNREADABLE_TURNS] += 1
                 continue
             kept = {"prompt": [*row["prompt"], *turns[:-1]], "completion": turns[-1:], "label": score == 1.0, "score": score}
             if tools := (row.get("session") or {}).get("tools"):
-                kept["tools"] = [tool_from(tool).wire() for tool in tools]
+                kept["tools"] = [tool_spec_from_json(tool).to_openai_format() for tool in tools]
             file.write(json.dumps(kept | {"task_id": row["task_id"], "env": row["env"]}, ensure_ascii=False) + "\n")
     return left_out
 
 
-UNREAD = "conversations whose turns cannot be read back from their tokens"
+UNREADABLE_TURNS = "conversations whose turns cannot be read back from their tokens"
 
 
-def _is_training(run: Path) -> bool:
-    return (run / "config.yaml").is_file() and not (run / PLAN).is_file()
+def _is_training_run(run: Path) -> bool:
+    return (run / "config.yaml").is_file() and not (run / PLAN_FILE).is_file()
 
 
-def _answers(run: Path) -> Iterator[dict[str, Any]]:
+def _iter_rows_with_prompts(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run with their prompts; a training run does not record prompts, so its environment rebuilds them."""
-    if not _is_training(run):
-        plan_of(run)
-        yield from last_rows(run)
+    if not _is_training_run(run):
+        load_plan(run)
+        yield from iter_latest_rows(run)
         return
-    config = config_of(run)
-    with from_config("env", config.env) as environment:
-        for row in rows_in(run):
+    config = load_run_config(run)
+    with build_from_config("env", config.env) as environment:
+        for row in iter_rows(run):
             prompt = [dict(message) for message in environment.task(row["split"], row["index"]).prompt]
             yield {**row, "prompt": prompt, "env": config.env["name"]}
 
 
-def _tokenizer(run: Path) -> Tokenizer | None:
-    return tokenizer_of(config_of(run).tokenizer_name if _is_training(run) else plan_of(run).policy.partition(":")[2])
+def _load_tokenizer(run: Path) -> Tokenizer | None:
+    return load_tokenizer_or_none(load_run_config(run).tokenizer_name if _is_training_run(run) else load_plan(run).policy.partition(":")[2])
 
 
-def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
+def _load_turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
     """Load the messages after the prompt; None for a conversation that cannot be decoded from its tokens."""
-    if recorded := recorded_messages(row.get("session") or {}):
+    if recorded := load_recorded_messages(row.get("session") or {}):
         return recorded
     if row["turns"] <= 1:
         return [{"role": "assistant", "content": row["text"]}]
-    return messages_of(row, tokenizer) if tokenizer else None
+    return decode_messages(row, tokenizer) if tokenizer else None
 
 
-def _markdown(run: Path, out: Path) -> None:
-    plan = plan_of(run)
-    report = run / REPORT
+def _write_markdown(run: Path, out: Path) -> None:
+    plan = load_plan(run)
+    report = run / REPORT_FILE
     if not report.is_file():
-        raise NotFound(f"{run} has no {REPORT} yet; let `rlvr eval` finish first")
+        raise NotFound(f"{run} has no {REPORT_FILE} yet; let `rlvr eval` finish first")
     envs = json.loads(report.read_text("utf-8"))["envs"]
-    talks = talks_of(envs)
+    talks = list_conversation_metrics(envs)
     head = ["avg", "95 %", "pass@n", "maj@n", "tasks", "scored", "unscored", "truncated", "failed", *talks]
-    lines = [f"**{plan.policy}** on **{plan.suite}**, {plan.ways}, seed {plan.seed}", ""]
+    lines = [f"**{plan.policy}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
         avg = env["avg"]
         cells = (
             ["refused", ""] if env["refused"] or not avg else [f"{avg['value']:.1%}", f"{100 * avg['low']:.1f} to {100 * avg['high']:.1f}"]
         )
-        cells += ["" if env["refused"] else _at(env["at"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
+        cells += ["" if env["refused"] else _format_at_n(env["at"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
         cells += [str(env[key]) for key in ("tasks", "scored", "unscored", "truncated", "failed")]
         cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in talks]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    write_whole(out, "\n".join(lines) + "\n")
+    write_atomic(out, "\n".join(lines) + "\n")
 
 
-def talks_of(envs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def list_conversation_metrics(envs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """List the conversation metrics that a report has: none if all its environments are single-turn without tools.
 
-    >>> talks_of({"a": {"turns": 2.0}, "b": {"turns": 1.0, "calls": None}})
+    >>> list_conversation_metrics({"a": {"turns": 2.0}, "b": {"turns": 1.0, "calls": None}})
     ['turns']
     """
     talking = [env for env in envs.values() if env.get("turns", 1) > 1 or env.get("calls") is not None]
-    return [key for key in TALKS if any(env.get(key) is not None for env in talking)]
+    return [key for key in CONVERSATION_METRICS if any(env.get(key) is not None for env in talking)]
 
 
-def _at(figures: Mapping[str, Any], n: int) -> str:
+def _format_at_n(figures: Mapping[str, Any], n: int) -> str:
     found = figures.get(str(n))
     return f"{found['value']:.1%}" if found else ""
 
 
-def _inspect(run: Path, out: Path) -> Counter[str]:
-    plan, tokenizer, left_out = plan_of(run), _tokenizer(run), Counter[str]()
+def _write_inspect(run: Path, out: Path) -> Counter[str]:
+    plan, tokenizer, left_out = load_plan(run), _load_tokenizer(run), Counter[str]()
     out.mkdir(parents=True, exist_ok=True)
-    created = datetime.fromtimestamp((run / PLAN).stat().st_mtime, UTC).isoformat(timespec="seconds")
-    status = "success" if (run / REPORT).is_file() else "started"
+    created = datetime.fromtimestamp((run / PLAN_FILE).stat().st_mtime, UTC).isoformat(timespec="seconds")
+    status = "success" if (run / REPORT_FILE).is_file() else "started"
     rows: dict[str, list[dict[str, Any]]] = {item.name: [] for item in plan.envs}
-    for row in last_rows(run):
-        turns = _turns(row, tokenizer)
-        left_out[f"first turns of {UNREAD}"] += turns is None
+    for row in iter_latest_rows(run):
+        turns = _load_turns(row, tokenizer)
+        left_out[f"first turns of {UNREADABLE_TURNS}"] += turns is None
         rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
-        log = _log(plan, item, rows[item.name], created, status)
-        write_whole(out / f"{_quoted(item.name)}.json", _utf8(json.dumps(log, indent=1, ensure_ascii=False)))
+        log = _build_inspect_log(plan, item, rows[item.name], created, status)
+        write_atomic(out / f"{_quote_file_name(item.name)}.json", _replace_surrogates(json.dumps(log, indent=1, ensure_ascii=False)))
     return +left_out
 
 
-def _quoted(name: str) -> str:
+def _quote_file_name(name: str) -> str:
     """Quote an environment's name as a file name; forbidden characters are percent-encoded."""
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
-def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str, status: str) -> dict[str, Any]:
+def _build_inspect_log(plan: EvalPlan, item: SuiteItem, rows: list[dict[str, Any]], created: str, status: str) -> dict[str, Any]:
     """Build the evaluation log of one environment for inspect_ai, version 2 of its format."""
-    name, n, temperature = item.name, plan.n_of(item), plan.temperature_of(item)
+    name, n, temperature = item.name, plan.get_n(item), plan.get_temperature(item)
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
     scores: dict[int, list[float]] = {}
     """By task, because the accuracy is a mean over tasks."""
-    for sample in map(sample_of, rows):
+    for sample in map(parse_sample, rows):
         if sample.score is not None:
             scores.setdefault(sample.key[1], []).append(sample.score)
     scored = sum(map(len, scores.values()))
@@ -285,13 +285,13 @@ def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str, statu
             "completed_samples": len(rows),
             "scores": [{"name": scorer, "scorer": scorer, **counts, "metrics": accuracy}],
         },
-        "samples": [_inspected(plan.policy, scorer, row) for row in rows],
+        "samples": [_build_inspect_sample(plan.policy, scorer, row) for row in rows],
     }
 
 
-def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    sample = sample_of(row)
-    said = [_message(message) for message in row["said"]]
+def _build_inspect_sample(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    sample = parse_sample(row)
+    said = [_to_inspect_message(message) for message in row["said"]]
     last = [message for message in said if message["role"] == "assistant"][-1]
     stopped = {"terminated": "stop", "truncated": "max_tokens"}.get(sample.finish, "unknown")
     score = {"value": float("nan") if sample.score is None else sample.score, "answer": sample.text, "explanation": sample.reason}
@@ -301,7 +301,7 @@ def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any
         "id": sample.task_id,
         "epoch": sample.key[2] + 1,
         "input": row["prompt"],
-        "target": _text(row["reference"]),
+        "target": _to_text(row["reference"]),
         "messages": [*row["prompt"], *said],
         "output": {"model": model, "choices": [{"message": last, "stop_reason": stopped}], "usage": usage},
         "scores": {scorer: score},
@@ -309,14 +309,14 @@ def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _to_inspect_message(message: dict[str, Any]) -> dict[str, Any]:
     """Convert a message to the format of inspect_ai, which differs for calls and results."""
     if message["role"] == "tool":
         return {"role": "tool", "content": message["content"], "tool_call_id": message["tool_call_id"], "function": message["name"]}
     if message["role"] != "assistant":
         return message
     calls = [
-        {"id": call["id"], "function": call["function"]["name"], "arguments": _arguments(call["function"]["arguments"])}
+        {"id": call["id"], "function": call["function"]["name"], "arguments": _parse_arguments(call["function"]["arguments"])}
         for call in message.get("tool_calls", ())
     ]
     return (
@@ -326,7 +326,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _parse_arguments(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -334,11 +334,11 @@ def _arguments(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"unreadable": text}
 
 
-FORMATS: Mapping[str, tuple[Callable[[Path, Path], Mapping[str, int] | None], str]] = {
-    "trl-dataset": (_trl, "trl.jsonl"),
-    "csv": (_csv, "samples.csv"),
-    "parquet": (_parquet, "samples.parquet"),
-    "markdown": (_markdown, "report.md"),
-    "inspect": (_inspect, "inspect"),
+EXPORT_FORMATS: Mapping[str, tuple[Callable[[Path, Path], Mapping[str, int] | None], str]] = {
+    "trl-dataset": (_write_trl, "trl.jsonl"),
+    "csv": (_write_csv, "samples.csv"),
+    "parquet": (_write_parquet, "samples.parquet"),
+    "markdown": (_write_markdown, "report.md"),
+    "inspect": (_write_inspect, "inspect"),
 }
 """Each format with its writer, which returns counts of what it leaves out, and its file name in the run's folder."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.evaluation.statistics import Z95, bootstrap, mean, standard_error
+from rlvr.evaluation.statistics import Z95, bootstrap_interval, mean, standard_error
 
-POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+POWER_Z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
 """The difference, in standard errors, that is detected with 80 % power at a 5 % false positive rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedTest:
     """The mean difference between the first and the second policy, with its 95 % interval and its p-value.
 
     >>> paired([0.1] * 30 + [-0.1] * 10, seed=0).wins
@@ -32,75 +32,75 @@ class Paired:
     high: float
     p: float
     test: str
-    """The test of `p`: `sign flips`, or `mcnemar` (exact) if every task has one yes or no on each side."""
+    """The test of `p`: `sign flips`, or `compute_mcnemar_p` (exact) if every task has one yes or no on each side."""
     detectable: float
     """The minimum detectable effect: the smallest true difference that this many tasks show in 4 of 5 comparisons."""
     wins: int
     losses: int
     ties: int
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the result to plain JSON."""
         return asdict(self)
 
 
-def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0) -> Paired:
+def run_paired_test(differences: Sequence[float], *, is_greedy: bool = False, seed: int = 0) -> PairedTest:
     """Test one difference per task, first policy minus second; `greedy`: one greedy answer per task, so each is 1, 0 or -1."""
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    low, high = _interval(differences, seed)
-    exact = greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
-    return Paired(
+    low, high = _confidence_interval(differences, seed)
+    exact = is_greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
+    return PairedTest(
         difference=mean(differences),
         low=low,
         high=high,
-        p=mcnemar(wins, losses) if exact else sign_flips(differences, seed=seed),
+        p=compute_mcnemar_p(wins, losses) if exact else compute_sign_flip_p(differences, seed=seed),
         test="mcnemar" if exact else "sign flips",
-        detectable=POWER * ((high - low) / 2 / Z95 if _alike(differences) else standard_error(differences)),
+        detectable=POWER_Z * ((high - low) / 2 / Z95 if _is_constant(differences) else standard_error(differences)),
         wins=wins,
         losses=losses,
         ties=len(differences) - wins - losses,
     )
 
 
-def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
+def _confidence_interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
     """Compute the interval by resampling tasks; if all differences are equal, from the number of tasks alone."""
-    if _alike(differences):
+    if _is_constant(differences):
         same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
         return same - unmet * (same + 1), same + unmet * (1 - same)
-    low, high = bootstrap(differences, seed=seed)
+    low, high = bootstrap_interval(differences, seed=seed)
     return max(low, -1.0), min(high, 1.0)
 
 
-def _alike(differences: Sequence[float]) -> bool:
+def _is_constant(differences: Sequence[float]) -> bool:
     """Whether all values are equal, up to rounding."""
     return max(differences) - min(differences) < 1e-9
 
 
-def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> float:
+def compute_sign_flip_p(differences: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> float:
     """Compute the two-sided p-value of a sign-flip test: how often is the mean as far from 0 if the sign of each task is random?
 
     For few tasks all sign patterns are counted, otherwise `draws` random ones.
 
-    >>> sign_flips([1.0] * 5)
+    >>> compute_sign_flip_p([1.0] * 5)
     0.0625
     """
     sizes = np.abs([d for d in differences if d])
     if not len(sizes):
         return 1.0
     reached = abs(float(np.sum(differences))) - 1e-9
-    if 2 ** len(sizes) <= draws:
+    if 2 ** len(sizes) <= num_resamples:
         signs = 1 - 2 * (np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1)
         return float(np.mean(np.abs(signs @ sizes) >= reached))
     dice = np.random.default_rng(seed)
-    rounds = [1 - 2 * dice.integers(0, 2, size=(500, len(sizes)), dtype=np.int8) for _ in range(draws // 500)]
+    rounds = [1 - 2 * dice.integers(0, 2, size=(500, len(sizes)), dtype=np.int8) for _ in range(num_resamples // 500)]
     hits = sum(int(np.sum(np.abs(signs @ sizes) >= reached)) for signs in rounds)
-    return (1 + hits) / (1 + draws)
+    return (1 + hits) / (1 + num_resamples)
 
 
-def mcnemar(wins: int, losses: int) -> float:
+def compute_mcnemar_p(wins: int, losses: int) -> float:
     """Compute the two-sided exact p-value of McNemar's test: how often would fair coins split the differing tasks as unevenly?
 
-    >>> mcnemar(9, 1)
+    >>> compute_mcnemar_p(9, 1)
     0.021484375
     """
     total = wins + losses
@@ -108,10 +108,10 @@ def mcnemar(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def correct_holm(values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple comparisons (Holm, 1979); the order is kept.
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> correct_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     order = sorted(range(len(values)), key=lambda i: values[i])

@@ -14,14 +14,14 @@ from pydantic import Field
 from rlvr.config.section import Section
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
-from rlvr.evaluation.suite import Item
-from rlvr.runs.runlog import differing
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.runs.runlog import find_differences
 
 
-class Plan(Section):
+class EvalPlan(Section):
     """All settings that affect sampling and verification of an evaluation.
 
-    >>> Plan(suite="quick", policy="scripted:gold", envs=[Item(env={"name": "arithmetic"})]).n
+    >>> EvalPlan(suite="fast_decode", policy="scripted:gold", envs=[SuiteItem(env={"name": "arithmetic"})]).n
     1
     """
 
@@ -39,7 +39,7 @@ class Plan(Section):
     seed: int = 0
     sampler: dict[str, Any] = Field(default_factory=dict)
     """Settings of the policy's sampler that affect what is sampled."""
-    envs: list[Item]
+    envs: list[SuiteItem]
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
     before: dict[str, list[list[int]]] = Field(default_factory=dict)
@@ -47,63 +47,63 @@ class Plan(Section):
     rescored: str = ""
     """The run whose samples were rescored, if nothing was sampled."""
 
-    def n_of(self, item: Item) -> int:
+    def get_n(self, item: SuiteItem) -> int:
         """Return the number of answers for each task of one environment."""
         return item.n or self.n
 
-    def temperature_of(self, item: Item) -> float:
+    def get_temperature(self, item: SuiteItem) -> float:
         """Return the temperature for one environment; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
 
-    def sampling_of(self, item: Item, stop_ids: frozenset[int]) -> Sampling:
+    def make_sampling(self, item: SuiteItem, stop_ids: frozenset[int]) -> Sampling:
         """Make the sampling parameters for one environment."""
         top_p, top_k = (getattr(self, name) if (own := getattr(item, name)) is None else own for name in ("top_p", "top_k"))
-        return Sampling(self.temperature_of(item), top_p, top_k, stop_ids)
+        return Sampling(self.get_temperature(item), top_p, top_k, stop_ids)
 
     @property
-    def ways(self) -> str:
+    def sampling_summary(self) -> str:
         """Number of answers and sampling settings in words, by environment if they differ.
 
         Example: 'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
         """
         names: dict[str, list[str]] = {}
         for item in self.envs:
-            n, temperature = self.n_of(item), self.temperature_of(item)
+            n, temperature = self.get_n(item), self.get_temperature(item)
             cut = "".join(f", {key} {own:g}" for key in ("top_p", "top_k") if (own := getattr(item, key)) is not None)
             names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}{cut}", []).append(item.name)
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
-    def spelled_out(self, like: Plan) -> Plan:
-        """Normalize the plan for comparison with `like`: older plans have fewer fields, and a deleted folder is not a difference."""
+    def normalize_for_comparison(self, other: EvalPlan) -> EvalPlan:
+        """Normalize the plan for comparison with `other`: older plans have fewer fields, and a deleted folder is not a difference."""
         same = {"deadline_s": None}  # no difference, because timed-out samples are retried
-        envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item), **same}) for item in self.envs]
-        known = {name: getattr(self, name) if getattr(like, name) else "" for name in ("policy_folder", "policy_weights")}
+        envs = [item.model_copy(update={"n": self.get_n(item), "temperature": self.get_temperature(item), **same}) for item in self.envs]
+        known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
 
-    def stage(self, name: str, index: int, sample: int) -> int:
+    def find_stage(self, name: str, index: int, sample: int) -> int:
         """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
 
-        >>> Plan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).stage("e", 40, 0)
+        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).stage("e", 40, 0)
         1
         """
         sizes = self.before.get(name, [])
         return next((place for place, (tasks, n) in enumerate(sizes) if index < tasks and sample < n), len(sizes))
 
-    def dump(self) -> str:
+    def to_yaml(self) -> str:
         """Convert the plan to YAML."""
         return str(yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True))
 
 
-def joined(old: Plan, new: Plan, folder: str) -> Plan:
+def merge_plans(old: EvalPlan, new: EvalPlan, folder: str) -> EvalPlan:
     """Return the plan to continue a folder with: the new one, if it equals or extends the old one; ConfigError otherwise."""
-    was, now = old.spelled_out(new), new.spelled_out(old)
+    was, now = old.normalize_for_comparison(new), new.normalize_for_comparison(old)
     sizes = {item.name: (item.tasks, item.n or 1) for item in was.envs}
     kept = [item for item in now.envs if item.name in sizes]
     if len(kept) == len(was.envs):
         same = [item.model_copy(update=dict(zip(("tasks", "n"), sizes[item.name], strict=True))) for item in kept]
         verifiers = {name: label for name, label in now.verifiers.items() if name in old.verifiers}
         now = now.model_copy(update={"envs": same, "verifiers": verifiers})
-    if changed := differing(was, now):
+    if changed := find_differences(was, now):
         raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); use the same plan, or choose another --out")
     for item in kept:
         if item.tasks < sizes[item.name][0] or (item.n or 1) < sizes[item.name][1]:

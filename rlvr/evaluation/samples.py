@@ -22,21 +22,21 @@ from typing import Any, TextIO
 
 import yaml
 
-from rlvr.config.section import checked
-from rlvr.episode import End
+from rlvr.config.section import validate_section
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.plan import Plan, joined
-from rlvr.runs.runlog import appended, rows_of, versions
-from rlvr.runs.tally import Tally, tally
+from rlvr.evaluation.plan import EvalPlan, merge_plans
+from rlvr.runs.runlog import collect_versions, open_for_append, read_jsonl
+from rlvr.runs.tally import ConversationStats, count_conversation
 from rlvr.task import Task
 
-PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
+PLAN_FILE, ROWS_FILE, TIMES_FILE, REPORT_FILE, VERSIONS_FILE = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
 Key = tuple[str, int, int]
 """The name of the environment in the suite, the index of the task, the number of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EvalSample:
     """One sample without its tokens, from which the metrics are computed.
 
     >>> Sample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").right
@@ -53,42 +53,42 @@ class Sample:
     tokens: int
     """Number of generated tokens; for an endpoint, as reported in its usage, if it was."""
     prompt_tokens: int
-    confidence: float
+    mean_logprob: float
     """The mean log-probability of the policy's tokens."""
-    question: str
+    question_digest: str
     """A digest of the prompt and the reference."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
-    cut: str = ""
+    truncated_by: str = ""
     """Which limit was hit, if it was truncated: `turns`, `tokens` or `window`."""
-    talk: Tally = field(default_factory=Tally)
+    conversation_stats: ConversationStats = field(default_factory=ConversationStats)
     """Counts of turns, and of calls if there were tools."""
 
     @property
-    def right(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether the score is 1."""
         return self.score == 1.0
 
 
-def sample_of(row: Mapping[str, Any]) -> Sample:
+def parse_sample(row: Mapping[str, Any]) -> EvalSample:
     """Parse a row of `episodes.jsonl` into a sample."""
     try:
         chosen = [value for value, own in zip(row["logprobs"], row["acted"], strict=True) if own]
         verdict = row["verdict"] or {}
-        read, written = counted(row)
-        return Sample(
+        read, written = count_tokens(row)
+        return EvalSample(
             key=(row["env"], row["index"], row["sample"]),
             task_id=row["task_id"],
-            score=None if row["finish"] == End.FAILED.value else verdict.get("score"),
+            score=None if row["finish"] == StopReason.FAILED.value else verdict.get("score"),
             finish=row["finish"],
             reason=row["error"] or verdict.get("reason", ""),
             text=row["text"],
             tokens=written,
             prompt_tokens=read,
-            confidence=sum(chosen) / max(len(chosen), 1),
-            question=digest(row["prompt"], row["reference"]),
+            mean_logprob=sum(chosen) / max(len(chosen), 1),
+            question_digest=compute_digest(row["prompt"], row["reference"]),
             verdict=verdict,
-            cut=row.get("cut", "tokens" if row["finish"] == End.TRUNCATED.value else ""),
-            talk=tally(row["turns"], row.get("session")),
+            truncated_by=row.get("cut", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
+            conversation_stats=count_conversation(row["turns"], row.get("session")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -96,7 +96,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         ) from error
 
 
-def counted(row: Mapping[str, Any]) -> tuple[int, int]:
+def count_tokens(row: Mapping[str, Any]) -> tuple[int, int]:
     """Count the input and output tokens of a row; for an endpoint, as reported in its usage.
 
     >>> counted({"acted": [0, 0, 1]}), counted({"acted": [0, 0, 1], "usage": [9, 4]})
@@ -107,30 +107,30 @@ def counted(row: Mapping[str, Any]) -> tuple[int, int]:
     return read, written
 
 
-def digest(*parts: Any) -> str:
+def compute_digest(*parts: Any) -> str:
     """Compute a short digest of plain data."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
-def question_of(task: Task) -> str:
+def digest_question(task: Task) -> str:
     """Compute the digest of a task's prompt and reference, equal to that of a stored sample of the task."""
-    return digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
+    return compute_digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
 
 
 class SampleFile:
     """The samples of one evaluation: loaded when it is opened, appended to while it runs. Without a folder, in memory only."""
 
-    def __init__(self, folder: Path | None, plan: Plan) -> None:
+    def __init__(self, folder: Path | None, plan: EvalPlan) -> None:
         self.folder, self.plan = folder, plan
-        self.samples: dict[Key, Sample] = {}
-        self.torn = 0
+        self.samples: dict[Key, EvalSample] = {}
+        self.torn_bytes = 0
         """Bytes of an unfinished last line that were removed."""
         self._file: TextIO | None = None
-        self._new: tuple[Path, ...] = ()
+        self._created_paths: tuple[Path, ...] = ()
         """Files and folder created by this object, to be removed unless a sample is written."""
 
     @classmethod
-    def open(cls, folder: Path | None, plan: Plan) -> SampleFile:
+    def open(cls, folder: Path | None, plan: EvalPlan) -> SampleFile:
         """Open a new folder, or one that an evaluation with the same plan has written, or a smaller one."""
         file = cls(folder, plan)
         if folder is None:
@@ -138,45 +138,45 @@ class SampleFile:
         try:
             made = () if folder.exists() else (folder,)
             folder.mkdir(parents=True, exist_ok=True)
-            if _begun(folder):
-                _joined(folder, plan)
-            file._file = _alone(appended(folder / ROWS), folder)
-            if (folder / PLAN).is_file():
-                file.plan = _joined(folder, plan)  # again: another process may have started at the same time and finished
+            if _has_content(folder):
+                _merge_stored_plan(folder, plan)
+            file._file = _lock_file(open_for_append(folder / ROWS_FILE), folder)
+            if (folder / PLAN_FILE).is_file():
+                file.plan = _merge_stored_plan(folder, plan)  # again: another process may have started at the same time and finished
             else:
-                file._new = (folder / PLAN, folder / VERSIONS, folder / ROWS, *made)
-                write_whole(folder / PLAN, plan.dump())
-                write_whole(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
-            file.torn = _mend(folder / ROWS)
-            _mend(folder / TIMES)
+                file._created_paths = (folder / PLAN_FILE, folder / VERSIONS_FILE, folder / ROWS_FILE, *made)
+                write_atomic(folder / PLAN_FILE, plan.to_yaml())
+                write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
+            file.torn_bytes = _drop_unfinished_line(folder / ROWS_FILE)
+            _drop_unfinished_line(folder / TIMES_FILE)
         except OSError as error:
             raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
-        file.samples = samples_of(folder)
+        file.samples = load_samples(folder)
         return file
 
-    def append(self, row: Mapping[str, Any]) -> Sample:
+    def append(self, row: Mapping[str, Any]) -> EvalSample:
         """Write one sample immediately and completely."""
-        sample = sample_of(row)
+        sample = parse_sample(row)
         if self._file is not None:
-            with writing(self.folder):
+            with report_write_errors(self.folder):
                 self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
                 self._file.flush()
         self.samples[sample.key] = sample
-        self._new = ()
+        self._created_paths = ()
         return sample
 
-    def outdate(self) -> None:
+    def remove_report(self) -> None:
         """Remove the report, because samples are about to be added, and write an extended plan, now that the policy is loaded."""
         if self.folder is not None:
-            (self.folder / REPORT).unlink(missing_ok=True)
-            with writing(self.folder):
-                write_whole(self.folder / PLAN, self.plan.dump())
+            (self.folder / REPORT_FILE).unlink(missing_ok=True)
+            with report_write_errors(self.folder):
+                write_atomic(self.folder / PLAN_FILE, self.plan.to_yaml())
 
     def __enter__(self) -> SampleFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for made in self._new:  # the policy failed to load: leave the folder free for the next attempt
+        for made in self._created_paths:  # the policy failed to load: leave the folder free for the next attempt
             with suppress(OSError):
                 made.rmdir() if made.is_dir() else made.unlink()
         if self._file is not None:
@@ -184,29 +184,29 @@ class SampleFile:
                 self._file.close()
 
 
-def plan_of(folder: Path) -> Plan:
+def load_plan(folder: Path) -> EvalPlan:
     """Load the plan of an evaluation."""
-    path = folder / PLAN
+    path = folder / PLAN_FILE
     if not path.is_file():
-        raise NotFound(f"{folder} is not an evaluation: it has no {PLAN}; name a folder that `rlvr eval --out` wrote")
+        raise NotFound(f"{folder} is not an evaluation: it has no {PLAN_FILE}; name a folder that `rlvr eval --out` wrote")
     try:
-        return checked(Plan, yaml.safe_load(path.read_text("utf-8")), str(path))
+        return validate_section(EvalPlan, yaml.safe_load(path.read_text("utf-8")), str(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def samples_of(folder: Path) -> dict[Key, Sample]:
+def load_samples(folder: Path) -> dict[Key, EvalSample]:
     """Load the samples of an evaluation; the last one of a key counts."""
-    return {sample.key: sample for sample in map(sample_of, rows_in(folder))}
+    return {sample.key: sample for sample in map(parse_sample, iter_rows(folder))}
 
 
-def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
+def iter_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows in the order in which they were written, without an incomplete last line."""
-    return iter(rows_of(folder / ROWS))
+    return iter(read_jsonl(folder / ROWS_FILE))
 
 
 @contextmanager
-def writing(folder: Path | None) -> Iterator[None]:
+def report_write_errors(folder: Path | None) -> Iterator[None]:
     """Context manager that reports write errors, such as a full disk, as a `ConfigError`."""
     try:
         yield
@@ -217,14 +217,14 @@ def writing(folder: Path | None) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a small file atomically."""
-    with whole(path) as partial:
+    with atomic_path(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Context manager with a temporary path for a file: moved into place if the block succeeds, removed if it fails."""
     partial = path.with_name(f".{path.name}.part")
     try:
@@ -236,18 +236,18 @@ def whole(path: Path) -> Iterator[Path]:
         raise
 
 
-def _begun(folder: Path) -> bool:
+def _has_content(folder: Path) -> bool:
     """Whether a folder has more than the files of an evaluation that was killed before it had a plan."""
-    return any(path.name != ROWS or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
+    return any(path.name != ROWS_FILE or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _joined(folder: Path, plan: Plan) -> Plan:
-    if not (folder / PLAN).is_file():
+def _merge_stored_plan(folder: Path, plan: EvalPlan) -> EvalPlan:
+    if not (folder / PLAN_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not an evaluation; it is not overwritten; choose another --out")
-    return joined(plan_of(folder), plan, str(folder))
+    return merge_plans(load_plan(folder), plan, str(folder))
 
 
-def _mend(path: Path) -> int:
+def _drop_unfinished_line(path: Path) -> int:
     """Remove an unfinished last line; return its length."""
     if not path.is_file():
         return 0
@@ -266,7 +266,7 @@ def _mend(path: Path) -> int:
         return end - at
 
 
-def _alone(file: TextIO, folder: Path) -> TextIO:
+def _lock_file(file: TextIO, folder: Path) -> TextIO:
     """Lock the file; an error if another process is writing to it."""
     try:
         import fcntl

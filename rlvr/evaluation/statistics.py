@@ -24,38 +24,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z95 = NormalDist().inv_cdf(0.975)
-IMAGINED = 1.0
+PRIOR_TASKS = 1.0
 """Weight of a prior on the spread, in pseudo-tasks with even odds, because few real tasks may underestimate the spread. The prior counts
 more near 0 and 1, where rare tasks may be missing. In simulations of pass@8 with 100 tasks of 16 samples
 (benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases for all kinds of tasks; with a
 constant weight the coverage can fall to 84."""
 
 
-def pass_at(right: int, samples: int, k: int) -> float | None:
+def pass_at_k(num_correct: int, num_samples: int, k: int) -> float | None:
     """Compute pass@k: the chance that at least one of `k` samples, drawn without replacement, is right; None with fewer samples.
 
-    >>> pass_at(1, 4, 2)
+    >>> pass_at_k(1, 4, 2)
     0.5
     """
-    return None if k > samples else 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+    return None if k > num_samples else 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
-def pass_all(right: int, samples: int, k: int) -> float | None:
+def pass_all_k(num_correct: int, num_samples: int, k: int) -> float | None:
     """Compute pass^k: the chance that all of `k` samples, drawn without replacement, are right; None with fewer samples.
 
-    >>> pass_all(3, 4, 2)
+    >>> pass_all_k(3, 4, 2)
     0.5
     """
-    return None if k > samples else math.comb(right, k) / math.comb(samples, k)
+    return None if k > num_samples else math.comb(num_correct, k) / math.comb(num_samples, k)
 
 
-def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
+def majority_at_k(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
     """Compute maj@k: the expected score of the majority answer of `k` samples; None with fewer samples.
 
     `votes` has the class of equal answers of each sample. Ties are broken at random.
     None is a sample without an answer: it is drawn like any other but has no vote; if no sample votes, the score is 0.
 
-    >>> majority_at(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
+    >>> majority_at_k(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
     0.875
     """
     if k > len(votes):
@@ -64,21 +64,21 @@ def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: in
     worth = {vote: math.fsum(s for v, s in zip(votes, scores, strict=True) if v == vote) / size for vote, size in sizes.items()}
     silent = sum(vote is None for vote in votes)
     return math.fsum(
-        score * _wins(sizes[vote], tuple(sorted((sizes - Counter({vote: sizes[vote]})).values())), silent, k)
+        score * _vote_win_probability(sizes[vote], tuple(sorted((sizes - Counter({vote: sizes[vote]})).values())), silent, k)
         for vote, score in worth.items()
         if score
     )
 
 
 @lru_cache(maxsize=65536)
-def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
+def _vote_win_probability(own: int, others: tuple[int, ...], num_abstentions: int, k: int) -> float:
     """Compute the chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
 
     For each number `x` of own votes, count the ways in which the others get at most `x`, by how many of them tie.
     """
     chance = 0.0
     for x in range(1, min(own, k) + 1):
-        ways: dict[tuple[int, int], int] = {(y, 0): math.comb(silent, y) for y in range(min(silent, k - x) + 1)}
+        ways: dict[tuple[int, int], int] = {(y, 0): math.comb(num_abstentions, y) for y in range(min(num_abstentions, k - x) + 1)}
         for size in others:
             grown: dict[tuple[int, int], int] = {}
             for (used, ties), count in ways.items():
@@ -88,14 +88,14 @@ def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
             ways = grown
         for (used, ties), count in ways.items():
             if used == k - x:
-                chance += math.comb(own, x) * count / (ties + 1) / math.comb(own + sum(others) + silent, k)
+                chance += math.comb(own, x) * count / (ties + 1) / math.comb(own + sum(others) + num_abstentions, k)
     return chance
 
 
-def best_at(ranked: Sequence[float], k: int) -> float | None:
+def best_at_k(ranked: Sequence[float], k: int) -> float | None:
     """Compute best@k: the expected score of the most preferred of `k` samples; `ranked` has the scores, the most preferred first.
 
-    >>> best_at([1.0, 0.0, 0.0], 2) == 2 / 3
+    >>> best_at_k([1.0, 0.0, 0.0], 2) == 2 / 3
     True
     """
     m = len(ranked)
@@ -104,10 +104,10 @@ def best_at(ranked: Sequence[float], k: int) -> float | None:
     return math.fsum(score * math.comb(m - place - 1, k - 1) for place, score in enumerate(ranked)) / math.comb(m, k)
 
 
-def budgets(n: int) -> list[int]:
+def list_k_values(n: int) -> list[int]:
     """List the values of k for the metrics: powers of two up to `n`, and `n` itself.
 
-    >>> budgets(12)
+    >>> list_k_values(12)
     [1, 2, 4, 8, 12]
     """
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
@@ -129,7 +129,7 @@ class Estimate:
     """The number of tasks in the mean."""
 
 
-def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
+def estimate_mean(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
     """Estimate the mean of one value per task. Tasks whose value is None are left out; None if no task has a value.
 
     Tasks with the same entry in `questions` form one cluster, because a repeated question adds little information.
@@ -143,24 +143,24 @@ def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | Non
         return None
     known = [value for cluster in clusters.values() for value in cluster]
     means, sizes = [mean(cluster) for cluster in clusters.values()], [len(cluster) for cluster in clusters.values()]
-    low, high = wilson(means, sizes)
+    low, high = wilson_interval(means, sizes)
     return Estimate(mean(known), standard_error(means, sizes), low, high, len(known))
 
 
-def mean_of(parts: Sequence[Estimate]) -> Estimate:
+def average_estimates(estimates: Sequence[Estimate]) -> Estimate:
     """Compute the unweighted mean of independent estimates, such as those of a suite's environments.
 
     The interval is combined from theirs (MOVER), so it stays inside 0 and 1 and is as skewed as they are.
 
-    >>> mean_of([estimate([1.0, 0.0]), estimate([1.0, 1.0, 1.0])]).value
+    >>> average_estimates([estimate([1.0, 0.0]), estimate([1.0, 1.0, 1.0])]).value
     0.75
     """
-    value = math.fsum(part.value for part in parts) / len(parts)
-    below, above = (math.sqrt(math.fsum(gap**2 for gap in gaps)) / len(parts) for gaps in (
-        [part.value - part.low for part in parts], [part.high - part.value for part in parts],
+    value = math.fsum(part.value for part in estimates) / len(estimates)
+    below, above = (math.sqrt(math.fsum(gap**2 for gap in gaps)) / len(estimates) for gaps in (
+        [part.value - part.low for part in estimates], [part.high - part.value for part in estimates],
     ))  # fmt: skip
-    stderr = math.sqrt(math.fsum(part.stderr**2 for part in parts)) / len(parts)
-    return Estimate(value, stderr, value - below, value + above, sum(part.tasks for part in parts))
+    stderr = math.sqrt(math.fsum(part.stderr**2 for part in estimates)) / len(estimates)
+    return Estimate(value, stderr, value - below, value + above, sum(part.tasks for part in estimates))
 
 
 def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
@@ -177,41 +177,41 @@ def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) 
     True
     """
     sizes = [1] * len(values) if sizes is None else sizes
-    clusters, centre = _worth(sizes), mean(values, sizes)
+    clusters, centre = _effective_clusters(sizes), mean(values, sizes)
     if clusters <= 1:
         return 0.0
     squares = math.fsum((size * (value - centre)) ** 2 for value, size in zip(values, sizes, strict=True))
     return math.sqrt(squares * clusters / (clusters - 1)) / sum(sizes)
 
 
-def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple[float, float]:
+def wilson_interval(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple[float, float]:
     """Compute the 95 % score interval of a mean of values from 0 to 1, one per cluster.
 
     This is Wilson's interval for the effective number of yes-or-no tasks: values that spread less than yes and no (several samples per
     task) count for more. The interval stays between 0 and 1, and is not empty if all values are equal.
 
-    >>> [round(end, 3) for end in wilson([1.0] * 20)]
+    >>> [round(end, 3) for end in wilson_interval([1.0] * 20)]
     [0.839, 1.0]
     """
     sizes = [1] * len(values) if sizes is None else sizes
-    clusters, centre = _worth(sizes), min(max(mean(values, sizes), 0.0), 1.0)
+    clusters, centre = _effective_clusters(sizes), min(max(mean(values, sizes), 0.0), 1.0)
     widest = centre * (1 - centre) / (clusters - 1) if clusters > 1 else 0.0
     spread = min(standard_error(values, sizes) ** 2 / widest, 1.0) if widest > 0 else 1.0
     telling = 4 * clusters * centre * (1 - centre)
     """Number of tasks at even odds that would give as much information about the spread."""
-    worth = clusters * (telling + IMAGINED) / (telling * spread + IMAGINED)
+    worth = clusters * (telling + PRIOR_TASKS) / (telling * spread + PRIOR_TASKS)
     z2 = Z95**2 / worth
     middle = (centre + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(centre * (1 - centre) / worth + z2 / (4 * worth))
     return (max(middle - half, 0.0) if centre else 0.0), (min(middle + half, 1.0) if centre < 1 else 1.0)
 
 
-def _worth(sizes: Sequence[int]) -> float:
+def _effective_clusters(sizes: Sequence[int]) -> float:
     """Compute the effective number of clusters of equal size."""
     return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
-def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> NDArray[np.float64]:
+def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> NDArray[np.float64]:
     """Compute the sorted means of `draws` resamples of the tasks (cluster bootstrap). The same seed gives the same means.
 
     The means are widened around their center to correct for a small number of tasks, so their quantiles form an interval.
@@ -219,22 +219,22 @@ def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) ->
     sample = np.asarray(values, dtype=np.float64)
     tasks = len(sample)
     dice = np.random.default_rng(seed)
-    means = np.concatenate([dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-draws // 500))])
+    means = np.concatenate([dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-num_resamples // 500))])
     stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile(tasks - 1) / Z95 if tasks > 1 else 1.0
-    return np.sort(sample.mean() + (means[:draws] - sample.mean()) * stretch)
+    return np.sort(sample.mean() + (means[:num_resamples] - sample.mean()) * stretch)
 
 
-def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> tuple[float, float]:
     """Compute the 95 % interval of a mean by resampling tasks, for unbounded values such as differences.
 
-    >>> bootstrap([0.5, -0.5] * 50, seed=1) == bootstrap([0.5, -0.5] * 50, seed=1)
+    >>> bootstrap_interval([0.5, -0.5] * 50, seed=1) == bootstrap_interval([0.5, -0.5] * 50, seed=1)
     True
     """
-    low, high = np.quantile(resampled(values, seed=seed, draws=draws), [0.025, 0.975])
+    low, high = np.quantile(bootstrap_means(values, seed=seed, num_resamples=num_resamples), [0.025, 0.975])
     return float(low), float(high)
 
 
-def t_quantile(freedom: int) -> float:
+def t_quantile(degrees_of_freedom: int) -> float:
     """Compute the 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
 
     >>> round(t_quantile(19), 3)
@@ -247,4 +247,4 @@ def t_quantile(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + math.fsum(term / degrees_of_freedom**power for power, term in enumerate(terms, 1))

@@ -3,7 +3,7 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-A suite is given by name (`rlvr list suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training
+A suite is given by name (`rlvr list list_suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training
 run, which stands for the recipe's environment.
 """
 
@@ -17,24 +17,24 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rlvr.config.config import RunConfig
-from rlvr.config.datafile import is_data
-from rlvr.config.overrides import number
-from rlvr.config.section import Section, checked, named
+from rlvr.config.datafile import is_data_source
+from rlvr.config.overrides import parse_exponents
+from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.plugins.registry import entries
+from rlvr.plugins.registry import list_entries
 from rlvr.task import Message, Task
 
-FOLDER = Path(__file__).parent / "suites"
+SUITES_FOLDER = Path(__file__).parent / "suites"
 
-ALL = 1_000_000
+ALL_TASKS = 1_000_000
 """Default number of tasks for a data file: all rows."""
 
 
-class Item(Section):
+class SuiteItem(Section):
     """One environment of a suite, and its sampling settings. None means the environment's default.
 
-    >>> Item(name="hard", env={"name": "countdown", "numbers": 6}, tasks=50).split
+    >>> SuiteItem(name="reserved_ids", env={"name": "countdown", "numbers": 6}, tasks=50).split
     'test'
     """
 
@@ -57,30 +57,30 @@ class Item(Section):
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of a turn; a longer turn is truncated, and the conversation continues."""
     max_length: int | None = Field(default=None, ge=2)
-    episode_s: float | None = Field(default=None, gt=0)
+    episode_timeout_s: float | None = Field(default=None, gt=0)
     """Timeout of a conversation in seconds; it ends with its current turn."""
-    deadline_s: float | None = Field(default=None, gt=0)
+    verify_timeout_s: float | None = Field(default=None, gt=0)
     """Timeout of one verification, or one step of the environment, in seconds; then the sample has no score. None: 600."""
     sampler: dict[str, Any] = Field(default_factory=dict)
     """Settings of the policy's sampler for this environment; --sampler takes precedence."""
 
     @field_validator("env", mode="before")
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        return named(value)
+    def _normalize_env(cls, value: Any) -> Any:
+        return normalize_plugin(value)
 
     def model_post_init(self, _: Any) -> None:
         """Use the environment's name if no name is given."""
         if not self.name:
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
 
-    def settled(self) -> Item:
+    def with_defaults(self) -> SuiteItem:
         """Fill in the default number of answers and temperature."""
         n = self.n or 1
         usual = 0.0 if n == 1 else 1.0
         return self.model_copy(update={"n": n, "temperature": usual if self.temperature is None else self.temperature})
 
-    def asks(self, task: Task) -> Task:
+    def apply_system_prompt(self, task: Task) -> Task:
         """Return the task with the system prompt of this item, if it has one."""
         if self.system is None:
             return task
@@ -92,31 +92,31 @@ class Item(Section):
 class Suite:
     """A named list of environments.
 
-    >>> suite_from("quick").name
+    >>> load_suite("fast_decode").name
     'quick'
     """
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[SuiteItem, ...]
 
 
-def suites() -> dict[str, Path]:
+def list_suites() -> dict[str, Path]:
     """List the built-in suites, by name."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(SUITES_FOLDER.glob("*.yaml"))}
 
 
-def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: Any) -> Suite:
+def load_suite(target: str, settings: Mapping[str, Any] | None = None, **item_settings: Any) -> Suite:
     """Load a suite by name or from a file, or make one of a single environment.
 
     `settings` are for the environment (`path`); in a suite of several environments the keys start with a name (`gsm8k.path`). The values in
     `asked` (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
     """
-    rows = _rows(target)
+    rows = _load_rows(target)
     if not rows:
         raise ConfigError(f"{target} has no environments; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
-    wanted = {key: value for key, value in asked.items() if value is not None}
-    items = [checked(Item, {**row, **wanted}, f"{target}, entry {place}") for place, row in enumerate(rows, 1)]
-    items = [part for item in with_settings(items, settings or {}) for part in members(item)]
+    wanted = {key: value for key, value in item_settings.items() if value is not None}
+    items = [validate_section(SuiteItem, {**row, **wanted}, f"{target}, entry {place}") for place, row in enumerate(rows, 1)]
+    items = [part for item in apply_env_settings(items, settings or {}) for part in expand_mixture(item)]
     names = [item.name for item in items]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -124,10 +124,10 @@ def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: 
     return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(items))
 
 
-def members(item: Item) -> list[Item]:
+def expand_mixture(item: SuiteItem) -> list[SuiteItem]:
     """Expand a mixture into its sub-environments, each with its own metrics; any other environment is returned unchanged.
 
-    >>> [part.name for part in members(Item(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
+    >>> [part.name for part in members(SuiteItem(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
     ['a', 'b']
     """
     envs = item.env.get("envs")
@@ -137,44 +137,44 @@ def members(item: Item) -> list[Item]:
         str(name): part["env"] if isinstance(part, Mapping) and "env" in part and "name" not in part else part
         for name, part in envs.items()
     }
-    return [checked(Item, {**item.model_dump(), "name": name, "env": env}, f"mixture, {name}") for name, env in inner.items()]
+    return [validate_section(SuiteItem, {**item.model_dump(), "name": name, "env": env}, f"mixture, {name}") for name, env in inner.items()]
 
 
-def _rows(target: str) -> list[Any]:
-    path = suites().get(target, Path(target).expanduser())
+def _load_rows(target: str) -> list[Any]:
+    path = list_suites().get(target, Path(target).expanduser())
     if path.suffix not in (".yaml", ".yml"):
-        known = [entry.name for entry in entries("env")]
-        if target not in known and target not in suites() and is_data(target):
-            return [{"name": Path(target).name.partition(".")[0], "env": {"name": "dataset", "test": target}, "tasks": ALL}]
+        known = [entry.name for entry in list_entries("env")]
+        if target not in known and target not in list_suites() and is_data_source(target):
+            return [{"name": Path(target).name.partition(".")[0], "env": {"name": "dataset", "test": target}, "tasks": ALL_TASKS}]
         if target not in known and ":" not in target:
             raise NotFound(
-                f"there is no suite or env {target!r}; {suggest(target, [*suites(), *known], limit=24)}. "
+                f"there is no suite or env {target!r}; {suggest(target, [*list_suites(), *known], limit=24)}. "
                 f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"
             )
         return [{"env": target}]
     if not path.is_file():
-        raise NotFound(f"there is no suite {target!r}; {suggest(target, suites())}; or name a YAML file that exists")
+        raise NotFound(f"there is no suite {target!r}; {suggest(target, list_suites())}; or name a YAML file that exists")
     rows = read_yaml(path)
     if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
-        return [_of_recipe(rows)]
+        return [_row_from_recipe(rows)]
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
         raise ConfigError(f"{path} is a {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
-    return [{"env": row} if isinstance(row, str) else number(row) for row in rows]
+    return [{"env": row} if isinstance(row, str) else parse_exponents(row) for row in rows]
 
 
-def _of_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _row_from_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Make a suite row from a training recipe: its held-out tasks (all of a data set) and its limits for an answer.
 
-    >>> _of_recipe({"env": "gsm8k", "rollout": {"max_completion_length": 256}, "train": {"steps": 3}})
+    >>> _row_from_recipe({"env": "gsm8k", "rollout": {"max_completion_length": 256}, "train": {"steps": 3}})
     {'env': 'gsm8k', 'max_new_tokens': 256}
     """
-    env, rollout = number(recipe["env"]), recipe.get("rollout") or {}
+    env, rollout = parse_exponents(recipe["env"]), recipe.get("rollout") or {}
     limits = {"max_new_tokens": "max_completion_length", "max_turn_tokens": "max_turn_length", "max_length": "max_length"}
     found = {mine: rollout[key] for mine, key in limits.items() if isinstance(rollout, Mapping) and rollout.get(key) is not None}
-    return {"env": env, **({"tasks": ALL} if isinstance(env, Mapping) and env.get("name") == "dataset" else {}), **found}
+    return {"env": env, **({"tasks": ALL_TASKS} if isinstance(env, Mapping) and env.get("name") == "dataset" else {}), **found}
 
 
-def with_settings(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:
+def apply_env_settings(items: list[SuiteItem], settings: Mapping[str, Any]) -> list[SuiteItem]:
     """Apply environment settings from the command line to the items."""
     for key, value in settings.items():
         owner, dot, setting = key.rpartition(".")

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlvr.errors import ConfigError, suggest
-from rlvr.evaluation.samples import Sample
-from rlvr.evaluation.statistics import Estimate, best_at, budgets, estimate, majority_at, mean, pass_all, pass_at
+from rlvr.evaluation.samples import EvalSample
+from rlvr.evaluation.statistics import Estimate, best_at_k, estimate_mean, list_k_values, majority_at_k, mean, pass_all_k, pass_at_k
 
-UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
-CUT_AFTER = 0.01
+MAX_UNSCORED_FRACTION = MAX_TRUNCATED_FRACTION = 0.02
+TARGET_TRUNCATED_FRACTION = 0.01
 """Fraction of answers that a suggested cap would still truncate, by extrapolation of the lengths."""
-FURTHEST = 8.0
+MAX_CAP_FACTOR = 8.0
 """Maximum suggested cap, as a multiple of the current one; beyond it the lengths cannot be extrapolated."""
-SELECTORS: Mapping[str, Callable[[Sample], float]] = {
+SELECTORS: Mapping[str, Callable[[EvalSample], float]] = {
     "shortest": lambda sample: sample.tokens,
     "longest": lambda sample: -sample.tokens,
-    "confident": lambda sample: -sample.confidence,
+    "confident": lambda sample: -sample.mean_logprob,
 }
 """How best@k chooses: the sample with the lowest value of this function, the earlier one if equal."""
 Votes = Mapping[int, Sequence[int | None]]
@@ -35,7 +35,7 @@ Votes = Mapping[int, Sequence[int | None]]
 class EnvSummary:
     """The summary of one environment.
 
-    >>> summarised("gsm8k", {}, n=1, tasks=0).samples
+    >>> summarize_env("gsm8k", {}, n=1, tasks=0).samples
     0
     """
 
@@ -57,7 +57,7 @@ class EnvSummary:
     """Number of scored samples with an empty answer; they are verified like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
-    """`pass_at`, `pass_all`, `maj_at`, `best_at`: estimates by k. None if no task has k samples, or there is nothing to select by."""
+    """`pass_at_k`, `pass_all_k`, `maj_at`, `best_at_k`: estimates by k. None if no task has k samples, or there is nothing to select by."""
     completed: float | None
     """The mean score of the scored samples that were not truncated."""
     cap: int | None
@@ -77,24 +77,24 @@ class EnvSummary:
     errors: float | None = None
 
     @property
-    def talks(self) -> bool:
+    def has_conversations(self) -> bool:
         """Whether there are samples of several turns, or tools."""
         return self.turns > 1 or self.calls is not None
 
     @property
-    def refused(self) -> bool:
+    def is_headline_withheld(self) -> bool:
         """Whether too many samples have no score for a headline."""
-        return self.unscored > UNSCORED_LIMIT * self.samples
+        return self.unscored > MAX_UNSCORED_FRACTION * self.samples
 
     @property
-    def cap_suffices(self) -> bool:
+    def is_cap_sufficient(self) -> bool:
         """Whether the suggested cap is estimated to truncate only 1 in 100."""
-        told: float = CUT_AFTER ** (1 / FURTHEST)
+        told: float = TARGET_TRUNCATED_FRACTION ** (1 / MAX_CAP_FACTOR)
         return self.cut.get("tokens", 0) <= told * self.samples
 
-    def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """Convert the summary to JSON for programs, with `best_at` if requested; metrics are null if the headline is withheld."""
-        shown = not self.refused or allow_unscored
+    def to_dict(self, *, allow_unscored: bool = False) -> dict[str, Any]:
+        """Convert the summary to JSON for programs, with `best_at_k` if requested; metrics are null if the headline is withheld."""
+        shown = not self.is_headline_withheld or allow_unscored
         avg = self.avg if shown else None
 
         def values(name: str) -> dict[str, float | None]:
@@ -103,23 +103,23 @@ class EnvSummary:
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
         interval = [avg.low, avg.high] if avg else None
         at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
-        talk = {name: getattr(self, name) for name in ("turns", "calls", "errors") if self.talks and getattr(self, name) is not None}
+        talk = {name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None}
         return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **talk}
 
-    def figures(self) -> dict[str, Any]:
+    def to_report_dict(self) -> dict[str, Any]:
         """Convert all fields to JSON: the content of `report.json`."""
-        return asdict(self) | {"refused": self.refused}
+        return asdict(self) | {"refused": self.is_headline_withheld}
 
 
-def summarised(
-    name: str, groups: Mapping[int, Sequence[Sample]], *, n: int, tasks: int, votes: Votes | None = None, select: str = ""
+def summarize_env(
+    name: str, groups: Mapping[int, Sequence[EvalSample]], *, n: int, tasks: int, votes: Votes | None = None, select: str = ""
 ) -> EnvSummary:
     """Count and average the samples of one environment, grouped by task, in the order of their keys."""
     samples = [sample for group in groups.values() for sample in group]
     scored = [sample for sample in samples if sample.score is not None]
     completed = [sample.score for sample in scored if sample.finish != "truncated" and sample.score is not None]
-    cut = Counter(sample.cut for sample in samples if sample.finish == "truncated")
-    called = [sample.talk for sample in samples if sample.talk.calls is not None]
+    cut = Counter(sample.truncated_by for sample in samples if sample.finish == "truncated")
+    called = [sample.conversation_stats for sample in samples if sample.conversation_stats.calls is not None]
     return EnvSummary(
         name=name,
         n=n,
@@ -131,68 +131,68 @@ def summarised(
         failed=sum(sample.finish == "failed" for sample in samples),
         truncated=cut.total(),
         empty=sum(not sample.text.strip() for sample in scored),
-        avg=estimate([_avg(group) for group in groups.values()], _questions(groups)),
-        at=_figures(groups, n, votes, select),
+        avg=estimate_mean([_mean_score(group) for group in groups.values()], _question_digests(groups)),
+        at=_compute_metrics(groups, n, votes, select),
         completed=mean(completed) if completed else None,
-        cap=_cap(samples, cut["tokens"]) if cut["tokens"] > TRUNCATED_LIMIT * len(samples) else None,
-        repeated=len(groups) - len(set(_questions(groups))),
+        cap=_suggest_cap(samples, cut["tokens"]) if cut["tokens"] > MAX_TRUNCATED_FRACTION * len(samples) else None,
+        repeated=len(groups) - len(set(_question_digests(groups))),
         cut=dict(cut.most_common()),
         reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
         tokens=sum(sample.tokens for sample in samples),
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),
-        turns=mean([sample.talk.turns for sample in samples]) if samples else 1.0,
+        turns=mean([sample.conversation_stats.turns for sample in samples]) if samples else 1.0,
         calls=mean([talk.calls or 0 for talk in called]) if called else None,
         errors=mean([talk.errors for talk in called]) if called else None,
     )
 
 
-def _questions(groups: Mapping[int, Sequence[Sample]]) -> list[str]:
-    return [group[0].question for group in groups.values()]
+def _question_digests(groups: Mapping[int, Sequence[EvalSample]]) -> list[str]:
+    return [group[0].question_digest for group in groups.values()]
 
 
-def _avg(group: Sequence[Sample]) -> float | None:
+def _mean_score(group: Sequence[EvalSample]) -> float | None:
     scores = _scores(group)
     return mean(scores) if scores else None
 
 
-def _scores(group: Sequence[Sample]) -> list[float]:
+def _scores(group: Sequence[EvalSample]) -> list[float]:
     return [sample.score for sample in group if sample.score is not None]
 
 
-def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None, select: str) -> dict[str, dict[int, Estimate | None]]:
+def _compute_metrics(groups: Mapping[int, Sequence[EvalSample]], n: int, votes: Votes | None, select: str) -> dict[str, dict[int, Estimate | None]]:
     judged = {index: [s for s in group if s.score is not None] for index, group in groups.items()}
-    right = [(sum(s.right for s in group), len(group)) for group in judged.values()]
-    questions, ks = _questions(groups), budgets(n)
+    right = [(sum(s.is_correct for s in group), len(group)) for group in judged.values()]
+    questions, ks = _question_digests(groups), list_k_values(n)
     found = {
-        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right], questions) for k in ks},
-        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right], questions) for k in ks},
+        "pass_at": {k: estimate_mean([pass_at_k(c, m, k) for c, m in right], questions) for k in ks},
+        "pass_all": {k: estimate_mean([pass_all_k(c, m, k) for c, m in right], questions) for k in ks},
     }
     if votes is not None:
-        cast = [_cast(groups[index], votes[index]) for index in groups]
-        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast], questions) for k in ks}
+        cast = [_scored_votes(groups[index], votes[index]) for index in groups]
+        found["maj_at"] = {k: estimate_mean([majority_at_k(classes, scores, k) for classes, scores in cast], questions) for k in ks}
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
-        told = select != "confident" or any(s.confidence for group in judged.values() for s in group)
-        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions) if told else None for k in ks}
+        told = select != "confident" or any(s.mean_logprob for group in judged.values() for s in group)
+        found["best_at"] = {k: estimate_mean([best_at_k(scores, k) for scores in ranked], questions) if told else None for k in ks}
     return found
 
 
-def _cast(group: Sequence[Sample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
+def _scored_votes(group: Sequence[EvalSample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
     """Return the votes and the scores of the samples that have a score."""
     return [vote for sample, vote in zip(group, classes, strict=True) if sample.score is not None], _scores(group)
 
 
-def selector_known(name: str) -> str:
+def check_selector(name: str) -> str:
     """Check the name of a selector and return it; an error lists all if it is unknown."""
     if name and name not in SELECTORS:
         raise ConfigError(f"unknown selector {name!r}; {suggest(name, SELECTORS)}")
     return name
 
 
-def _cap(samples: Sequence[Sample], truncated: int) -> int:
+def _suggest_cap(samples: Sequence[EvalSample], truncated: int) -> int:
     """Suggest a cap that would truncate 1 in 100, by extrapolating the distribution of lengths up to a maximum factor."""
     longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may report no counts
     share = min(truncated / len(samples), 0.95)
-    wanted = longest * min(math.log(CUT_AFTER) / math.log(share), FURTHEST)
+    wanted = longest * min(math.log(TARGET_TRUNCATED_FRACTION) / math.log(share), MAX_CAP_FACTOR)
     step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)
     return math.ceil(wanted / step) * step

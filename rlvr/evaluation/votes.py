@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.contracts import Verifier
-from rlvr.evaluation.samples import Sample
+from rlvr.evaluation.samples import EvalSample
 from rlvr.task import Task
 
 
-def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[int | None]:
+def group_equal_answers(verifier: Verifier, task: Task, samples: Sequence[EvalSample]) -> list[int | None]:
     """Return one class number per sample, in order; None for a sample that declares no answer, and so has no vote."""
-    declared = [_declared(verifier, task, sample.text) for sample in samples]
+    declared = [_extract_declared(verifier, task, sample.text) for sample in samples]
     found: list[int | None] = []
     heads: list[int] = []
     """The first sample of each class, which represents the class."""
@@ -26,7 +26,7 @@ def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[i
         if text is None:
             found.append(None)
             continue
-        match = next((c for c, head in enumerate(heads) if _same(verifier, task, samples, declared, head, i)), None)
+        match = next((c for c, head in enumerate(heads) if _is_same_answer(verifier, task, samples, declared, head, i)), None)
         if match is None:
             match = len(heads)
             heads.append(i)
@@ -34,21 +34,21 @@ def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[i
     return found
 
 
-def _declared(verifier: Verifier, task: Task, text: str) -> str | None:
+def _extract_declared(verifier: Verifier, task: Task, text: str) -> str | None:
     channel = task.meta.get("channel", getattr(verifier, "channel", None))
     if channel is None or not isinstance(task.reference, str):
         return text.strip() or None
-    return find(text, channel).text
+    return extract_answer(text, channel).text
 
 
-def _same(verifier: Verifier, task: Task, samples: Sequence[Sample], declared: Sequence[str | None], a: int, b: int) -> bool:
+def _is_same_answer(verifier: Verifier, task: Task, samples: Sequence[EvalSample], declared: Sequence[str | None], a: int, b: int) -> bool:
     if declared[a] == declared[b]:
         return True
     if not isinstance(task.reference, str) or getattr(verifier, "channel", None) is None:
         return False
-    if samples[a].right != samples[b].right:
+    if samples[a].is_correct != samples[b].is_correct:
         return False
-    if samples[a].right:
+    if samples[a].is_correct:
         return True  # both equal the reference
     try:
         return verifier.verify(replace(task, reference=declared[a]), samples[b].text).passed

@@ -6,43 +6,43 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rlvr.learn.crew import Crew
-from rlvr.learn.notes import lost_to_rounding
-from rlvr.learn.update.adapter import layers
-from rlvr.model.defaults import told
+from rlvr.learn.crew import Trainer
+from rlvr.learn.notes import explain_rounding_risk
+from rlvr.learn.update.adapter import list_linear_layers
+from rlvr.model.defaults import describe_precision
 from rlvr.model.deterministic import is_deterministic
-from rlvr.model.honesty import told as told_of
-from rlvr.model.weights import parameters
+from rlvr.model.honesty import format_check_results as told_of
+from rlvr.model.weights import count_parameters
 
-CRITIC = "a linear head on the policy's own last hidden states, at 0 at first; its loss also trains the policy's weights"
+SHARED_CRITIC_DESCRIPTION = "a linear head on the policy's own last hidden states, at 0 at first; its loss also trains the policy's weights"
 
 
-def banner(crew: Crew, folder: Path) -> Table:
+def build_run_table(crew: Trainer, folder: Path) -> Table:
     """Build the summary table: derived batch sizes, and settings that differ from the defaults."""
     config, rollout = crew.config, crew.config.rollout
     episodes, source = rollout.prompts_per_step * rollout.num_generations, ""
     if config.data is not None:
-        stored = crew.stored.all if crew.stored else []
+        stored = crew.offline_dataset.groups if crew.offline_dataset else []
         each = sum(map(len, stored)) / len(stored) if stored else 1
         episodes = round(rollout.prompts_per_step * each)
         source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
     updates = config.train.minibatches_per_step * crew.algorithm.num_iterations
     rounds, curriculum = crew.algorithm.sampling_rounds, rollout.curriculum
     sampling = f", groups without spread replaced in up to {rounds} rounds" if rounds > 1 else ""
-    chosen = f", chosen by solve rate from {curriculum.candidates} times as many" if curriculum else ""
+    chosen = f", chosen by solve rate from {curriculum.oversample} times as many" if curriculum else ""
     processes = crew.accelerator.num_processes
     lora = config.model.lora
-    beside = ", ".join(lora.target_modules or layers(crew.model)) if lora else ""
-    careful = [*crew.environment.notes] + [note for note in (lost_to_rounding(config), crew.mdp.history_note()) if note]
-    departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
+    beside = ", ".join(lora.target_modules or list_linear_layers(crew.model)) if lora else ""
+    careful = [*crew.environment.warnings] + [note for note in (explain_rounding_risk(config), crew.mdp.history_note()) if note]
+    departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe_settings() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
-        ("policy", f"{parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
-        *([("adapter", f"rank {lora.rank}, alpha {lora.scale}, next to {beside}; only the adapter is trained")] if lora else ()),
-        ("device", told(config, crew.accelerator.device, crew.accelerator.mixed_precision)),
-        ("repeatable", repeatable(crew)),
-        *(("cluster", sentence) for sentence in promised(crew)),
-        *([("model check", told_of(crew.checks))] if crew.checks else ()),
+        ("policy", f"{count_parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
+        *([("adapter", f"rank {lora.rank}, alpha {lora.effective_alpha}, next to {beside}; only the adapter is trained")] if lora else ()),
+        ("device", describe_precision(config, crew.accelerator.device, crew.accelerator.mixed_precision)),
+        ("repeatable", describe_repeatability(crew)),
+        *(("cluster", sentence) for sentence in describe_cluster_guarantees(crew)),
+        *([("model check", told_of(crew.check_results))] if crew.check_results else ()),
         ("window", f"{crew.mdp.max_length} tokens, at most {crew.mdp.max_new_tokens} of them sampled"),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
@@ -54,11 +54,11 @@ def banner(crew: Crew, folder: Path) -> Table:
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (on_policy(crew) if updates == 1 and not source and not rollout.stale else ""),
+            + (describe_on_policy(crew) if updates == 1 and not source and not rollout.is_off_policy else ""),
         ),
-        *([("critic", CRITIC)] if crew.algorithm.needs_value else []),
-        *([("sampled ahead", sampled_ahead(crew))] if rollout.max_staleness else []),
-        *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.max_tokens_per_version) else []),
+        *([("critic", SHARED_CRITIC_DESCRIPTION)] if crew.algorithm.needs_value else []),
+        *([("sampled ahead", describe_staleness(crew))] if rollout.max_staleness else []),
+        *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
         (
             "total",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
@@ -71,41 +71,41 @@ def banner(crew: Crew, folder: Path) -> Table:
     return table
 
 
-def on_policy(crew: Crew) -> str:
+def describe_on_policy(crew: Trainer) -> str:
     """Describe that training is exactly on-policy, and which settings have no effect then."""
-    idle = () if crew.algorithm.bypass else crew.algorithm.idle_on_policy
+    idle = () if crew.algorithm.use_rollout_logprobs else crew.algorithm.noop_on_policy
     told = f": every ratio is 1, so {', '.join(idle)} {'do' if len(idle) > 1 else 'does'} nothing" if idle else ""
     return f" (exactly on-policy{told})"
 
 
-def sampled_ahead(crew: Crew) -> str:
+def describe_staleness(crew: Trainer) -> str:
     """Describe how old the sampling weights may be, and how that is corrected."""
     most = crew.config.rollout.max_staleness
-    settings = {name: value for name, value, _ in crew.algorithm.describe()}
+    settings = {name: value for name, value, _ in crew.algorithm.describe_settings()}
     how = settings.get("importance_sampling_correction")
-    if crew.algorithm.bypass:
+    if crew.algorithm.use_rollout_logprobs:
         done = "the clipped ratio is to the sampler's own probabilities (old_from_sampler)"
     elif how and how != "none":
         done = f"corrected by importance_sampling_correction={how}"
-    elif crew.algorithm.when_stale:
+    elif crew.algorithm.off_policy_defaults:
         done = "not corrected, as requested (importance_sampling_correction=none)"
     else:
         done = "this algorithm has no correction for it"
     return f"up to {most} step{'s' if most > 1 else ''}, with weights that much older; {done}"
 
 
-def promised(crew: Crew) -> list[str]:
+def describe_cluster_guarantees(crew: Trainer) -> list[str]:
     """Describe what does not depend on the number of rollout workers; empty without a cluster."""
     if crew.config.cluster is None:
         return []
     deterministic = is_deterministic(crew.config, crew.accelerator.device)
-    company = "in the same company, which the calls fix" if crew.sampler.company else "in any company"
+    company = "in the same company, which the calls fix" if crew.sampler.eval_batch_size else "in any company"
     tokens = "same tokens: yes, where collectors run on machines that compute the same bits"
     if not deterministic:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
-    elif not crew.exact:
-        tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.lockstep=true fixes that)"
-    elif crew.sampler.company and not crew.sampler.runs_model:
+    elif not crew.is_bitwise_repeatable:
+        tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.sync_turns=true fixes that)"
+    elif crew.sampler.eval_batch_size and not crew.sampler.runs_model:
         tokens = "same tokens: mostly, since an engine decides by itself what it computes together, and last bits depend on that"
     gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
     return [
@@ -116,10 +116,10 @@ def promised(crew: Crew) -> list[str]:
     ]
 
 
-def repeatable(crew: Crew) -> str:
+def describe_repeatability(crew: Trainer) -> str:
     """Describe how exactly the run can be repeated, and what to set for more."""
-    if crew.exact:
-        return "to the bit, if its tools are; rollout.lockstep=false is faster where they are slow" if crew.mdp.worlds else "to the bit"
+    if crew.is_bitwise_repeatable:
+        return "to the bit, if its tools are; rollout.sync_turns=false is faster where they are slow" if crew.mdp.has_sessions else "to the bit"
     if is_deterministic(crew.config, crew.accelerator.device):
-        return "up to rounding: which answers are sampled together depends on how long sessions take; rollout.lockstep=true fixes that"
+        return "up to rounding: which answers are sampled together depends on how long sessions take; rollout.sync_turns=true fixes that"
     return "up to rounding; train.deterministic=true asks for the same bits, at some cost in speed"

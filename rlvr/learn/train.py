@@ -31,30 +31,30 @@ from rich.console import Console
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError
-from rlvr.evaluation.evaluate import average
+from rlvr.evaluation.evaluate import compute_mean_reward
 from rlvr.learn import checkpoint
 from rlvr.learn.again import repeat_one_step
-from rlvr.learn.ahead import look_ahead
-from rlvr.learn.banner import banner
+from rlvr.learn.ahead import make_prefetcher
+from rlvr.learn.banner import build_run_table
 from rlvr.learn.checkpoint import Progress
-from rlvr.learn.collect import carry
-from rlvr.learn.crew import Crew, assemble, enlist, state_of, taken_back
-from rlvr.learn.held_out import accuracy, by_member, held_out_episodes, held_out_seen, interval
-from rlvr.learn.notes import Notes
-from rlvr.learn.one_step import one_step
-from rlvr.learn.processes import accelerator_from, by_main, deadline_told, watched
+from rlvr.learn.collect import enable_partial_rollouts
+from rlvr.learn.crew import Trainer, build_trainer, collect_state, restore, setup_learner
+from rlvr.learn.held_out import average_by_sub_environment, count_contamination, estimate_interval, evaluate_held_out, sample_held_out
+from rlvr.learn.notes import StepNotes
+from rlvr.learn.one_step import run_training_step
+from rlvr.learn.processes import build_accelerator, collective_error_context, monitor_peers, run_on_main
 from rlvr.learn.trackers import Trackers
 from rlvr.learn.update import adapter
-from rlvr.learn.warmstart import warmstart
-from rlvr.model.deterministic import ready
-from rlvr.model.device import device_from
-from rlvr.model.honesty import told as told_of
-from rlvr.model.weights import exported
+from rlvr.learn.warmstart import run_sft_warmup
+from rlvr.model.deterministic import configure_device
+from rlvr.model.device import resolve_device
+from rlvr.model.honesty import format_check_results as told_of
+from rlvr.model.weights import to_transformers_tokenizer
 from rlvr.runs import report
-from rlvr.runs.progress import Work
-from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
+from rlvr.runs.progress import ProgressReporter
+from rlvr.runs.runlog import RunLog, is_empty_run, lock_run_folder, read_jsonl
 
-SHARES = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
+PROGRESS_FRACTIONS = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
 """Fractions of a step that the progress line of a cluster run shows: sampling and training."""
 
 
@@ -82,7 +82,7 @@ class TrainReport:
     status: str = "finished"
     rewards: list[float] = field(default_factory=list)
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
         idle = {"rewards", *(["members"] if not self.members else [])}
         return {key: value for key, value in asdict(self).items() if key not in idle}
@@ -90,57 +90,57 @@ class TrainReport:
 
 def train(
     config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None,
-    crew_from: Callable[..., Crew] = assemble,
+    trainer_builder: Callable[..., Trainer] = build_trainer,
 ) -> TrainReport:  # fmt: skip
     """Train as configured, and write a run folder; `verify` first repeats one recorded step of a resumed run."""
     transformers.utils.logging.disable_progress_bar()  # only our own progress bar
     began = time.monotonic()
-    check_call(config, out, resume=resume, verify=verify, elsewhere=crew_from is not assemble)
-    folder = Path(out or folder_for(config))
-    ready(config, device_from())
-    accelerator = accelerator_from(config, folder)
+    check_arguments(config, out, resume=resume, verify=verify, has_custom_trainer=trainer_builder is not build_trainer)
+    folder = Path(out or make_run_folder_path(config))
+    configure_device(config, resolve_device())
+    accelerator = build_accelerator(config, folder)
     if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
         raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be gathered; launch with fsdp2.yaml")
     main = accelerator.is_main_process
     screen = (console or Console(stderr=True)) if main else Console(quiet=True)
-    with ExitStack() as stack, watched(accelerator):
-        stack.enter_context(deadline_told(accelerator))
-        folder = by_main(accelerator, lambda: folder)  # the default name contains the time, which may differ between processes
-        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
+    with ExitStack() as stack, monitor_peers(accelerator):
+        stack.enter_context(collective_error_context(accelerator))
+        folder = run_on_main(accelerator, lambda: folder)  # the default name contains the time, which may differ between processes
+        fresh = run_on_main(accelerator, lambda: not resume or is_empty_run(folder))
         if fresh and resume:  # a job that always passes --resume, killed before it wrote anything
             screen.print(f"{folder} contains no run yet: starting a new one", highlight=False, markup=False, soft_wrap=True)
         if verify and not fresh:
-            screen.print(repeat_one_step(config, accelerator, folder, crew_from), highlight=False)
-        place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
+            screen.print(repeat_one_step(config, accelerator, folder, trainer_builder), highlight=False)
+        place = run_on_main(accelerator, lambda: checkpoint.find_newest_checkpoint(folder) if resume and checkpoint.has_checkpoint(folder) else None)
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
-        crew = crew_from(config, accelerator, stack, weights=place)
-        ahead = look_ahead(crew, stack)
-        carry(crew)
+        crew = trainer_builder(config, accelerator, stack, weights=place)
+        ahead = make_prefetcher(crew, stack)
+        enable_partial_rollouts(crew)
         if fresh:
-            by_main(accelerator, lambda: RunLog.create(folder, config).close())
-        by_main(accelerator, lambda: stack.enter_context(alone_in(folder)))
-        run = RunLog(folder, writes=main, reports=Trackers(accelerator, config, folder))
+            run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
+        run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
+        run = RunLog(folder, is_writer=main, reporter=Trackers(accelerator, config, folder))
         stack.callback(run.close)
-        crew.writer = stack.enter_context(checkpoint.Writer(config.train.process_timeout_s))
-        screen.print(banner(crew, folder))
-        done = resumed(crew, run, place) if place else begun(crew, run, screen)
-        notes = Notes(config)
-        for line in about_model(crew):
+        crew.checkpoint_writer = stack.enter_context(checkpoint.CheckpointWriter(config.train.collective_timeout_s))
+        screen.print(build_run_table(crew, folder))
+        done = resume_run(crew, run, place) if place else start_run(crew, run, screen)
+        notes = StepNotes(config)
+        for line in list_model_notes(crew):
             screen.print(line, highlight=False, markup=False, soft_wrap=True)
-        with Work(screen, "training", config.train.steps, done.step) as work:
-            for step in range(done.step, config.train.steps):
-                row, times = one_step(crew, run, step, ahead)
-                by_main(accelerator, crew.writer.check)
+        with ProgressReporter(screen, "training", config.train.steps, done.num_completed_steps) as work:
+            for step in range(done.num_completed_steps, config.train.steps):
+                row, times = run_training_step(crew, run, step, ahead)
+                run_on_main(accelerator, crew.checkpoint_writer.raise_if_failed)
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
-                    save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
-                for note in notes.about(row, times):
+                    save_checkpoint(crew, run, step + 1, {**done.report_values, "seconds": compute_total_seconds(done, began)})
+                for note in notes.find_notes(row, times):
                     screen.print(f"note: {note}", highlight=False, markup=False)
-                work.advance(shown(row, times))
-                if crew.questions.watch is not None:
-                    crew.questions.watch.check(row)
-        ended = end(crew, run, done, screen, began)
+                work.advance(select_progress_metrics(row, times))
+                if crew.task_sampler.reward_monitor is not None:
+                    crew.task_sampler.reward_monitor.raise_if_exceeded(row)
+        ended = finish_run(crew, run, done, screen, began)
         crew.sampler.close()  # before accelerate destroys torch's process group, which an engine may use
         del crew.learner  # its wrapper must not hold the group's last reference: it would wait for its thread while holding the GIL
         accelerator.free_memory()
@@ -148,159 +148,159 @@ def train(
         return ended
 
 
-def folder_for(config: RunConfig) -> Path:
+def make_run_folder_path(config: RunConfig) -> Path:
     """Return the default run folder."""
     env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def check_call(config: RunConfig, out: str | Path | None, *, resume: bool, verify: bool, elsewhere: bool) -> None:
+def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, verify: bool, has_custom_trainer: bool) -> None:
     """Raise ConfigError for inconsistent arguments of `train`."""
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     if verify and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
-    if config.cluster is not None and not elsewhere:
+    if config.cluster is not None and not has_custom_trainer:
         raise ConfigError("cluster is set, which this function does not know; call rlvr.scale.training.train, or use `rlvr train`")
 
 
-def about_model(crew: Crew) -> Iterator[str]:
+def list_model_notes(crew: Trainer) -> Iterator[str]:
     """Yield notes about the model: numerics checks of a sharded model, and reasons for slow operation."""
-    if crew.learner.sharded:
-        yield f"model check: {told_of(crew.checks)}"
-    if crew.slow:
-        yield f"sampling is slow: {crew.slow}"
-    if crew.uncompiled:
-        yield f"layers are not compiled: {crew.uncompiled}"
-    if crew.learner.unpackable:
-        yield f"rows are padded instead of packed: {crew.learner.unpackable}"
-    elif crew.accelerator.device.type != "cpu" and (why := crew.learner.packing.masked):
+    if crew.learner.is_sharded:
+        yield f"model check: {told_of(crew.check_results)}"
+    if crew.slow_sampling_reason:
+        yield f"sampling is slow: {crew.slow_sampling_reason}"
+    if crew.not_compiled_reason:
+        yield f"layers are not compiled: {crew.not_compiled_reason}"
+    if crew.learner.padding_reason:
+        yield f"rows are padded instead of packed: {crew.learner.padding_reason}"
+    elif crew.accelerator.device.type != "cpu" and (why := crew.learner.packing.no_kernel_reason):
         yield f"packed rows need masks, which are slow: {why}"
 
 
-def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
+def start_run(crew: Trainer, run: RunLog, console: Console) -> Progress:
     """Start a new run: warm start, accuracy before training, first checkpoint."""
-    run.rewind({})  # a run that was killed before its first checkpoint starts from the beginning
-    if crew.config.warmstart is not None:
-        with Work(console, "warm start", crew.config.warmstart.steps) as work:
-            warmstart(crew, crew.config.warmstart, work)
-    enlist(crew, run.folder, resumed=False)
-    crew.hand_over(0)
-    before = accuracy(crew)
+    run.truncate_logs({})  # a run that was killed before its first checkpoint starts from the beginning
+    if crew.config.sft_warmup is not None:
+        with ProgressReporter(console, "warm start", crew.config.sft_warmup.steps) as work:
+            run_sft_warmup(crew, crew.config.sft_warmup, work)
+    setup_learner(crew, run.folder, is_resumed=False)
+    crew.sync_weights(0)
+    before = evaluate_held_out(crew)
     if crew.config.eval.tasks:
-        run.reports.metrics({"step": 0, "eval/accuracy": before})
+        run.reporter.log_metrics({"step": 0, "eval/accuracy": before})
         told = "not judged" if before is None else f"{before:.1%}"
         console.print(f"held-out accuracy before: {told}", highlight=False)
-    return save(crew, run, 0, {"accuracy_before": before})
+    return save_checkpoint(crew, run, 0, {"accuracy_before": before})
 
 
-def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
+def resume_run(crew: Trainer, run: RunLog, checkpoint_folder: Path) -> Progress:
     """Restore a run from its newest checkpoint."""
-    by_main(crew.accelerator, lambda: checkpoint.clean(run.folder))
-    progress = taken_back(crew, run.folder, place)
-    run.rewind(progress.offsets)
+    run_on_main(crew.accelerator, lambda: checkpoint.remove_partial_checkpoints(run.folder))
+    progress = restore(crew, run.folder, checkpoint_folder)
+    run.truncate_logs(progress.log_offsets)
     return progress
 
 
-def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progress:
+def save_checkpoint(crew: Trainer, run: RunLog, step: int, report_values: Mapping[str, Any]) -> Progress:
     """Write a checkpoint; in the background if memory allows a copy."""
-    state, accelerator, writer = checkpoint.complete(state_of(crew)), crew.accelerator, crew.writer
-    progress = Progress(step, by_main(accelerator, run.offsets), facts)
-    by_main(accelerator, writer.wait)
-    partial, tokenizer = by_main(accelerator, lambda: checkpoint.begin(run.folder, step)), exported(crew.tokenizer)
+    state, accelerator, writer = checkpoint.add_random_state(collect_state(crew)), crew.accelerator, crew.checkpoint_writer
+    progress = Progress(step, run_on_main(accelerator, run.flush_and_get_offsets), report_values)
+    run_on_main(accelerator, writer.wait_for_write)
+    partial, tokenizer = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(run.folder, step)), to_transformers_tokenizer(crew.tokenizer)
 
     def finished(kept: Any = state) -> None:
         if kept["adapter"] is not None:
-            with checkpoint.told(partial):
-                adapter.save(crew.model, kept["adapter"], partial / "adapter", str(crew.config.model.path or run.folder / "base"))
-        checkpoint.finish(partial, tokenizer, kept, progress, keep=crew.config.log.keep)
+            with checkpoint.handle_write_errors(partial):
+                adapter.save_adapter(crew.model, kept["adapter"], partial / "adapter", str(crew.config.model.path or run.folder / "base"))
+        checkpoint.publish_checkpoint(partial, tokenizer, kept, progress, save_total_limit=crew.config.log.save_total_limit)
 
-    if crew.learner.sharded:
-        with checkpoint.told(partial):  # all processes together
+    if crew.learner.is_sharded:
+        with checkpoint.handle_write_errors(partial):  # all processes together
             crew.learner.weights.save(partial)
-            crew.learner.write_parts(partial)
-        by_main(accelerator, lambda: writer.start(step, functools.partial(finished, checkpoint.copied(state))))
+            crew.learner.write_sharded_state(partial)
+        run_on_main(accelerator, lambda: writer.start_write(step, functools.partial(finished, checkpoint.copy_to_host(state))))
         return progress
-    model = crew.learner.whole()
+    model = crew.learner.gather_model()
 
     def plain() -> None:
         weights = model.state_dict()
-        fits = checkpoint.size_of(weights, state) <= checkpoint.room()
-        weights, kept = checkpoint.copied((weights, state)) if fits else (weights, state)
+        fits = checkpoint.count_tensor_bytes(weights, state) <= checkpoint.measure_copy_budget_bytes()
+        weights, kept = checkpoint.copy_to_host((weights, state)) if fits else (weights, state)
 
         def written() -> None:
-            with checkpoint.told(partial):
+            with checkpoint.handle_write_errors(partial):
                 model.save_pretrained(partial, state_dict=weights)
             finished(kept)
 
-        writer.start(step, written)
+        writer.start_write(step, written)
         if not fits:
-            writer.wait()
+            writer.wait_for_write()
 
-    by_main(accelerator, plain)
+    run_on_main(accelerator, plain)
     return progress
 
 
-def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float) -> TrainReport:
+def finish_run(crew: Trainer, run: RunLog, progress: Progress, console: Console, started_at: float) -> TrainReport:
     """Evaluate and print the final accuracy, the curve and the output paths; write the report."""
-    episodes = held_out_episodes(crew)
-    before, after, between = done.facts.get("accuracy_before"), average(episodes), interval(crew, episodes)
+    episodes = sample_held_out(crew)
+    before, after, between = progress.report_values.get("accuracy_before"), compute_mean_reward(episodes), estimate_interval(crew, episodes)
     if episodes:
-        run.reports.metrics({"step": crew.config.train.steps, "eval/accuracy": after})
-    steps = by_main(crew.accelerator, lambda: list(rows_of(run.folder / "metrics.jsonl")))
+        run.reporter.log_metrics({"step": crew.config.train.steps, "eval/accuracy": after})
+    steps = run_on_main(crew.accelerator, lambda: list(read_jsonl(run.folder / "metrics.jsonl")))
     rewards = [row["reward"] for row in steps if row["reward"] is not None]
-    held_out, seen = held_out_seen(crew)
+    held_out, seen = count_contamination(crew)
     ended = TrainReport(
         str(run.folder),
         crew.config.train.steps,
-        seconds_so_far(done, began),
+        compute_total_seconds(progress, started_at),
         before,
         after,
         held_out,
         seen,
         interval_after=between,
-        members=by_member(crew, episodes),
+        members=average_by_sub_environment(crew, episodes),
         rewards=rewards,
     )
-    by_main(crew.accelerator, crew.writer.wait)
-    run.write_json("report.json", ended.record())
-    by_main(crew.accelerator, lambda: report.picture(run.folder / "reward.png", rewards, before, after))
-    console.print(report.curve(rewards, "reward"), highlight=False)
-    if said := talked(steps[-1] if steps else {}):
+    run_on_main(crew.accelerator, crew.checkpoint_writer.wait_for_write)
+    run.write_json("report.json", ended.to_dict())
+    run_on_main(crew.accelerator, lambda: report.save_reward_plot(run.folder / "reward.png", rewards, before, after))
+    console.print(report.plot_curve(rewards, "reward"), highlight=False)
+    if said := format_turn_summary(steps[-1] if steps else {}):
         console.print(said, highlight=False)
     if steps and all(row.get("step/skipped") for row in steps):
         console.print("note: no step changed the weights: the checkpoint is the model that training began with", highlight=False)
-    console.print(closing(ended, run.folder), highlight=False, markup=False, soft_wrap=True)
+    console.print(format_closing_lines(ended, run.folder), highlight=False, markup=False, soft_wrap=True)
     return ended
 
 
-def closing(ended: TrainReport, folder: Path) -> str:
+def format_closing_lines(report: TrainReport, folder: Path) -> str:
     """Format the last lines of a run: the held-out accuracy, with its interval, and the outputs."""
-    told = [f"{value:.1%}" if value is not None else "not judged" for value in (ended.accuracy_before, ended.accuracy_after)]
-    between = f" (95 %: {ended.interval_after[0]:.1%} to {ended.interval_after[1]:.1%})" if ended.interval_after else ""
-    counted = f"{ended.held_out_tasks} task{'s' * (ended.held_out_tasks != 1)}, {ended.held_out_seen} of them trained on"
+    told = [f"{value:.1%}" if value is not None else "not judged" for value in (report.accuracy_before, report.accuracy_after)]
+    between = f" (95 %: {report.interval_after[0]:.1%} to {report.interval_after[1]:.1%})" if report.interval_after else ""
+    counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_seen} of them trained on"
     lines = [f"held-out accuracy {told[0]} -> {told[1]}{between} on {counted}"]
-    if not ended.held_out_tasks:
+    if not report.held_out_tasks:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]
-    lines[0] += f"; {ended.seconds:.0f} s"
-    lines += [f"  {name}: {'not judged' if value is None else f'{value:.1%}'}" for name, value in ended.members.items()]
+    lines[0] += f"; {report.seconds:.0f} s"
+    lines += [f"  {name}: {'not judged' if value is None else f'{value:.1%}'}" for name, value in report.members.items()]
     return "\n".join([*lines, f"run folder {folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last"])
 
 
-def seconds_so_far(done: Progress, began: float) -> float:
+def compute_total_seconds(done: Progress, began: float) -> float:
     """Return the total time of the run, including earlier processes."""
-    return round(float(done.facts.get("seconds", 0.0)) + time.monotonic() - began, 2)
+    return round(float(done.report_values.get("seconds", 0.0)) + time.monotonic() - began, 2)
 
 
-def shown(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
+def select_progress_metrics(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
     """Select the metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean")}
     numbers |= {"calls": row.get("tools/calls"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
-    cluster = {name: f"{times[key]:.0%}" for name, key in SHARES.items() if key in times}
+    cluster = {name: f"{times[key]:.0%}" for name, key in PROGRESS_FRACTIONS.items() if key in times}
     return {name: float(value) for name, value in numbers.items() if value is not None} | cluster
 
 
-def talked(row: Mapping[str, Any]) -> str:
+def format_turn_summary(row: Mapping[str, Any]) -> str:
     """Format the turns and calls of a step in one line; empty for single-turn environments.
 
     >>> talked({"turns/mean": 2.5, "tools/calls": 1.5, "tools/errors": 0.25})

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import copy
 
-from rlvr.config.config import WarmstartConfig
+from rlvr.config.config import SFTWarmupConfig
 from rlvr.learn import agreement
-from rlvr.learn.crew import Crew
-from rlvr.learn.held_out import mean_score
-from rlvr.learn.processes import share
-from rlvr.learn.questions.schedule import Schedule
-from rlvr.learn.questions.stored import gold_row
-from rlvr.learn.update.handed import Sharded
+from rlvr.learn.crew import Trainer
+from rlvr.learn.held_out import evaluate_split
+from rlvr.learn.processes import local_shard
+from rlvr.learn.questions.schedule import TaskOrder
+from rlvr.learn.questions.stored import tokenize_gold
+from rlvr.learn.update.handed import ShardedWeights
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.learn.update.sharded import FromMain
+from rlvr.learn.update.sharded import MainProcessWeightLoader
 from rlvr.plugins.registry import build
-from rlvr.runs.progress import Work
+from rlvr.runs.progress import ProgressReporter
 
-LOOK_EVERY, LOOKED_AT = 5, 400
+EVAL_INTERVAL_STEPS, NUM_EVAL_TASKS = 5, 400
 """The evaluation interval in steps during the warmup, and the number of evaluated tasks."""
 
 
-def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
+def run_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressReporter) -> None:
     """Train on the gold solutions of training tasks (never held-out ones) for a number of steps."""
-    blank = copy.deepcopy(crew.model) if crew.fill is not None else None
-    learner = taught(crew, settings, work)
-    if isinstance(weights := learner.weights, Sharded):  # the next learner shards a model of its own
-        crew.model, crew.fill = blank, FromMain(weights.held())
+    blank = copy.deepcopy(crew.model) if crew.weight_loader is not None else None
+    learner = train_sft_warmup(crew, settings, work)
+    if isinstance(weights := learner.weights, ShardedWeights):  # the next learner shards a model of its own
+        crew.model, crew.weight_loader = blank, MainProcessWeightLoader(weights.gather_on_main())
     else:
-        crew.model = weights.model()
+        crew.model = weights.gather_model()
     del learner, weights
     crew.accelerator.free_memory()
 
 
-def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
+def train_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressReporter) -> Learner:
     """Train the SFT warmup, and return its learner."""
-    schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
+    schedule = TaskOrder(crew.environment, "train", seed=crew.config.seed, purpose="sft_warmup")
     learner = Learner(
         crew.model,
         build("algorithm", "grpo"),  # supervised steps do not use it; one with a critic would have an untrained head
@@ -45,27 +45,27 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
             gradient_checkpointing=crew.config.train.gradient_checkpointing,
         ),
         accelerator=crew.accelerator,
-        fill=crew.fill,
+        weight_loader=crew.weight_loader,
         total_steps=settings.steps,
         seed=crew.config.seed,
         max_completion_length=crew.mdp.max_new_tokens,
         fp32_head=crew.config.model.fp32_head,
     )
-    if learner.sharded:
-        agreement.trusted_shards(learner, longest=crew.mdp.max_length)
+    if learner.is_sharded:
+        agreement.check_sharded_model(learner, max_length=crew.mdp.max_length)
     numbers: dict[str, float | str] = {}
     cut = 0
     for step in range(settings.steps):
-        tasks = share(crew.accelerator, schedule.tasks(step * settings.batch_size, settings.batch_size))
-        rows = [gold_row(crew.mdp, task) for _, task in tasks]
-        numbers["loss"] = learner.supervise(rows)["loss"]
+        tasks = local_shard(crew.accelerator, schedule.load_tasks(step * settings.batch_size, settings.batch_size))
+        rows = [tokenize_gold(crew.mdp, task) for _, task in tasks]
+        numbers["loss"] = learner.train_supervised(rows)["loss"]
         if cut := cut + sum(tokens[-1] not in crew.mdp.tokenizer.stop_ids for tokens, _ in rows):
             numbers["solutions cut at rollout.max_completion_length"] = f"{cut}"
         work.advance(numbers)
-        if settings.until < 1 and (step + 1) % LOOK_EVERY == 0:
-            crew.sampler.receive(learner.weights, 0)
-            numbers["accuracy"] = skill = mean_score(crew, "train", LOOKED_AT) or 0.0  # the held-out tasks are never used here
-            crew.sampler.rest()
-            if skill >= settings.until:
+        if settings.target_accuracy < 1 and (step + 1) % EVAL_INTERVAL_STEPS == 0:
+            crew.sampler.update_weights(learner.weights, 0)
+            numbers["accuracy"] = skill = evaluate_split(crew, "train", NUM_EVAL_TASKS) or 0.0  # the held-out tasks are never used here
+            crew.sampler.sleep()
+            if skill >= settings.target_accuracy:
                 break
     return learner

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from rlvr.mdp.env import TokenEnv as TokenEnv
     from rlvr.mdp.vector import TokenVectorEnv as TokenVectorEnv
 
-_WHERE = {"TokenEnv": "rlvr.mdp.env", "TokenVectorEnv": "rlvr.mdp.vector"}
+_LAZY_MODULES = {"TokenEnv": "rlvr.mdp.env", "TokenVectorEnv": "rlvr.mdp.vector"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_LAZY_MODULES[name]), name)

@@ -13,41 +13,41 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 
-from rlvr.plugins.registry import Entry, entries
+from rlvr.plugins.registry import PluginEntry, list_entries
 
-NAME = re.compile(r"[A-Za-z0-9_-]+")
+GYM_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+")
 """The characters that a Gymnasium id may contain."""
 
 
-def announce() -> None:
+def register_when_imported() -> None:
     """Register all environments now if Gymnasium is imported, otherwise when it is imported."""
     if "gymnasium" in sys.modules and hasattr(sys.modules["gymnasium"], "register"):
-        register_all()
-    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+        register_environments()
+    elif not any(isinstance(finder, _GymnasiumImportFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _GymnasiumImportFinder())
 
 
-def gym_id(name: str) -> str:
+def format_gym_id(name: str) -> str:
     """Format the Gymnasium id of an environment.
 
-    >>> gym_id("guess_number")
+    >>> format_gym_id("guess_number")
     'rlvr/GuessNumber-v0'
     """
     return f"rlvr/{''.join(part.capitalize() for part in name.replace('-', '_').split('_'))}-v0"
 
 
-def register_all() -> list[Entry]:
+def register_environments() -> list[PluginEntry]:
     """Register all environments with Gymnasium from their metadata; imports neither plugins nor `rlvr.mdp.env`."""
     import gymnasium
 
     found = []
-    for entry in entries("env"):
-        if entry.error or not NAME.fullmatch(entry.name):
+    for entry in list_entries("env"):
+        if entry.error or not GYM_NAME_PATTERN.fullmatch(entry.name):
             continue  # it cannot be made under this name; `rlvr list envs` says why
         found.append(entry)
-        if gym_id(entry.name) not in gymnasium.registry:
+        if format_gym_id(entry.name) not in gymnasium.registry:
             gymnasium.register(
-                gym_id(entry.name),
+                format_gym_id(entry.name),
                 entry_point="rlvr.mdp.env:make_token_env",
                 vector_entry_point="rlvr.mdp.vector:make_token_vector_env",
                 kwargs={"name": entry.name},
@@ -55,7 +55,7 @@ def register_all() -> list[Entry]:
     return found
 
 
-class _Watcher(MetaPathFinder):
+class _GymnasiumImportFinder(MetaPathFinder):
     """An import hook that registers the environments after `import gymnasium`, and then removes itself."""
 
     def find_spec(
@@ -66,16 +66,16 @@ class _Watcher(MetaPathFinder):
         for finder in sys.meta_path:  # find_spec may be called without importing Gymnasium, so the hook stays until it is imported
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _ThenRegister(spec.loader, self)
+                spec.loader = _RegisteringLoader(spec.loader, self)
                 return spec
         return None
 
 
-class _ThenRegister(Loader):
+class _RegisteringLoader(Loader):
     """A loader that registers the environments after it has executed the Gymnasium module."""
 
-    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
-        self.loader, self.watcher = loader, watcher
+    def __init__(self, loader: Loader, watcher: _GymnasiumImportFinder) -> None:
+        self.loader, self.finder = loader, watcher
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -85,6 +85,6 @@ class _ThenRegister(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        if self.watcher in sys.meta_path:
-            sys.meta_path.remove(self.watcher)
-        register_all()
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
+        register_environments()

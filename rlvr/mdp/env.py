@@ -22,17 +22,17 @@ import numpy as np
 from gymnasium import spaces
 
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.mdp.limits import size_of
-from rlvr.mdp.rules import State, TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.plugins.registry import from_config
+from rlvr.mdp.limits import get_num_tasks
+from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.plugins.registry import build_from_config
 from rlvr.task import Task, Verdict
 
-OBSERVATIONS = ("dict", "ids", "onehot_ids")
-_SPEAKERS = {"user": "env"}
-PROCEDURAL_TASKS = 2**31
+OBSERVATION_KINDS = ("dict", "ids", "onehot_ids")
+_ROLE_LABELS = {"user": "env"}
+NUM_PROCEDURAL_TASKS = 2**31
 """The number of indices that are drawn for an environment with endless tasks."""
 
 
@@ -60,14 +60,14 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         on_length: str = "truncate",
         render_mode: str | None = None,
     ) -> None:
-        if obs not in OBSERVATIONS:
-            raise ConfigError(f"obs is {obs!r}; {suggest(str(obs), OBSERVATIONS)}")
+        if obs not in OBSERVATION_KINDS:
+            raise ConfigError(f"obs is {obs!r}; {suggest(str(obs), OBSERVATION_KINDS)}")
         if on_length not in ("truncate", "terminate"):
             raise ConfigError(f"on_length is {on_length!r}; {suggest(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
-        self.tokenizer = tokenizer_from(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.environment: Environment = from_config("env", env)
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.environment: Environment = build_from_config("env", env)
         try:
             self.mdp = TokenMDP(
                 self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length, max_turn_tokens=max_turn_tokens
@@ -82,13 +82,13 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.obs, self.split, self.on_length, self.render_mode = obs, split, on_length, render_mode
         self.pad_id = self.tokenizer.vocab_size
         self.action_space = spaces.Discrete(self.tokenizer.vocab_size)
-        self.observation_space = _space(obs, self.pad_id, self.mdp.max_length)
-        self.state: State | None = None
+        self.observation_space = _build_observation_space(obs, self.pad_id, self.mdp.max_length)
+        self.state: ConversationState | None = None
         self.verdict: Verdict | None = None
         # observation buffers, updated token by token; every observation is a copy
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
         self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
-        self._acted = np.zeros(self.mdp.max_length, dtype=np.int8)
+        self._action_mask = np.zeros(self.mdp.max_length, dtype=np.int8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode with the task at `options["index"]`, or with one drawn from the seeded generator."""
@@ -96,40 +96,40 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         unknown = next((key for key in options or {} if key != "index"), None)
         if unknown is not None:
             raise EnvError(f"reset() has no option {unknown!r}; {suggest(str(unknown), ('index',))}")
-        size = size_of(self.environment, self.split)
+        size = get_num_tasks(self.environment, self.split)
         index = (options or {}).get("index")
         if index is None:
-            index = self.np_random.integers(PROCEDURAL_TASKS if size is None else size)
+            index = self.np_random.integers(NUM_PROCEDURAL_TASKS if size is None else size)
         elif not isinstance(index, int | np.integer) or index < 0 or (size is not None and index >= size):
-            raise EnvError(f"there is no task {index!r} in split {self.split!r}; allowed: 0 to {(size or PROCEDURAL_TASKS) - 1}")
-        return self.begin(self.environment.task(self.split, int(index)))
+            raise EnvError(f"there is no task {index!r} in split {self.split!r}; allowed: 0 to {(size or NUM_PROCEDURAL_TASKS) - 1}")
+        return self.reset_to_task(self.environment.task(self.split, int(index)))
 
-    def begin(self, task: Task, *, seed: int = 0, session: Session | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset_to_task(self, task: Task, *, seed: int = 0, session: Session | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode with the given task and session, or a new session with `seed`; the previous session is closed."""
-        self._leave()
+        self._close_session()
         self.state = None
-        state = self.mdp.start(task, seed=seed, session=session)
-        if state.lease is not None and not self.mdp.worlds:
-            state.lease.open()
+        state = self.mdp.start_conversation(task, seed=seed, session=session)
+        if state.session_handle is not None and not self.mdp.has_sessions:
+            state.session_handle.open()
         self.state = state
         self.verdict = None
         self._ids.fill(self.pad_id)
         self._attention.fill(0)
-        self._acted.fill(0)
-        self._write(0)
-        return self._observe(), self._info()
+        self._action_mask.fill(0)
+        self._update_buffers(0)
+        return self._build_observation(), self._build_info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Append one token. At the end of the episode, the reward is the verifier's score."""
-        self.append(action)
-        if self.state is not None and self.state.end is not None:
-            self.settle(self.mdp.judge(self.state))
-        return self.outcome()
+        self.append_token(action)
+        if self.state is not None and self.state.stop_reason is not None:
+            self.set_verdict(self.mdp.verify(self.state))
+        return self.build_step_tuple()
 
-    def append(self, action: Any) -> bool:
+    def append_token(self, action: Any) -> bool:
         """Append a token, without verification; return whether the episode is over. The first half of `step`."""
         state = self.state
-        if state is None or state.end is not None:
+        if state is None or state.stop_reason is not None:
             raise EnvError("step() was called with no episode under way; call reset() first")
         try:
             token = operator.index(action)
@@ -138,90 +138,90 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         if not 0 <= token < self.pad_id:
             raise EnvError(f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}")
         before = len(state.tokens)
-        self.mdp.advance(state, token)
-        self._write(before)
-        return state.end is not None
+        self.mdp.step_token(state, token)
+        self._update_buffers(before)
+        return state.stop_reason is not None
 
-    def settle(self, verdict: Verdict) -> None:
+    def set_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a finished episode. The second half of `step`."""
         self.verdict = verdict
 
-    def outcome(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def build_step_tuple(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Build the return value of `step`: observation, reward, terminated, truncated, info."""
         assert self.state is not None
         score = self.verdict.score if self.verdict is not None else None
-        if self.verdict is not None and self.verdict.earned:
-            score = math.fsum(self.mdp.rewards(self.state, self.verdict))  # the same sum as in `Episode.reward`
-        end = self.state.end
+        if self.verdict is not None and self.verdict.step_rewards:
+            score = math.fsum(self.mdp.compute_token_rewards(self.state, self.verdict))  # the same sum as in `Episode.reward`
+        end = self.state.stop_reason
         failed = self.verdict is not None and score is None
-        by_length = end is End.TRUNCATED and self.on_length == "terminate"
-        terminated = not failed and (end is End.TERMINATED or by_length)
-        truncated = failed or (end is End.TRUNCATED and not by_length)
-        return self._observe(), 0.0 if score is None else score, terminated, truncated, self._info()
+        by_length = end is StopReason.TRUNCATED and self.on_length == "terminate"
+        terminated = not failed and (end is StopReason.TERMINATED or by_length)
+        truncated = failed or (end is StopReason.TRUNCATED and not by_length)
+        return self._build_observation(), 0.0 if score is None else score, terminated, truncated, self._build_info()
 
     def render(self) -> str | None:
         """Render the conversation as text."""
         if self.render_mode is None or self.state is None:
             return None
-        opening = self.state.lease.opening if self.state.lease else ()
+        opening = self.state.session_handle.initial_messages if self.state.session_handle else ()
         lines = [f"{message['role']}: {message['content']}" for message in (*self.state.task.prompt, *opening)]
-        turns, heard = self.state.turns, self.state.heard
+        turns, heard = self.state.turns, self.state.step_results
         for place, turn in enumerate(turns):
             lines.append(f"policy: {turn.text}")
-            if place < len(heard) and (place + 1 < len(turns) or self.state.end is None):  # skip messages that the policy never received
-                lines += [f"{_SPEAKERS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages]
-        if self.state.end is None:
+            if place < len(heard) and (place + 1 < len(turns) or self.state.stop_reason is None):  # skip messages that the policy never received
+                lines += [f"{_ROLE_LABELS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages]
+        if self.state.stop_reason is None:
             lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
         return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
 
     def close(self) -> None:
         """Close the session and the environment with its verifier."""
-        self._leave()
+        self._close_session()
         self.environment.close()
 
-    def _leave(self) -> None:
+    def _close_session(self) -> None:
         if self.state is not None:
             self.state.close()
 
-    def _write(self, start: int) -> None:
+    def _update_buffers(self, start: int) -> None:
         """Update the observation buffers with the tokens from `start` on."""
         assert self.state is not None
         tokens, end = self.state.tokens, len(self.state.tokens)
         if end == start + 1:  # the common case: one policy token
-            self._ids[start], self._acted[start], self._attention[start] = tokens[start], 1, 1
+            self._ids[start], self._action_mask[start], self._attention[start] = tokens[start], 1, 1
             return
         self._ids[start:end] = tokens[start:]
-        self._acted[start:end] = self.state.acted[start:]
+        self._action_mask[start:end] = self.state.action_mask[start:]
         self._attention[start:end] = 1
 
-    def _observe(self) -> Any:
+    def _build_observation(self) -> Any:
         if self.obs != "dict":
             return self._ids.copy()
         assert self.state is not None
         return {
             "input_ids": self._ids.copy(),
             "attention_mask": self._attention.copy(),
-            "loss_mask": self._acted.copy(),
+            "loss_mask": self._action_mask.copy(),
             "length": np.array([len(self.state.tokens)], dtype=np.int64),
         }
 
-    def _info(self) -> dict[str, Any]:
+    def _build_info(self) -> dict[str, Any]:
         """Build the info dict, always with the same keys and types, so that vector environments can batch it."""
         assert self.state is not None
         verdict = self.verdict
         return {
             "task_id": self.state.task.id,
-            "turns": len(self.state.said),
-            "text": self.mdp.answer(self.state) if verdict else "",
-            "end": "" if self.state.end is None else "failed" if verdict and not verdict.scored else self.state.end.value,
-            "scored": bool(verdict and verdict.scored),
+            "turns": len(self.state.completions),
+            "text": self.mdp.get_answer(self.state) if verdict else "",
+            "end": "" if self.state.stop_reason is None else "failed" if verdict and not verdict.is_scored else self.state.stop_reason.value,
+            "scored": bool(verdict and verdict.is_scored),
             "score": float(verdict.score or 0.0) if verdict else 0.0,
             "fault": verdict.fault.value if verdict else "",
             "reason": verdict.reason if verdict else "",
         }
 
 
-def _space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
+def _build_observation_space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
     if obs == "onehot_ids":
         return spaces.MultiDiscrete(np.full(length, pad_id + 1, dtype=np.int64))
     ids = spaces.Box(0, pad_id, (length,), np.int64)
@@ -235,14 +235,14 @@ def _space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
 
 def make_token_env(*, name: str, **kwargs: Any) -> TokenEnv:
     """Build a TokenEnv, as Gymnasium's entry point; settings unknown to TokenEnv are passed to the environment."""
-    own, rest = token_env_settings(kwargs)
+    own, rest = split_token_env_settings(kwargs)
     return TokenEnv(env={"name": name, **rest}, **own)
 
 
-def token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into those of TokenEnv and those of the wrapped environment.
 
-    >>> token_env_settings({"obs": "ids", "digits": 2})
+    >>> split_token_env_settings({"obs": "ids", "digits": 2})
     ({'obs': 'ids'}, {'digits': 2})
     """
     own = {"tokenizer", "obs", "split", "max_new_tokens", "max_length", "max_turn_tokens", "on_length", "render_mode"}

@@ -18,13 +18,13 @@ from typing import Any
 
 from rlvr.task import Fault, Verdict
 
-LEAVING_S = 1.0
+SHUTDOWN_TIMEOUT_S = 1.0
 """The timeout for all threads together to exit."""
-MOST_HUNG = 256
+MAX_HUNG_THREADS = 256
 """The maximum number of hung threads that are replaced. If all threads hang, tasks wait until their timeout."""
 
 
-def late(seconds: float) -> Verdict:
+def build_timeout_verdict(seconds: float) -> Verdict:
     """Build the verdict after a timeout: no score, and an infrastructure fault.
 
     >>> late(600.0).reason
@@ -33,154 +33,154 @@ def late(seconds: float) -> Verdict:
     return Verdict(None, f"the verifier gave no verdict within {seconds:g} s", fault=Fault.INFRA)
 
 
-class Job(Future[Any]):
+class TimedFuture(Future[Any]):
     """A future that records when its task started.
 
     >>> Job().since
     0.0
     """
 
-    since: float = 0.0
+    started_at: float = 0.0
     """The start time; 0 while the task waits for a thread."""
 
 
-class Judges:
+class VerifierExecutor:
     """Runs submitted functions in order in up to `workers` daemon threads, which are started on demand.
 
     A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread.
 
-    >>> judges = Judges(2)
+    >>> judges = VerifierExecutor(2)
     >>> judges.submit(max, 3, 4).result(timeout=10)
     4
     >>> judges.close()
     """
 
-    def __init__(self, workers: int, name: str = "verify") -> None:
-        self.workers, self.name, self.closed = workers, name, False
-        self._work: SimpleQueue[tuple[Job, Callable[[], Any]] | None] = SimpleQueue()
+    def __init__(self, max_workers: int, name: str = "verify") -> None:
+        self.max_workers, self.name, self.is_closed = max_workers, name, False
+        self._queue: SimpleQueue[tuple[TimedFuture, Callable[[], Any]] | None] = SimpleQueue()
         self._lock = Lock()
         self._threads: list[Thread] = []
-        self._busy = 0
+        self._num_unfinished = 0
         """The number of tasks that are running or queued."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiter: Thread | None = None
-        self._waiting = dict[Future[Any], Future[Any]]()
+        self._loop_thread: Thread | None = None
+        self._pending_coroutines = dict[Future[Any], Future[Any]]()
         """The futures of running coroutines, by task."""
-        self._given_up = set[Future[Any]]()
+        self._abandoned = set[Future[Any]]()
         """Running tasks whose results are no longer needed."""
-        self.moved = time.perf_counter()
+        self.last_progress_at = time.perf_counter()
         """The time when a task last started or ended."""
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Job:
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> TimedFuture:
         """Submit a task and return its future; `cancel` works until the task has started."""
-        job = Job()
+        job = TimedFuture()
         with self._lock:
-            if self.closed:
+            if self.is_closed:
                 raise RuntimeError("this executor is closed and accepts no more work")
-            self._busy += 1
-            self._work.put((job, lambda: work(*arguments)))
-            self._staff()
+            self._num_unfinished += 1
+            self._queue.put((job, lambda: work(*arguments)))
+            self._start_thread_if_needed()
         return job
 
-    def give_up(self, future: Future[Any]) -> None:
+    def abandon(self, future: Future[Any]) -> None:
         """Cancel a task. If it is running, a new thread replaces its thread, at most `MAX_HUNG_THREADS` times."""
         if future.cancel():
             return
         with self._lock:
-            waiting = self._waiting.get(future)
+            waiting = self._pending_coroutines.get(future)
         if waiting is not None:
             waiting.cancel()
             return
         with self._lock:
-            replaceable = not future.done() and future not in self._given_up and len(self._given_up) < MOST_HUNG
-            if replaceable and not self.closed:
-                self._given_up.add(future)
-                self.moved = time.perf_counter()
-                self.workers += 1
-                self._staff()
+            replaceable = not future.done() and future not in self._abandoned and len(self._abandoned) < MAX_HUNG_THREADS
+            if replaceable and not self.is_closed:
+                self._abandoned.add(future)
+                self.last_progress_at = time.perf_counter()
+                self.max_workers += 1
+                self._start_thread_if_needed()
 
     @property
-    def spent(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether too many threads hang, so that no further one is replaced."""
-        return len(self._given_up) >= MOST_HUNG
+        return len(self._abandoned) >= MAX_HUNG_THREADS
 
-    def _staff(self) -> None:
-        if len(self._threads) < min(self._busy, self.workers):
-            self._threads.append(Thread(target=self._serve, name=f"{self.name}_{len(self._threads)}", daemon=True))
+    def _start_thread_if_needed(self) -> None:
+        if len(self._threads) < min(self._num_unfinished, self.max_workers):
+            self._threads.append(Thread(target=self._run_worker, name=f"{self.name}_{len(self._threads)}", daemon=True))
             self._threads[-1].start()
 
     def close(self) -> None:
         """Accept no more work, drop queued tasks, and wait briefly for running tasks."""
         with self._lock, suppress(Empty):
-            self.closed = True
-            while dropped := self._work.get_nowait():
+            self.is_closed = True
+            while dropped := self._queue.get_nowait():
                 dropped[0].cancel()
         for _ in self._threads:
-            self._work.put(None)
-        for waiting in list(self._waiting.values()):
+            self._queue.put(None)
+        for waiting in list(self._pending_coroutines.values()):
             waiting.cancel()
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
-        until = time.monotonic() + LEAVING_S
+        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for thread in [
             *self._threads,
-            *([self._waiter] if self._waiter else []),
+            *([self._loop_thread] if self._loop_thread else []),
         ]:  # a thread that exits while Python shuts down can crash the process
             thread.join(max(until - time.monotonic(), 0.0))
 
-    def _serve(self) -> None:
-        while asked := self._work.get():
+    def _run_worker(self) -> None:
+        while asked := self._queue.get():
             job, work = asked
-            job.since = self.moved = time.perf_counter()
+            job.started_at = self.last_progress_at = time.perf_counter()
             if job.set_running_or_notify_cancel():
                 try:
                     result = work()
                     if asyncio.iscoroutine(result):
-                        self._wait(job, result)
+                        self._schedule_coroutine(job, result)
                     else:
                         job.set_result(result)
                 except BaseException as error:  # re-raised by `Future.result`
                     job.set_exception(error)
-            self.moved = time.perf_counter()
+            self.last_progress_at = time.perf_counter()
             with self._lock:
-                self._busy -= 1
-                if job in self._given_up:
-                    self._leave(job)
+                self._num_unfinished -= 1
+                if job in self._abandoned:
+                    self._remove_thread(job)
                     return
 
-    def _wait(self, job: Job, work: Coroutine[Any, Any, Any]) -> None:
+    def _schedule_coroutine(self, job: TimedFuture, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the event loop. Like a queued task, its timeout restarts whenever another task ends."""
-        began, job.since = job.since, 0.0
+        began, job.started_at = job.started_at, 0.0
         with self._lock:
-            if self.closed:
+            if self.is_closed:
                 work.close()
                 raise CancelledError
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._waiter = Thread(target=_run, args=[self._loop], name=f"{self.name}_waits", daemon=True)
-                self._waiter.start()
-            waiting = self._waiting[job] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        waiting.add_done_callback(partial(self._waited, job, began))
+                self._loop_thread = Thread(target=_run_event_loop, args=[self._loop], name=f"{self.name}_waits", daemon=True)
+                self._loop_thread.start()
+            waiting = self._pending_coroutines[job] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        waiting.add_done_callback(partial(self._finish_coroutine, job, began))
 
-    def _waited(self, job: Job, began: float, done: Future[Any]) -> None:
-        job.since, self.moved = began, time.perf_counter()
-        self._waiting.pop(job, None)
+    def _finish_coroutine(self, job: TimedFuture, began: float, done: Future[Any]) -> None:
+        job.started_at, self.last_progress_at = began, time.perf_counter()
+        self._pending_coroutines.pop(job, None)
         error = CancelledError() if done.cancelled() else done.exception()
         if error is None:
             job.set_result(done.result())
         else:
             job.set_exception(error)
 
-    def _leave(self, future: Future[Any]) -> None:
+    def _remove_thread(self, future: Future[Any]) -> None:
         """Remove a thread that was replaced while it ran a task."""
-        self._given_up.remove(future)
-        self.workers -= 1
-        if not self.closed:
+        self._abandoned.remove(future)
+        self.max_workers -= 1
+        if not self.is_closed:
             self._threads.remove(current_thread())
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_event_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Run an event loop until it is stopped, then cancel its remaining tasks."""
     loop.run_forever()
     for task in asyncio.all_tasks(loop):

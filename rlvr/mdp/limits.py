@@ -9,9 +9,9 @@ from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, EnvError
 
 
-def size_of(environment: Environment, split: str) -> int | None:
+def get_num_tasks(environment: Environment, split: str) -> int | None:
     """Return the number of tasks of a split, or None if it is endless; raise EnvError for an invalid value."""
-    size = environment.size(split)
+    size = environment.num_tasks(split)
     if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 0):
         raise EnvError(
             f"{type(environment).__name__}.num_tasks({split!r}) is {size!r}; it must be a whole number from 0, or None if it is endless"
@@ -19,7 +19,7 @@ def size_of(environment: Environment, split: str) -> int | None:
     return None if size is None else int(size)
 
 
-def plain_limits(environment: Environment) -> None:
+def validate_environment_limits(environment: Environment) -> None:
     """Raise ConfigError if an environment's splits, limits or tools are invalid."""
     kind = type(environment).__name__
     if isinstance(environment.splits, str) or not environment.splits:
@@ -31,7 +31,7 @@ def plain_limits(environment: Environment) -> None:
     for tool in environment.tools:
         if not isinstance(tool, Tool):
             raise ConfigError(f"{kind}.tools has {tool!r:.80}; it must be a sequence of rlvr.Tool")
-        if tool.needs_box and environment.sandbox is None:
+        if tool.needs_sandbox and environment.sandbox is None:
             raise ConfigError(
                 f"{kind} has the tool {type(tool).__name__}, which needs a sandbox, and no sandbox; set one (sandbox: docker)"
             )

@@ -16,19 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.config.hub import ID, folder_of
+from rlvr.config.hub import HUB_ID_PATTERN, resolve_model_folder
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.mdp.chat import HFTokenizer as HFTokenizer
-from rlvr.mdp.chat import heard
+from rlvr.mdp.chat import to_reply_messages
 from rlvr.task import Message
 
 ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))
-EOS, USER, POLICY, UNKNOWN = 0, 1, 2, 3
+EOS, USER, POLICY, UNK = 0, 1, 2, 3
 SPECIALS = ("<eos>", "<user>", "<policy>", "<unk>")
 
 
-class _Marked:
+class _RoleTokenTokenizer:
     """The base of the built-in tokenizers: four special ids, and turns marked by <user> and <policy>."""
 
     stop_ids = frozenset({EOS})
@@ -50,12 +50,12 @@ class _Marked:
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
         """Render the environment's reply, and the mark that starts the policy's turn."""
         ids: list[int] = []
-        for message in heard(said):
+        for message in to_reply_messages(said):
             ids += [USER, *self.encode(message["content"])]
         return [*ids, POLICY]
 
 
-class CharTokenizer(_Marked):
+class CharTokenizer(_RoleTokenTokenizer):
     """One id per character of a declared alphabet.
 
     >>> CharTokenizer("0123456789+=").encode("1+1=")
@@ -72,14 +72,14 @@ class CharTokenizer(_Marked):
 
     def encode(self, text: str) -> list[int]:
         """Convert text to ids; a character outside the alphabet becomes <unk>."""
-        return [self._ids.get(char, UNKNOWN) for char in text]
+        return [self._ids.get(char, UNK) for char in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text, without stop ids; other special ids become replacement characters."""
         return "".join([self._chars[i] for i in ids])
 
 
-class ByteTokenizer(_Marked):
+class ByteTokenizer(_RoleTokenTokenizer):
     """One id per UTF-8 byte: any text survives the round trip.
 
     >>> ByteTokenizer().decode(ByteTokenizer().encode("π ≈ 3"))
@@ -97,10 +97,10 @@ class ByteTokenizer(_Marked):
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
-def tokenizer_from(spec: str) -> Tokenizer:
+def load_tokenizer(spec: str) -> Tokenizer:
     """Load the tokenizer that a configuration names.
 
-    >>> tokenizer_from("chars:01").vocab_size
+    >>> load_tokenizer("chars:01").vocab_size
     6
     """
     if spec == "chars":
@@ -110,9 +110,9 @@ def tokenizer_from(spec: str) -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
     try:
-        folder = folder_of(spec, weights=False)
+        folder = resolve_model_folder(spec, include_weights=False)
     except NotFound as error:
-        if ID.fullmatch(spec):
+        if HUB_ID_PATTERN.fullmatch(spec):
             raise
         raise ConfigError(
             f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder or a Hub id with a Hugging Face tokenizer"
@@ -126,13 +126,13 @@ def tokenizer_from(spec: str) -> Tokenizer:
         if (folder / "generation_config.json").is_file():
             stops = GenerationConfig.from_pretrained(folder).eos_token_id
         # for some model families AutoTokenizer ignores a folder's declaration of a plain fast tokenizer
-        plain = _class_of(folder) in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        plain = _read_tokenizer_class(folder) in ("TokenizersBackend", "PreTrainedTokenizerFast")
         loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{spec!r} has no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}") from error
     return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
 
 
-def _class_of(folder: Path) -> str:
+def _read_tokenizer_class(folder: Path) -> str:
     path = folder / "tokenizer_config.json"
     return str(json.loads(path.read_text("utf-8")).get("tokenizer_class", "")) if path.is_file() else ""

@@ -25,19 +25,19 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.mdp.env import TokenEnv, token_env_settings
-from rlvr.mdp.judges import Judges, late
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.plugins.registry import from_config
+from rlvr.mdp.env import TokenEnv, split_token_env_settings
+from rlvr.mdp.judges import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.plugins.registry import build_from_config
 from rlvr.task import Verdict
 
 
-class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _PrecomputedStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wraps a TokenEnv whose token is already appended and verified; `step` only returns the result."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         env: Any = self.env
-        five: tuple[Any, float, bool, bool, dict[str, Any]] = env.outcome()
+        five: tuple[Any, float, bool, bool, dict[str, Any]] = env.build_step_tuple()
         return five
 
 
@@ -52,24 +52,24 @@ class TokenVectorEnv(SyncVectorEnv):
         tokenizer: str | Tokenizer = "chars",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         workers: int = 8,
-        deadline_s: float = 600.0,
+        verify_timeout_s: float = 600.0,
         **settings: Any,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(f"num_envs is {num_envs!r}; at least 1 environment is required")
-        if workers < 1 or deadline_s <= 0:
-            raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
-        mode = _mode(autoreset_mode)
-        self.environment: Environment = from_config("env", env)
-        shared: Any = tokenizer_from(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        if workers < 1 or verify_timeout_s <= 0:
+            raise ConfigError(f"workers {workers} and deadline_s {verify_timeout_s} must be above 0")
+        mode = _parse_autoreset_mode(autoreset_mode)
+        self.environment: Environment = build_from_config("env", env)
+        shared: Any = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         try:
             self.token_envs = [TokenEnv(env=self.environment, tokenizer=shared, **settings) for _ in range(num_envs)]
         except Exception:
             self.environment.close()
             raise
-        super().__init__([lambda e=e: _Settled(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
-        self.deadline_s = deadline_s
-        self._pool = Judges(min(workers, num_envs))
+        super().__init__([lambda e=e: _PrecomputedStep(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
+        self.verify_timeout_s = verify_timeout_s
+        self._executor = VerifierExecutor(min(workers, num_envs))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Append one token to every running episode, verify the finished ones in parallel, and return the batch."""
@@ -81,31 +81,31 @@ class TokenVectorEnv(SyncVectorEnv):
         if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= self.token_envs[0].pad_id:
             raise EnvError(f"actions {actions!r:.200} are not token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
         resets = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.end is not None and not resets)]
+        idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.stop_reason is not None and not resets)]
         if idle:
             raise EnvError(f"step() was called without a running episode in environments {idle}; call reset() first")
         judged: dict[Future[Verdict], TokenEnv] = {}
         for env, action in zip(self.token_envs, chosen, strict=True):
             assert env.state is not None
-            if env.state.end is None and env.append(action):
-                judged[self._pool.submit(env.mdp.judge, env.state)] = env
-        done, _ = wait(judged, timeout=self.deadline_s)
+            if env.state.stop_reason is None and env.append_token(action):
+                judged[self._executor.submit(env.mdp.verify, env.state)] = env
+        done, _ = wait(judged, timeout=self.verify_timeout_s)
         for verdict, env in judged.items():
-            env.settle(verdict.result() if verdict in done else self._too_late(verdict))
+            env.set_verdict(verdict.result() if verdict in done else self._build_timeout_verdict(verdict))
         return super().step(chosen)
 
-    def _too_late(self, verdict: Future[Verdict]) -> Verdict:
+    def _build_timeout_verdict(self, verdict: Future[Verdict]) -> Verdict:
         verdict.cancel()
-        return late(self.deadline_s)
+        return build_timeout_verdict(self.verify_timeout_s)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the executor, the environment and its verifier, without waiting for a hanging verifier."""
-        if hasattr(self, "_pool"):
-            self._pool.close()
+        if hasattr(self, "_executor"):
+            self._executor.close()
         super().close_extras(**kwargs)
 
 
-def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
+def _parse_autoreset_mode(wanted: str | AutoresetMode) -> AutoresetMode:
     """Parse an autoreset mode: a Gymnasium member, its value ("NextStep") or its name ("next_step")."""
     if isinstance(wanted, AutoresetMode):
         return wanted
@@ -118,5 +118,5 @@ def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
     """Build a TokenVectorEnv, as the entry point of `gymnasium.make_vec`; unknown settings are passed to the environment."""
     own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "deadline_s") if key in kwargs}
-    settings, rest = token_env_settings(kwargs)
+    settings, rest = split_token_env_settings(kwargs)
     return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)

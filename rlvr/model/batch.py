@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.model.defaults import copied
+from rlvr.model.defaults import copy_to_device
 
 Numbers = np.ndarray[Any, Any]
 
@@ -31,89 +31,89 @@ class Batch:
 
     input_ids: Tensor
     """[rows, length], padded on the right; under causal attention no real token attends to the padding, so no mask is needed."""
-    count: int
+    num_rows: int
     """The number of rows."""
-    source: Tensor
+    source_positions: Tensor
     """[entries], the position in `input_ids.view(-1)` whose output predicts each entry's token."""
-    target: Tensor
+    targets: Tensor
     """[entries], the token of each entry."""
-    row: Tensor
+    row_indices: Tensor
     """[entries], the row of each entry."""
-    take: Tensor
+    entry_positions: Tensor
     """[entries], each entry's position in the step's flat vectors; on the CPU, like these vectors."""
     layout: Any = None
     """The attention layout of packed tokens (see `rlvr.learn.update.packing`); None for padded rows."""
 
 
-class Rows:
+class TokenRows:
     """All rows of a step: their tokens, action masks, and the position of each row's entries in the flat vectors.
 
     >>> Rows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).entries
     3
     """
 
-    def __init__(self, tokens: Sequence[Sequence[int]], acted: Sequence[Sequence[bool]]) -> None:
+    def __init__(self, tokens: Sequence[Sequence[int]], action_masks: Sequence[Sequence[bool]]) -> None:
         self.tokens = [np.asarray(row, dtype=np.int64) for row in tokens]
-        self.places = [np.flatnonzero(np.asarray(row, dtype=bool)) for row in acted]
-        self.trained = np.array([len(p) for p in self.places], dtype=np.int64)
-        self.starts = np.concatenate([[0], np.cumsum(self.trained)])
+        self.acted_positions = [np.flatnonzero(np.asarray(row, dtype=bool)) for row in action_masks]
+        self.num_acted = np.array([len(p) for p in self.acted_positions], dtype=np.int64)
+        self.entry_starts = np.concatenate([[0], np.cumsum(self.num_acted)])
         # the last policy token is only predicted: it and everything after it is not an input
-        self.inputs = np.array([p[-1] if len(p) else 0 for p in self.places], dtype=np.int64)
+        self.input_lengths = np.array([p[-1] if len(p) else 0 for p in self.acted_positions], dtype=np.int64)
 
     @property
-    def entries(self) -> int:
+    def num_entries(self) -> int:
         """The total number of policy tokens."""
-        return int(self.starts[-1])
+        return int(self.entry_starts[-1])
 
-    def flat(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+    def flatten(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """Flatten values per token to one entry per policy token."""
-        parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(values, self.places, strict=True)]
+        parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(values, self.acted_positions, strict=True)]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts])).to(dtype)  # also works without rows
 
-    def repeat(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    def repeat_per_entry(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """Repeat one number per row for each of its entries."""
-        return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.trained)).to(dtype)
+        return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.num_acted)).to(dtype)
 
-    def nested(self, flat: Tensor) -> list[list[float]]:
+    def unflatten(self, flat: Tensor) -> list[list[float]]:
         """Invert `flatten`: one list per row over all its tokens, 0.0 at non-policy tokens."""
         values = flat.detach().double().cpu().numpy()
         out = []
-        for i, places in enumerate(self.places):
+        for i, places in enumerate(self.acted_positions):
             row = np.zeros(len(self.tokens[i]))
-            row[places] = values[self.starts[i] : self.starts[i + 1]]
+            row[places] = values[self.entry_starts[i] : self.entry_starts[i + 1]]
             out.append(row.tolist())
         return out
 
-    def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+    def iter_batches(self, row_indices: Sequence[int], *, max_tokens: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Yield the chosen rows as micro-batches of at most `budget` computed tokens (a longer row is a micro-batch of its own)."""
-        for rows in self.plan(chosen, budget):
-            yield self.padded(rows, device)
+        for rows in self.plan_batches(row_indices, max_tokens):
+            yield self.build_padded_batch(rows, device)
 
-    def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
+    def plan_batches(self, row_indices: Sequence[int], max_tokens: int) -> list[list[int]]:
         """Group rows into micro-batches by similar length, to reduce padding."""
-        order = sorted((i for i in chosen if self.trained[i]), key=lambda i: (-int(self.inputs[i]), i))
+        order = sorted((i for i in row_indices if self.num_acted[i]), key=lambda i: (-int(self.input_lengths[i]), i))
         bins, widest = list[list[int]](), 0
         for i in order:
-            if not bins or (len(bins[-1]) + 1) * widest > budget:
+            if not bins or (len(bins[-1]) + 1) * widest > max_tokens:
                 bins.append([])
-                widest = max(1, int(self.inputs[i]))
+                widest = max(1, int(self.input_lengths[i]))
             bins[-1].append(i)
         return bins
 
-    def padded(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Batch:
+    def build_padded_batch(self, row_indices: Sequence[int], device: torch.device | str = "cpu") -> Batch:
         """Build one micro-batch from rows, padded on the right to the longest."""
-        lengths = self.inputs[list(rows)]
+        lengths = self.input_lengths[list(row_indices)]
         width = int(lengths.max())
-        ids = np.zeros((len(rows), width), dtype=np.int64)
-        for r, i in enumerate(rows):
+        ids = np.zeros((len(row_indices), width), dtype=np.int64)
+        for r, i in enumerate(row_indices):
             ids[r, : lengths[r]] = self.tokens[i][: lengths[r]]
-        return self.laid(rows, ids, [r * width + self.places[i] - 1 for r, i in enumerate(rows)], device)
+        return self.build_batch(row_indices, ids, [r * width + self.acted_positions[i] - 1 for r, i in enumerate(row_indices)], device)
 
-    def laid(self, rows: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None) -> Batch:
+    def build_batch(self, row_indices: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None) -> Batch:
         """Build one micro-batch from rows, given the arranged tokens and the positions that predict each row's entries."""
-        target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
-        row = np.repeat(np.arange(len(rows)), self.trained[list(rows)])
-        take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
+        target = np.concatenate([self.tokens[i][self.acted_positions[i]] for i in row_indices])
+        row = np.repeat(np.arange(len(row_indices)), self.num_acted[list(row_indices)])
+        take = np.concatenate([np.arange(self.entry_starts[i], self.entry_starts[i + 1]) for i in row_indices])
         columns = (ids, np.concatenate(source), target, row)
-        ids_t, source_t, target_t, row_t = (copied(torch.from_numpy(column), device) for column in columns)
-        return Batch(ids_t, len(rows), source_t, target_t, row_t, torch.from_numpy(take), layout)
+        ids_t, source_t, target_t, row_t = (copy_to_device(torch.from_numpy(column), device) for column in columns)
+        return Batch(ids_t, len(row_indices), source_t, target_t, row_t, torch.from_numpy(take), layout)

@@ -18,51 +18,51 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-ROOM, LOW_ROOM = 1e-5, 0.05
+FP32_TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-5, 0.05
 """The tolerance of log-probabilities, relative to the largest: in float32, and in 16 bits."""
-BACKEND = "inductor"
-_RUNNING: ContextVar[bool] = ContextVar("rlvr_compiled_layers", default=False)
-_PROGRAMS: dict[type, Callable[..., Any]] = {}
-_FAILED: dict[type, str] = {}
+COMPILE_BACKEND = "inductor"
+_USE_COMPILED: ContextVar[bool] = ContextVar("rlvr_compiled_layers", default=False)
+_COMPILED_BY_TYPE: dict[type, Callable[..., Any]] = {}
+_FAILURE_BY_TYPE: dict[type, str] = {}
 """The layer classes that failed to compile, and why; they run uncompiled."""
 
 
 @contextmanager
-def running() -> Iterator[None]:
+def use_compiled_layers() -> Iterator[None]:
     """Use compiled layers in this block."""
-    before = _RUNNING.set(True)
+    before = _USE_COMPILED.set(True)
     try:
         yield
     finally:
-        _RUNNING.reset(before)
+        _USE_COMPILED.reset(before)
 
 
-def chosen(layer: nn.Module) -> Callable[..., Any]:
+def select_forward(layer: nn.Module) -> Callable[..., Any]:
     """Return the forward function of a layer, compiled or not. A recomputation in the backward pass uses the same one."""
     plain: Callable[..., Any] = type(layer).forward
-    if not _RUNNING.get() or not getattr(layer, "rlvr_compiled", False) or type(layer) in _FAILED:
+    if not _USE_COMPILED.get() or not getattr(layer, "rlvr_compiled", False) or type(layer) in _FAILURE_BY_TYPE:
         return plain
-    return _guarded
+    return _run_compiled_or_plain
 
 
-def _guarded(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run_compiled_or_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the compiled forward function, or the plain one if compilation has failed."""
     kind = type(layer)
-    if kind not in _PROGRAMS:
-        _PROGRAMS[kind] = torch.compile(kind.forward, dynamic=True, backend=BACKEND)
+    if kind not in _COMPILED_BY_TYPE:
+        _COMPILED_BY_TYPE[kind] = torch.compile(kind.forward, dynamic=True, backend=COMPILE_BACKEND)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # internal warnings of torch
-            return _PROGRAMS[kind](layer, *args, **kwargs)
+            return _COMPILED_BY_TYPE[kind](layer, *args, **kwargs)
     except Exception as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        _FAILED[kind] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        _FAILURE_BY_TYPE[kind] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         return kind.forward(layer, *args, **kwargs)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return chosen(self)(self, *args, **kwargs)
+    return select_forward(self)(self, *args, **kwargs)
 
 
 def compile_layers(model: nn.Module, score: Callable[[], Tensor], precision: str = "no") -> str:
@@ -81,17 +81,17 @@ def compile_layers(model: nn.Module, score: Callable[[], Tensor], precision: str
         if "forward" not in vars(layer):  # otherwise gradient checkpointing has set it, and calls `select_forward` itself
             layer.forward = MethodType(_forward, layer)  # bound: a copy of the model gets its own
     wide = precision == "no" and next(model.parameters()).dtype == torch.float32
-    reason = _tried(model, layers, score, truth, ROOM if wide else LOW_ROOM)
+    reason = _find_compile_mismatch(model, layers, score, truth, FP32_TOLERANCE if wide else LOW_PRECISION_TOLERANCE)
     if reason:
         for layer in layers:
             layer.rlvr_compiled = False
     return reason
 
 
-def _tried(model: nn.Module, layers: list[Any], score: Callable[[], Tensor], truth: Tensor, room: float) -> str:
+def _find_compile_mismatch(model: nn.Module, layers: list[Any], score: Callable[[], Tensor], expected: Tensor, tolerance: float) -> str:
     held = {name: weight.grad for name, weight in model.named_parameters()}
     try:
-        with running(), torch.enable_grad():
+        with use_compiled_layers(), torch.enable_grad():
             found = score()
             found.sum().backward()  # type: ignore[no-untyped-call]
     except Exception as error:  # each backend and each family fails in its own way
@@ -99,9 +99,9 @@ def _tried(model: nn.Module, layers: list[Any], score: Callable[[], Tensor], tru
     finally:
         for name, weight in model.named_parameters():
             weight.grad = held[name]
-    if failed := next((_FAILED[type(layer)] for layer in layers if type(layer) in _FAILED), ""):
+    if failed := next((_FAILURE_BY_TYPE[type(layer)] for layer in layers if type(layer) in _FAILURE_BY_TYPE), ""):
         return f"compiling its layers fails ({failed})"
-    gap = float((found.detach().float() - truth).abs().max())
-    if not gap <= room * (1 + float(truth.abs().max())):
+    gap = float((found.detach().float() - expected).abs().max())
+    if not gap <= tolerance * (1 + float(expected.abs().max())):
         return f"with compiled layers its log-probabilities differ by {gap:.2g}"
     return ""

@@ -11,88 +11,88 @@ from typing import Any, Literal
 
 import torch
 
-Tokens = int | Literal["auto"]
+TokenBudget = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class DeviceDefaults:
     """The defaults of a kind of device.
 
-    >>> defaults_of(torch.device("cpu")).tokens_per_microbatch
+    >>> get_device_defaults(torch.device("cpu")).tokens_per_microbatch
     4096
     """
 
     mixed_precision: Literal["no", "bf16"]
     tokens_per_microbatch: int
-    head_logits: int
+    max_head_logits: int
     """The maximum number of logits that the output head computes at a time."""
     fused_optimizer: bool
     """Use fused AdamW, without temporary tensors of the size of the weights."""
     tf32: bool
     """Products of float32 matrices in TensorFloat-32."""
     deterministic: bool
-    sampled_between_looks: int
+    stop_check_interval_tokens: int
     """The number of tokens between two stop checks of the hf sampler. Each check synchronizes with the device."""
 
 
-ON_CPU = Defaults(
-    mixed_precision="no", tokens_per_microbatch=4096, head_logits=1 << 22,
-    fused_optimizer=False, tf32=False, deterministic=True, sampled_between_looks=1,
+CPU_DEFAULTS = DeviceDefaults(
+    mixed_precision="no", tokens_per_microbatch=4096, max_head_logits=1 << 22,
+    fused_optimizer=False, tf32=False, deterministic=True, stop_check_interval_tokens=1,
 )  # fmt: skip
 
 
-def defaults_of(device: torch.device) -> Defaults:
+def get_device_defaults(device: torch.device) -> DeviceDefaults:
     """Return the defaults of a device. Sizes fit the cache of a CPU, or give few, large kernels on an accelerator."""
     if device.type == "cpu":
-        return ON_CPU
+        return CPU_DEFAULTS
     cuda = device.type == "cuda"
-    return Defaults(
-        mixed_precision="bf16" if computes_in_bf16(device) else "no",
+    return DeviceDefaults(
+        mixed_precision="bf16" if supports_bf16(device) else "no",
         tokens_per_microbatch=16384,
-        head_logits=1 << 28,
+        max_head_logits=1 << 28,
         fused_optimizer=cuda,
         tf32=cuda,
         deterministic=False,
-        sampled_between_looks=8,
+        stop_check_interval_tokens=8,
     )
 
 
-def computes_in_bf16(device: torch.device) -> bool:
+def supports_bf16(device: torch.device) -> bool:
     """Return whether an accelerator supports bfloat16 in hardware; assumed True for planned, absent devices."""
     if device.type == "cuda":
         return not torch.cuda.is_available() or bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "xpu"
 
 
-def precision_of(asked: str, device: torch.device, dtype: str = "float32") -> str:
+def resolve_mixed_precision(requested: str, device: torch.device, dtype: str = "float32") -> str:
     """Resolve `train.mixed_precision`, given the device and the precision of the weights.
 
     >>> precision_of("auto", torch.device("cpu"))
     'no'
     """
-    if asked != "auto":
-        return asked
-    return defaults_of(device).mixed_precision if dtype == "float32" else "no"
+    if requested != "auto":
+        return requested
+    return get_device_defaults(device).mixed_precision if dtype == "float32" else "no"
 
 
-def tokens_of(asked: Tokens, device: torch.device) -> int:
+def resolve_token_budget(requested: TokenBudget, device: torch.device) -> int:
     """Resolve `train.max_tokens_per_microbatch` for a device.
 
     >>> tokens_of("auto", torch.device("cpu")), tokens_of(100, torch.device("cpu"))
     (4096, 100)
     """
-    return defaults_of(device).tokens_per_microbatch if asked == "auto" else asked
+    return get_device_defaults(device).tokens_per_microbatch if requested == "auto" else requested
 
 
-def copied(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Copy a tensor to a device; to CUDA asynchronously, from page-locked memory."""
     to_cuda = torch.device(device).type == "cuda"
     return tensor.pin_memory().to(device, non_blocking=True) if to_cuda else tensor.to(device)
 
 
-def told(config: Any, device: torch.device, mixed_precision: str) -> str:
+def describe_precision(config: Any, device: torch.device, mixed_precision: str) -> str:
     """Describe the precision and the sizes of a run in one line; `auto` marks device defaults."""
-    train, own = config.train, defaults_of(device)
+    train, own = config.train, get_device_defaults(device)
     computed = {"no": config.model.dtype, "bf16": "bfloat16", "fp16": "float16"}[mixed_precision]
     parts = [f"weights in {config.model.dtype}", f"computed in {computed}" + (" (auto)" if train.mixed_precision == "auto" else "")]
     if own.tf32 and computed == "float32":
@@ -101,6 +101,6 @@ def told(config: Any, device: torch.device, mixed_precision: str) -> str:
         parts.append("output head in float32")
     if device.type == "cpu":
         parts.append(f"{torch.get_num_threads()} threads")
-    tokens = tokens_of(train.max_tokens_per_microbatch, device)
+    tokens = resolve_token_budget(train.max_tokens_per_microbatch, device)
     parts.append(f"{tokens:,} tokens a forward pass" + (" (auto)" if train.max_tokens_per_microbatch == "auto" else ""))
     return ", ".join(parts + (["fused AdamW"] if own.fused_optimizer else []))

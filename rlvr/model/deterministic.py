@@ -11,10 +11,10 @@ import os
 import torch
 
 from rlvr.config.config import RunConfig
-from rlvr.model.defaults import defaults_of, precision_of
-from rlvr.model.threads import cores
+from rlvr.model.defaults import get_device_defaults, resolve_mixed_precision
+from rlvr.model.threads import count_cores
 
-ENVIRONMENT = {
+DETERMINISTIC_ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS reduces in a fixed order
     "FLASH_ATTENTION_DETERMINISTIC": "1",
     "NCCL_ALGO": "Ring",  # otherwise the order of sums over GPUs depends on speed
@@ -26,21 +26,21 @@ ENVIRONMENT = {
 def is_deterministic(config: RunConfig, device: torch.device) -> bool:
     """Return whether a run must be bitwise deterministic: by default on a CPU, where it costs nothing."""
     asked = config.train.deterministic
-    return defaults_of(device).deterministic if asked is None else asked
+    return get_device_defaults(device).deterministic if asked is None else asked
 
 
-def ready(config: RunConfig, device: torch.device) -> None:
+def configure_device(config: RunConfig, device: torch.device) -> None:
     """Configure threads, determinism and matmul precision of the device, before anything is computed."""
     if device.type == "cpu":
-        if cores() < torch.get_num_threads():  # more threads would exhaust the CPU quota and stall
-            torch.set_num_threads(cores())
+        if count_cores() < torch.get_num_threads():  # more threads would exhaust the CPU quota and stall
+            torch.set_num_threads(count_cores())
         return
     if is_deterministic(config, device):
-        for name, value in ENVIRONMENT.items():
+        for name, value in DETERMINISTIC_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)  # a kernel without a deterministic form is named in a warning
     # float32 runs keep exact float32, because the sampler's probabilities are compared with it
-    mixed = precision_of(config.train.mixed_precision, device, config.model.dtype) != "no" or config.reward_model is not None
-    if defaults_of(device).tf32 and mixed and not config.model.fp32_head:
+    mixed = resolve_mixed_precision(config.train.mixed_precision, device, config.model.dtype) != "no" or config.reward_model is not None
+    if get_device_defaults(device).tf32 and mixed and not config.model.fp32_head:
         torch.set_float32_matmul_precision("high")

@@ -14,45 +14,45 @@ import torch
 
 from rlvr.errors import ConfigError
 
-ON = {"1", "true", "yes", "on", "y", "t"}
+TRUE_VALUES = {"1", "true", "yes", "on", "y", "t"}
 
 
-def accelerator() -> torch.device | None:
+def find_accelerator() -> torch.device | None:
     """Return the accelerator that torch uses on this machine; None without one."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
-def device_from(name: str | None = None) -> torch.device:
+def resolve_device(name: str | None = None) -> torch.device:
     """Return the device with this name; None: the accelerator, or the CPU without one or if ACCELERATE_USE_CPU is set.
 
-    >>> device_from("cpu")
+    >>> resolve_device("cpu")
     device(type='cpu')
     """
     if name is None:
-        found = accelerator()
-        return torch.device("cpu") if found is None or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ON else found
+        found = find_accelerator()
+        return torch.device("cpu") if found is None or os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_VALUES else found
     try:
         asked = torch.device(name)
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = accelerator()
+        found = find_accelerator()
         there = f"cpu and {found.type}" if found else "cpu"
         raise ConfigError(f"device is {name!r}, which this machine does not have; it has {there}") from error
     return asked
 
 
-def computing_in(model: Any, precision: str | None) -> AbstractContextManager[Any]:
+def autocast_to(model: Any, precision: str | None) -> AbstractContextManager[Any]:
     """Autocast to a precision, as training with `mixed_precision` does; None: the precision of the weights."""
     if precision is None or getattr(torch, precision) == model.dtype:
         return nullcontext()
     return torch.autocast(model.device.type, dtype=getattr(torch, precision))
 
 
-def trained_in(model: Any, mixed_precision: str, device: torch.device) -> str:
+def get_trainer_precision(model: Any, mixed_precision: str, device: torch.device) -> str:
     """Return the compute precision of a trainer, for its sampler too; on a CPU the precision of the weights.
 
     >>> from types import SimpleNamespace
-    >>> trained_in(SimpleNamespace(dtype=torch.float32), "bf16", torch.device("cuda"))
+    >>> get_trainer_precision(SimpleNamespace(dtype=torch.float32), "bf16", torch.device("cuda"))
     'bfloat16'
     """
     lower = {"bf16": "bfloat16", "fp16": "float16"}.get(mixed_precision)
@@ -64,16 +64,16 @@ def trained_in(model: Any, mixed_precision: str, device: torch.device) -> str:
 def free_cached_memory() -> None:
     """Return torch's cached memory to the device, so that another allocator can use it."""
     gc.collect()
-    if (found := accelerator()) is not None:
+    if (found := find_accelerator()) is not None:
         getattr(torch, found.type).empty_cache()
 
 
-def device_random_state(state: torch.Tensor | None = None) -> torch.Tensor | None:
+def get_device_random_state(restore_first: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return the random state of the accelerator, if there is one; restore `state` first if given."""
-    if (found := accelerator()) is None:
+    if (found := find_accelerator()) is None:
         return None
     module: Any = getattr(torch, found.type)
-    if state is not None:
-        module.set_rng_state(state.clone())
+    if restore_first is not None:
+        module.set_rng_state(restore_first.clone())
     current: torch.Tensor = module.get_rng_state()
     return current

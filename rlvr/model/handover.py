@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 import torch
 
 from rlvr.contracts.weights import Weights
-from rlvr.model.device import computing_in
+from rlvr.model.device import autocast_to
 
 T = TypeVar("T")
 
 
-class Plain(Weights):
+class PlainWeights(Weights):
     """The weights of an unsharded model without an adapter."""
 
-    def __init__(self, model: Any, *, once: Callable[[Callable[[], Any]], Any] | None = None) -> None:
+    def __init__(self, model: Any, *, run_on_main: Callable[[Callable[[], Any]], Any] | None = None) -> None:
         """`once` runs a function in the main process only; None for a single process."""
-        self._model, self._once = model, once
+        self._model, self._run_on_main = model, run_on_main
 
     @property
-    def structure(self) -> Any:
+    def model_structure(self) -> Any:
         """The model itself; it may be run."""
         return self._model
 
-    def model(self) -> Any:
+    def gather_model(self) -> Any:
         """Return the model itself, without a copy."""
         return self._model
 
@@ -35,20 +35,20 @@ class Plain(Weights):
         """Save the model with transformers."""
 
         def written() -> None:
-            self._model.save_pretrained(folder, state_dict=in_precision(self._model, dtype))
+            self._model.save_pretrained(folder, state_dict=cast_state_dict(self._model, dtype))
 
-        self.once(written)
+        self.run_on_main(written)
 
-    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the saved tensors."""
-        return announced(self._model, self._named(), dtype)
+        return list_saved_shapes(self._model, self._iter_unique_tensors(), dtype)
 
-    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield the model's own tensors; converted ones are copies, one at a time."""
-        for name, tensor in self._named():
-            yield from as_saved(self._model, name, lowered(tensor.detach(), dtype)).items()
+        for name, tensor in self._iter_unique_tensors():
+            yield from to_file_tensors(self._model, name, cast_matrix(tensor.detach(), dtype)).items()
 
-    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _iter_unique_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all tensors; tied weights once, under their first name."""
         seen: set[int] = set()
         for name, tensor in self._model.state_dict(keep_vars=True).items():
@@ -56,24 +56,24 @@ class Plain(Weights):
                 seen.add(id(tensor))
                 yield name, tensor
 
-    def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
+    def compute_logprobs(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """Compute log-probabilities in one forward pass."""
-        return trainer_scores(self._model, tokens, precision)
+        return compute_model_logprobs(self._model, tokens, precision)
 
-    def once(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` here, or in the main process if there are several."""
-        result: T = work() if self._once is None else self._once(work)
+        result: T = work() if self._run_on_main is None else self._run_on_main(work)
         return result
 
 
 @torch.no_grad()
-def trainer_scores(model: Any, tokens: Sequence[int], precision: str | None = None) -> list[float]:
+def compute_model_logprobs(model: Any, tokens: Sequence[int], precision: str | None = None) -> list[float]:
     """Compute the log-probability of each token except the first, in one forward pass in a precision."""
     training = model.training
     model.eval()
     try:
         ids = torch.tensor([list(tokens)], device=model.device)
-        with computing_in(model, precision):
+        with autocast_to(model, precision):
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         logprobs = logits.float().log_softmax(-1)
         return [float(x) for x in logprobs.gather(1, ids[0, 1:, None])[:, 0]]
@@ -81,12 +81,12 @@ def trainer_scores(model: Any, tokens: Sequence[int], precision: str | None = No
         model.train(training)
 
 
-def lowered(weight: torch.Tensor, dtype: str | None) -> torch.Tensor:
+def cast_matrix(weight: torch.Tensor, dtype: str | None) -> torch.Tensor:
     """Cast a matrix to the engine's precision. Vectors are not converted: engines keep some of them in float32."""
     return weight.to(getattr(torch, dtype)) if dtype and weight.is_floating_point() and weight.ndim > 1 else weight
 
 
-def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | None:
+def cast_state_dict(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | None:
     """Cast the weights to the engine's precision, on the CPU; None if they already have it."""
     if dtype is None or getattr(torch, dtype) == model.dtype:
         return None
@@ -95,21 +95,21 @@ def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | Non
     for name, weight in model.state_dict().items():
         key = weight.data_ptr(), weight.shape  # tied weights stay tied
         if key not in made:
-            made[key] = lowered(weight, dtype).to("cpu")
+            made[key] = cast_matrix(weight, dtype).to("cpu")
         cast[name] = made[key]
     return cast
 
 
-def announced(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
+def list_saved_shapes(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
     """Return meta tensors with the names, dtypes and shapes of a model's files."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in named:
         like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        found |= as_saved(model, name, lowered(like, dtype))
+        found |= to_file_tensors(model, name, cast_matrix(like, dtype))
     return found
 
 
-def as_saved(model: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+def to_file_tensors(model: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Convert one tensor to its file names: transformers fuses the experts of a layer, files store them separately."""
     try:
         loading: Any = importlib.import_module("transformers.core_model_loading")

@@ -23,22 +23,22 @@ from torch import Tensor
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.rules import TokenMDP
-from rlvr.model.attention import NAME, Alone, handed
-from rlvr.model.batch import Rows
+from rlvr.model.attention import ATTENTION_NAME, SelfOnlyLayout, build_layout_kwargs
+from rlvr.model.batch import TokenRows
 
-Way = Callable[[Rows], Tensor]
+ScoreFunction = Callable[[TokenRows], Tensor]
 """Computes the log-probability of every policy token of some rows, in the order of their entries."""
-TRAINING = "rows in training mode"
-ROOM, LOW_ROOM = 1e-5, 2e-2
+TRAINING_MODE_CHECK = "rows in training mode"
+FP32_TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-5, 2e-2
 """The rounding tolerance of log-probabilities, relative to 1 plus the largest: in float32, and in lower precision."""
-LONGEST = 29
+MAX_ROW_LENGTH = 29
 """The maximum length of a test row."""
-RUN_LIMIT = 1e-4
+RUN_MISMATCH_LIMIT = 1e-4
 """The allowed difference of sampler and trainer on a token, in a float32 run at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One result of the check: a way of computing the model, and its difference from the plain forward pass.
 
     >>> Finding("packed rows", gap=2e-7, allowed=3e-5).ok
@@ -54,41 +54,41 @@ class Finding:
     """True if `note` describes why the model cannot be used."""
 
     @property
-    def ok(self) -> bool:
+    def passed(self) -> bool:
         """Whether this check passed."""
         return not self.wrong and (self.gap is None or self.gap <= self.allowed)
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON."""
-        return asdict(self) | {"ok": self.ok}
+        return asdict(self) | {"ok": self.passed}
 
 
-def material(model: Any, longest: int = LONGEST, *, changed: bool = False) -> Rows:
+def build_check_rows(model: Any, max_length: int = MAX_ROW_LENGTH, *, change_first_answer: bool = False) -> TokenRows:
     """Build five test rows: three answers to one prompt, and answers to a prompt of one token and to a longer one.
 
     `longest`: the maximum row length of the run, because a model may compute longer rows differently. `changed`: use a different first
     answer.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    longest = max(2, min(longest, LONGEST, getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST))
-    step = 11 if changed else 5
+    max_length = max(2, min(max_length, MAX_ROW_LENGTH, getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_ROW_LENGTH))
+    step = 11 if change_first_answer else 5
     tokens, acted = list[list[int]](), list[list[bool]]()
     for full, count in ((6, 3), (1, 1), (11, 1)):
-        length = min(full, longest // 2)
+        length = min(full, max_length // 2)
         for k in range(count):
             first = not tokens
-            size = min(12 + 3 * k, longest - length)
-            answer = [((step if first else 5) * (k + 1) + (7 + (changed and first)) * j * j) % vocabulary for j in range(size)]
+            size = min(12 + 3 * k, max_length - length)
+            answer = [((step if first else 5) * (k + 1) + (7 + (change_first_answer and first)) * j * j) % vocabulary for j in range(size)]
             tokens.append([(7 * j + 3) % vocabulary for j in range(length)] + answer)
             acted.append([False] * length + [True] * len(answer))
-    return Rows(tokens, acted)
+    return TokenRows(tokens, acted)
 
 
 @torch.no_grad()
-def plain(model: Any, rows: Rows, temperature: float = 1.0) -> Tensor:
+def compute_plain_logprobs(model: Any, rows: TokenRows, temperature: float = 1.0) -> Tensor:
     """Compute log-probabilities with the model's own forward pass, one row at a time."""
     found, device = list[Tensor](), next(model.parameters()).device
-    for tokens, places in zip(rows.tokens, rows.places, strict=True):
+    for tokens, places in zip(rows.tokens, rows.acted_positions, strict=True):
         ids = torch.from_numpy(tokens).to(device)
         at = torch.from_numpy(places).to(device)
         logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0]
@@ -97,25 +97,25 @@ def plain(model: Any, rows: Rows, temperature: float = 1.0) -> Tensor:
     return torch.cat(found).cpu()
 
 
-def is_exact(dtype: torch.dtype, device: torch.device) -> bool:
+def is_full_precision(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether products are computed in float32 or better."""
     return dtype in (torch.float32, torch.float64) and (device.type == "cpu" or torch.get_float32_matmul_precision() == "highest")
 
 
-def room_for(values: Tensor, exact: bool) -> float:
+def compute_tolerance(values: Tensor, full_precision: bool) -> float:
     """Return the rounding tolerance between two computations of these log-probabilities."""
-    return (ROOM if exact else LOW_ROOM) * (1 + float(values.abs().max()))
+    return (FP32_TOLERANCE if full_precision else LOW_PRECISION_TOLERANCE) * (1 + float(values.abs().max()))
 
 
-def apart(a: Tensor, b: Tensor, exact: bool) -> float:
+def compute_difference(a: Tensor, b: Tensor, full_precision: bool) -> float:
     """Return the maximum difference; in low precision the RMS, because rounding can change one unlikely token a lot."""
     gaps = (a.double().cpu() - b.double().cpu()).abs()
-    gap = float(gaps.max() if exact else gaps.square().mean().sqrt())
+    gap = float(gaps.max() if full_precision else gaps.square().mean().sqrt())
     return float("inf") if math.isnan(gap) else gap
 
 
 @contextmanager
-def undisturbed(model: Any) -> Iterator[None]:
+def preserve_model_state(model: Any) -> Iterator[None]:
     """Set evaluation mode in this block; restore the mode and all random states afterwards."""
     training, device = model.training, next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -127,7 +127,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def in_words(model: Any, what: str) -> Iterator[None]:
+def wrap_model_errors(model: Any, operation: str) -> Iterator[None]:
     """Convert errors of a model's code to ConfigError, except out-of-memory errors; `what` is the operation."""
     try:
         yield
@@ -139,64 +139,64 @@ def in_words(model: Any, what: str) -> Iterator[None]:
         computed = str(torch.get_autocast_dtype(kind) if mixed else model.dtype).removeprefix("torch.")
         way_out = "; set train.mixed_precision: 'no'" if mixed else ""
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"{model.config.model_type} cannot be computed in {computed}: {what} fails ({said}){way_out}") from error
+        raise ConfigError(f"{model.config.model_type} cannot be computed in {computed}: {operation} fails ({said}){way_out}") from error
 
 
 @torch.no_grad()
-def compared(
-    model: Any, ways: Mapping[str, Way], *, temperature: float = 1.0, dtype: torch.dtype | None = None, longest: int = LONGEST
-) -> Iterator[Finding]:
+def compare_scoring_paths(
+    model: Any, score_functions: Mapping[str, ScoreFunction], *, temperature: float = 1.0, dtype: torch.dtype | None = None, max_length: int = MAX_ROW_LENGTH
+) -> Iterator[CheckResult]:
     """Yield one result for a second plain pass, and two for each way: against the plain pass, and for independence of rows.
 
     `dtype`: the compute precision, if it is not that of the weights. Raises ConfigError if the model's own code fails.
     """
-    exact = is_exact(dtype or model.dtype, next(model.parameters()).device)
-    rows, changed = material(model, longest), material(model, longest, changed=True)
-    with in_words(model, "a plain pass"):
-        expected = plain(model, rows, temperature)
-    room = room_for(expected, exact)
-    yield Finding("a second pass", apart(plain(model, rows, temperature), expected, exact), room)
-    others = slice(int(rows.trained[0]), None)
-    for name, way in ways.items():
+    exact = is_full_precision(dtype or model.dtype, next(model.parameters()).device)
+    rows, changed = build_check_rows(model, max_length), build_check_rows(model, max_length, change_first_answer=True)
+    with wrap_model_errors(model, "a plain pass"):
+        expected = compute_plain_logprobs(model, rows, temperature)
+    room = compute_tolerance(expected, exact)
+    yield CheckResult("a second pass", compute_difference(compute_plain_logprobs(model, rows, temperature), expected, exact), room)
+    others = slice(int(rows.num_acted[0]), None)
+    for name, way in score_functions.items():
         found = way(rows)
-        yield Finding(name, apart(found, expected, exact), room)
-        if name == TRAINING:
+        yield CheckResult(name, compute_difference(found, expected, exact), room)
+        if name == TRAINING_MODE_CHECK:
             continue
-        leak, allowed, note = apart(way(changed)[others], found[others], exact=True), 0.0, ""
-        if leak and experts(model):
+        leak, allowed, note = compute_difference(way(changed)[others], found[others], full_precision=True), 0.0, ""
+        if leak and has_experts(model):
             allowed, note = room, "experts get other tokens"
-        elif leak and (noise := apart(way(rows)[others], found[others], exact=True)):
+        elif leak and (noise := compute_difference(way(rows)[others], found[others], full_precision=True)):
             allowed, note = 10 * noise, "repeating the same rows differs too: sums on this device have no fixed order"
-        yield Finding(f"{name}, another row changed", leak, allowed, note)
+        yield CheckResult(f"{name}, another row changed", leak, allowed, note)
 
 
-def experts(model: Any) -> bool:
+def has_experts(model: Any) -> bool:
     """Return whether a model has experts; the last bits of a row then depend on the other rows of the batch."""
     names = (type(module).__name__.lower() for module in model.modules())
     return any("expert" in name or "moe" in name for name in names)
 
 
 @torch.no_grad()
-def attending(model: Any) -> Finding:
+def count_attending_layers(model: Any) -> CheckResult:
     """Count the layers that call the layout attention, compared to the configuration."""
-    config, layout = model.config.get_text_config(), Alone()
+    config, layout = model.config.get_text_config(), SelfOnlyLayout()
     layers = int(config.num_hidden_layers)
     before = str(getattr(model.config, "_attn_implementation", ""))
-    if before in ("sdpa", NAME):
+    if before in ("sdpa", ATTENTION_NAME):
         ids = torch.arange(1, 5, device=next(model.parameters()).device)[None] % model.get_input_embeddings().weight.shape[0]
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(ATTENTION_NAME)
         try:
-            model(input_ids=ids, **handed(layout, torch.arange(4, device=ids.device)[None]))
+            model(input_ids=ids, **build_layout_kwargs(layout, torch.arange(4, device=ids.device)[None]))
         except Exception as error:  # each family fails in its own way
-            return Finding("layers that attend", note=f"not counted: a forward pass fails ({type(error).__name__})")
+            return CheckResult("layers that attend", note=f"not counted: a forward pass fails ({type(error).__name__})")
         finally:
             model.set_attn_implementation(before)
     kinds = Counter(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     told = f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})" if kinds else ""
-    return Finding("layers that attend", note=f"{len(layout.layers)} of {layers}{told}")
+    return CheckResult("layers that attend", note=f"{len(layout.attending_layers)} of {layers}{told}")
 
 
-def endings(model: Any, tokenizer: Tokenizer) -> Finding:
+def check_stop_ids(model: Any, tokenizer: Tokenizer) -> CheckResult:
     """Check that a completion can end: compare the tokenizer's stop ids with the model's, and with its vocabulary."""
     size = int(model.get_input_embeddings().weight.shape[0])
     known, own = tokenizer.stop_ids, set[int]()
@@ -206,16 +206,16 @@ def endings(model: Any, tokenizer: Tokenizer) -> Finding:
     shown = ", ".join(map(str, sorted(known)))
     if not known or min(known) >= size:
         what = f"its tokenizer's end ids ({shown}) are not among its {size} ids" if known else "its tokenizer has no end id"
-        return Finding("end ids", note=f"{what}, so that no answer could end", wrong=True)
+        return CheckResult("end ids", note=f"{what}, so that no answer could end", wrong=True)
     if own and not own & known:
         note = f"{shown}; but the model's configuration says {', '.join(map(str, sorted(own)))}: check the tokenizer"
-        return Finding("end ids", note=note)
-    return Finding("end ids", note=shown)
+        return CheckResult("end ids", note=note)
+    return CheckResult("end ids", note=shown)
 
 
-def refusal(family: str, findings: Sequence[Finding], way_out: str = "") -> str:
+def find_refusal_reason(family: str, results: Sequence[CheckResult], advice: str = "") -> str:
     """Return why the model cannot be trained, in one sentence; '' if it can."""
-    for bad in (finding for finding in findings if not finding.ok):
+    for bad in (finding for finding in results if not finding.passed):
         if bad.wrong:
             return f"a model of the family {family} cannot be trained: {bad.note}"
         if bad.way == "a second pass":
@@ -224,31 +224,31 @@ def refusal(family: str, findings: Sequence[Finding], way_out: str = "") -> str:
             cause = f"{bad.way.partition(',')[0]} depend on the other rows of their batch"
         else:
             cause = f"{bad.way} do not give the probabilities of a plain forward pass"
-        return f"a model of the family {family} cannot be trained: {cause} (by {bad.gap:.2g}; allowed {bad.allowed:.1g}){way_out}"
+        return f"a model of the family {family} cannot be trained: {cause} (by {bad.gap:.2g}; allowed {bad.allowed:.1g}){advice}"
     return ""
 
 
-def told(findings: Sequence[Finding]) -> str:
+def format_check_results(results: Sequence[CheckResult]) -> str:
     """Format the results in one line: the difference of each way, attending layers, stop ids."""
-    plain_pass = [f for f in findings if f.gap is not None and "," not in f.way and f.way != "a second pass"]
+    plain_pass = [f for f in results if f.gap is not None and "," not in f.way and f.way != "a second pass"]
     gaps = ", ".join(f"{f.way} {f.gap:.0e}" for f in plain_pass)
-    layers = [f"layers that attend {f.note}" for f in findings if f.way == "layers that attend"]
-    ends = [f"end ids {f.note}" for f in findings if f.way == "end ids"]
+    layers = [f"layers that attend {f.note}" for f in results if f.way == "layers that attend"]
+    ends = [f"end ids {f.note}" for f in results if f.way == "end ids"]
     return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
 
 
-def run_limit(findings: Sequence[Finding], temperature: float) -> float:
+def compute_run_limit(results: Sequence[CheckResult], temperature: float) -> float:
     """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
-    measured = max((f.gap for f in findings if f.gap is not None), default=0.0)
-    return max(RUN_LIMIT, 20 * measured) / min(1.0, temperature)
+    measured = max((f.gap for f in results if f.gap is not None), default=0.0)
+    return max(RUN_MISMATCH_LIMIT, 20 * measured) / min(1.0, temperature)
 
 
-def check_window(mdp: TokenMDP, config: Any, longest: int, name: str = "this model") -> None:
+def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, name: str = "this model") -> None:
     """Check that the context window fits a model's positions; `longest` is the length of the longest prompt."""
     settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
-    reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
-    kind, original = rope_of(settings)
+    reached = min(mdp.max_length, max_prompt_length + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
+    kind, original = get_rope_scaling(settings)
     if kind == "longrope" and original and reached > original:
         raise ConfigError(
             f"prompt and answer may reach {reached} tokens, and beyond {original} {name} encodes positions with another factor, which "
@@ -261,7 +261,7 @@ def check_window(mdp: TokenMDP, config: Any, longest: int, name: str = "this mod
         )
 
 
-def rope_of(settings: Any) -> tuple[str, int]:
+def get_rope_scaling(settings: Any) -> tuple[str, int]:
     """Return a model's RoPE scaling type, and its original number of positions."""
     rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
     original = rope.get("original_max_position_embeddings") or getattr(settings, "original_max_position_embeddings", None)

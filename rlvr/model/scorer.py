@@ -17,19 +17,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError
-from rlvr.model.weights import LOADING
+from rlvr.model.weights import MODEL_LOAD_LOCK
 
 Rows = Sequence[Sequence[int]]
 
 
-def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
+def build_reward_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
     """Build a classifier with one label: the trunk of an existing model with a new head, or a new model from a configuration."""
     torch.manual_seed(seed)
     transformers.utils.logging.set_verbosity_error()  # suppress the warning about the new head
     dtype = getattr(torch, config.dtype)
     try:
         if config.path is not None:
-            with LOADING:
+            with MODEL_LOAD_LOCK:
                 made, found = AutoModelForSequenceClassification.from_pretrained(
                     config.folder, num_labels=1, dtype=dtype, pad_token_id=None, output_loading_info=True
                 )
@@ -39,7 +39,7 @@ def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
         settings = dict(config.config or {})
         ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
         shape = AutoConfig.for_model(settings.pop("model_type"), **(ids | settings), num_labels=1)
-        with LOADING:
+        with MODEL_LOAD_LOCK:
             return AutoModelForSequenceClassification.from_config(shape, dtype=dtype)
     except Exception as error:
         raise ConfigError(
@@ -47,7 +47,7 @@ def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
         ) from error
 
 
-class Scorer(nn.Module):
+class RewardModel(nn.Module):
     """A reward model that scores rows of tokens."""
 
     def __init__(self, model: Any) -> None:
@@ -65,11 +65,11 @@ class Scorer(nn.Module):
         return scores.float()
 
 
-def scorer_in(folder: Path) -> Scorer:
+def load_reward_model(folder: Path) -> RewardModel:
     """Load a trained reward model for scoring."""
     transformers.utils.logging.set_verbosity_error()  # missing weights are reported below
     try:
-        with LOADING:
+        with MODEL_LOAD_LOCK:
             model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder} does not contain a reward model: {' '.join(str(error).split())[:300]}") from error
@@ -79,4 +79,4 @@ def scorer_in(folder: Path) -> Scorer:
             f"{folder} does not contain a reward model but a {kind} without a head that gives one score; "
             "name the checkpoints/last of a run of `rlvr train reward_model`"
         )
-    return Scorer(model).eval().requires_grad_(False)
+    return RewardModel(model).eval().requires_grad_(False)

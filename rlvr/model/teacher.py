@@ -12,12 +12,12 @@ from rlvr.contracts import Tokenizer
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model.honesty import check_window
-from rlvr.model.weights import exported
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.model.honesty import check_context_window
+from rlvr.model.weights import to_transformers_tokenizer
 
 
-def check_teacher(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, longest: int) -> None:
+def check_reference_model(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, max_prompt_length: int) -> None:
     """Raise ConfigError if the reference is missing or unused, has another vocabulary than the policy, or a too short context window.
 
     `longest` is the length of the longest prompt.
@@ -31,25 +31,25 @@ def check_teacher(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, longes
         raise ConfigError(
             f"reference.path is {reference.path!r}, but {name} without a KL has no reference; set algorithm.beta, or remove it"
         )
-    if algorithm.refreshes:
+    if algorithm.syncs_reference:
         raise ConfigError(
             "algorithm.ref_model_sync_steps moves the reference toward the policy, and reference.path is another model; remove one"
         )
     folder = reference.folder
-    _check_tokens(reference.path, folder, mdp.tokenizer)
+    _check_same_vocabulary(reference.path, folder, mdp.tokenizer)
     try:
         settings = AutoConfig.from_pretrained(folder)
     except Exception as error:  # each library raises its own error
         raise ConfigError(f"reference.path {reference.path!r} contains no model: {' '.join(str(error).split())[:300]}") from error
-    check_window(mdp, settings, longest, f"the model in reference.path {reference.path!r}")
+    check_context_window(mdp, settings, max_prompt_length, f"the model in reference.path {reference.path!r}")
 
 
-def _check_tokens(path: str, folder: Path, tokenizer: Tokenizer) -> None:
+def _check_same_vocabulary(path: str, folder: Path, tokenizer: Tokenizer) -> None:
     try:
-        theirs = tokenizer_from(str(folder))
+        theirs = load_tokenizer(str(folder))
     except ConfigError as error:
         raise ConfigError(f"reference.path {path!r} has no tokenizer to compare with the policy's: {error}") from error
-    ours, others = (vocabulary(t) for t in (tokenizer, theirs))
+    ours, others = (get_vocabulary(t) for t in (tokenizer, theirs))
     if ours != others:
         differs = next((token for token in [*others, *ours] if ours.get(token) != others.get(token)), "")
         raise ConfigError(
@@ -58,7 +58,7 @@ def _check_tokens(path: str, folder: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+def get_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of all tokens; only the vocabulary size for a tokenizer that transformers cannot save."""
-    whole: Any = exported(tokenizer)
+    whole: Any = to_transformers_tokenizer(tokenizer)
     return {"": tokenizer.vocab_size} if whole is None else dict(whole.get_vocab())

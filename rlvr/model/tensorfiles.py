@@ -17,21 +17,21 @@ from torch import Tensor
 
 from rlvr.errors import ConfigError
 
-KINDS = {
+DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
 
-TYPES = {name: kind for kind, name in KINDS.items()}
+DTYPES_BY_NAME = {name: kind for kind, name in DTYPE_NAMES.items()}
 
 
-class _Place(NamedTuple):
+class _TensorLocation(NamedTuple):
     """The dtype, shape and position of a tensor in a file."""
 
     dtype: torch.dtype
     shape: list[int]
-    begin: int
+    offset: int
 
 
 class TensorFolder:
@@ -45,25 +45,25 @@ class TensorFolder:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._tables: dict[str, dict[str, _Place]] = {}
+        self._headers: dict[str, dict[str, _TensorLocation]] = {}
         index = self.folder / "model.safetensors.index.json"
         single = self.folder / "model.safetensors"
         self._files: dict[str, str] = {}
         if index.is_file():
             self._files = dict(json.loads(index.read_text("utf-8"))["weight_map"])
         elif single.is_file():
-            self._files = dict.fromkeys(self._table(single.name), single.name)
+            self._files = dict.fromkeys(self._read_header(single.name), single.name)
 
-    def holds(self, expected: Mapping[str, Sequence[int]]) -> bool:
+    def has_tensors(self, expected: Mapping[str, Sequence[int]]) -> bool:
         """Return whether the folder has all expected tensors with exactly the expected shapes."""
-        places = {name: self._table(self._files[name]).get(name) for name in expected if name in self._files}
+        places = {name: self._read_header(self._files[name]).get(name) for name in expected if name in self._files}
         return all((place := places.get(name)) is not None and place.shape == list(shape) for name, shape in expected.items())
 
-    def rows(self, name: str, part: tuple[slice, ...]) -> Tensor:
+    def read_slice(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """Read a slice of one tensor; only the bytes of its rows are read."""
-        dtype, shape, begin = self._table(self._files[name])[name]
-        first, last, _ = part[0].indices(shape[0]) if part else (0, 1, 1)
-        found = torch.empty([max(0, last - first), *shape[1:]] if part else shape, dtype=dtype)
+        dtype, shape, begin = self._read_header(self._files[name])[name]
+        first, last, _ = slices[0].indices(shape[0]) if slices else (0, 1, 1)
+        found = torch.empty([max(0, last - first), *shape[1:]] if slices else shape, dtype=dtype)
         if found.numel():
             row = math.prod(shape[1:]) * dtype.itemsize
             with (self.folder / self._files[name]).open("rb", buffering=0) as file:
@@ -71,13 +71,13 @@ class TensorFolder:
                 data = memoryview(found.reshape(-1).view(torch.uint8).numpy().data)
                 while data:
                     if not (count := file.readinto(data)):
-                        raise _unreadable(file.name, "it ends too early")
+                        raise _build_file_error(file.name, "it ends too early")
                     data = data[count:]
-        return found[(slice(None), *part[1:])] if len(part) > 1 else found
+        return found[(slice(None), *slices[1:])] if len(slices) > 1 else found
 
-    def _table(self, name: str) -> dict[str, _Place]:
+    def _read_header(self, name: str) -> dict[str, _TensorLocation]:
         """Read the header of one file. Tensors with dtypes that torch lacks are omitted."""
-        if name not in self._tables:
+        if name not in self._headers:
             path = self.folder / name
             try:
                 with path.open("rb") as file:
@@ -88,17 +88,17 @@ class TensorFolder:
                 table.pop("__metadata__", None)
                 if size < 8 + length + max((entry["data_offsets"][1] for entry in table.values()), default=0):
                     raise ValueError("it ends too early")
-                self._tables[name] = {
-                    key: _Place(TYPES[entry["dtype"]], list(entry["shape"]), 8 + length + entry["data_offsets"][0])
+                self._headers[name] = {
+                    key: _TensorLocation(DTYPES_BY_NAME[entry["dtype"]], list(entry["shape"]), 8 + length + entry["data_offsets"][0])
                     for key, entry in table.items()
-                    if entry["dtype"] in TYPES
+                    if entry["dtype"] in DTYPES_BY_NAME
                 }
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise _unreadable(path, str(error)) from error
-        return self._tables[name]
+                raise _build_file_error(path, str(error)) from error
+        return self._headers[name]
 
 
-def _unreadable(path: object, why: str) -> ConfigError:
+def _build_file_error(path: object, why: str) -> ConfigError:
     return ConfigError(f"{path} is not a complete safetensors file: {why}; is it an incomplete copy?")
 
 
@@ -109,21 +109,21 @@ class TensorWriter:
     ...     file.write("w", torch.ones(2))
     """
 
-    def __init__(self, path: str | Path, announced: Mapping[str, Tensor]) -> None:
+    def __init__(self, path: str | Path, expected: Mapping[str, Tensor]) -> None:
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
-        for name, like in announced.items():
+        for name, like in expected.items():
             begin, end = end, end + like.numel() * like.element_size()
-            table[name] = {"dtype": KINDS[like.dtype], "shape": list(like.shape), "data_offsets": [begin, end]}
-        self._names = iter(announced.items())
+            table[name] = {"dtype": DTYPE_NAMES[like.dtype], "shape": list(like.shape), "data_offsets": [begin, end]}
+        self._expected = iter(expected.items())
         text = json.dumps(table, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._file = Path(path).open("wb")  # noqa: SIM115 -- closed by __exit__
         self._file.write(len(text).to_bytes(8, "little") + text)
 
-    def write(self, name: str, tensor: Tensor) -> None:
+    def write_tensor(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor."""
-        expected, like = next(self._names)
+        expected, like = next(self._expected)
         if (expected, like.shape, like.dtype) != (name, tensor.shape, tensor.dtype):
             raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.dtype} was written, but {expected} with {like} was expected")
         plain = tensor.detach().cpu().contiguous().reshape(-1)
@@ -135,5 +135,5 @@ class TensorWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
-        if kind is None and (missing := [name for name, _ in self._names]):
+        if kind is None and (missing := [name for name, _ in self._expected]):
             raise ValueError(f"{len(missing)} declared tensors were not written, such as {missing[0]}")

@@ -11,17 +11,17 @@ import math
 import os
 from pathlib import Path
 
-WAITING = "OMP_WAIT_POLICY"
-CGROUP = Path("/sys/fs/cgroup")
+WAIT_POLICY_VARIABLE = "OMP_WAIT_POLICY"
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
-def sleep_while_waiting() -> None:
+def set_passive_wait_policy() -> None:
     """Make OpenMP threads wait passively. OpenMP reads this when torch is imported; a user's setting is kept."""
-    if not any(name in os.environ for name in (WAITING, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
-        os.environ[WAITING] = "passive"
+    if not any(name in os.environ for name in (WAIT_POLICY_VARIABLE, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
+        os.environ[WAIT_POLICY_VARIABLE] = "passive"
 
 
-def cores(cgroup: Path = CGROUP) -> int:
+def count_cores(cgroup: Path = CGROUP_FOLDER) -> int:
     """Return how many cores this process may use, by its affinity and the quota of its control group; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name, total in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):

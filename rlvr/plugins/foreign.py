@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 
-def points(group: str) -> dict[str, list[EntryPoint]]:
+def find_entry_points(group: str) -> dict[str, list[EntryPoint]]:
     """Find the entry points of a group, by name; a name may be defined by several packages.
 
     >>> points("rlvr.nothing")
@@ -15,7 +15,7 @@ def points(group: str) -> dict[str, list[EntryPoint]]:
     try:
         found = list(entry_points(group=group))
     except Exception:  # one malformed entry_points.txt must not hide the plugins of other packages
-        found = [point for dist in distributions() for point in _readable(dist) if point.group == group]
+        found = [point for dist in distributions() for point in _read_entry_points(dist) if point.group == group]
     named: dict[str, list[EntryPoint]] = {}
     for point in found:
         if point.name not in (None, "") and point not in named.get(point.name, []):
@@ -23,7 +23,7 @@ def points(group: str) -> dict[str, list[EntryPoint]]:
     return named
 
 
-def owner(dist: Distribution | None) -> str:
+def get_package_name(dist: Distribution | None) -> str:
     """Return the name of the package that defines an entry point.
 
     >>> owner(None)
@@ -35,17 +35,17 @@ def owner(dist: Distribution | None) -> str:
         return "?"
 
 
-def packages(groups: Iterable[str]) -> set[str]:
+def find_packages(groups: Iterable[str]) -> set[str]:
     """Find the top-level packages that the entry points of these groups import.
 
     >>> packages(["rlvr.nothing"])
     set()
     """
-    found = (point for group in groups for named in points(group).values() for point in named)
+    found = (point for group in groups for named in find_entry_points(group).values() for point in named)
     return {point.value.split(":")[0].split(".")[0].strip() for point in found}
 
 
-def _readable(dist: Distribution) -> list[EntryPoint]:
+def _read_entry_points(dist: Distribution) -> list[EntryPoint]:
     try:
         return list(dist.entry_points)
     except Exception:

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.episode import ABOVE_ZERO, End, Episode
+from rlvr.episode import LOGPROB_EPS, Episode, StopReason
 from rlvr.errors import RlvrError
-from rlvr.task import Earned, Fault, Verdict
+from rlvr.task import Fault, StepReward, Verdict
 
 MAGIC = b"rlvr columns 1\n"
 """The magic bytes at the start, with the version of the layout."""
-HEAD = struct.Struct("<IQ")
+HEADER = struct.Struct("<IQ")
 """The header after the magic bytes: checksum and length of the payload."""
-ARRAYS: Mapping[str, tuple[str, ...]] = {
+ARRAY_DTYPES: Mapping[str, tuple[str, ...]] = {
     "tokens": ("<u2", "<i4", "<i8"),
     "acted": ("|u1",),
     "logprobs": ("<f4", "<f8"),
@@ -37,81 +37,81 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
     "rewards": ("<f8",),
 }
 """The arrays in their order, and the dtypes that each may have."""
-SHARED = 1 << 20
+MAX_CACHED_TOKEN_ID = 1 << 20
 """Token ids below this share int objects between decoded lists."""
-NAMES = tuple(field.name for field in fields(Episode))
+EPISODE_FIELDS = tuple(field.name for field in fields(Episode))
 Array = np.ndarray[Any, Any]
-WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """The exceptions that decoding raises for invalid values."""
 
 
-class Damaged(RlvrError):
+class CorruptData(RlvrError):
     """The bytes are not encoded episodes, or are corrupt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class EncodedEpisodes:
     """Encoded groups of episodes, one array per kind of number. N = all tokens, A = policy tokens.
 
-    >>> to_columns([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED)]]).logprobs   # doctest: +SKIP
+    >>> encode_episodes([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED)]]).logprobs   # doctest: +SKIP
     array([-0.5], dtype=float32)
     """
 
     tokens: Array
     """N token ids."""
-    acted: Array
+    action_mask: Array
     """The action mask, packed as bits."""
     logprobs: Array
     """A log-probabilities; the others are 0."""
-    reward_at: Array
+    reward_positions: Array
     """The positions, among the N tokens, of rewards other than 0."""
     rewards: Array
-    lengths: list[int]
+    episode_lengths: list[int]
     """The number of tokens of each episode."""
-    sizes: list[int]
+    group_sizes: list[int]
     """The number of episodes of each group."""
-    rest: list[Any]
+    metadata_rows: list[Any]
     """The remaining fields of each episode, as plain JSON."""
 
     def to_bytes(self) -> bytes:
         """Serialize to one block of bytes, with a checksum."""
-        arrays: list[Array] = [getattr(self, name) for name in ARRAYS]
+        arrays: list[Array] = [getattr(self, name) for name in ARRAY_DTYPES]
         shapes = [[part.dtype.str, len(part)] for part in arrays]
-        table = json.dumps([shapes, self.lengths, self.sizes, self.rest], ensure_ascii=False, separators=(",", ":"))
+        table = json.dumps([shapes, self.episode_lengths, self.group_sizes, self.metadata_rows], ensure_ascii=False, separators=(",", ":"))
         text = table.encode("utf-8", "surrogatepass")
         parts = [struct.pack("<Q", len(text)), text, *(part.data.cast("B") if len(part) else b"" for part in arrays)]
         checksum = 0
         for part in parts:
             checksum = zlib.crc32(part, checksum)
-        return b"".join([MAGIC, HEAD.pack(checksum, sum(map(len, parts))), *parts])
+        return b"".join([MAGIC, HEADER.pack(checksum, sum(map(len, parts))), *parts])
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> Columns:
+    def from_bytes(cls, data: bytes | memoryview) -> EncodedEpisodes:
         """Deserialize a block; the arrays are views of it. Raises CorruptData for an invalid block."""
         view = memoryview(data).cast("B")
         if (begins := bytes(view[: len(MAGIC)])) != MAGIC:
             if begins.startswith(MAGIC[:13]):
-                raise Damaged(f"these columns of episodes have another layout, {begins!r}, than this version of rlvr reads, {MAGIC!r}")
-            raise Damaged(f"these {len(view):,} bytes are not columns of episodes: they begin with {begins!r}, not {MAGIC!r}")
-        begin = len(MAGIC) + HEAD.size
+                raise CorruptData(f"these columns of episodes have another layout, {begins!r}, than this version of rlvr reads, {MAGIC!r}")
+            raise CorruptData(f"these {len(view):,} bytes are not columns of episodes: they begin with {begins!r}, not {MAGIC!r}")
+        begin = len(MAGIC) + HEADER.size
         if len(view) < begin:
-            raise Damaged(f"columns of episodes end after {len(view):,} bytes, in their head; send them again")
-        checksum, length = HEAD.unpack_from(view, len(MAGIC))
+            raise CorruptData(f"columns of episodes end after {len(view):,} bytes, in their head; send them again")
+        checksum, length = HEADER.unpack_from(view, len(MAGIC))
         if len(view) - begin != length:
-            raise Damaged(f"columns of episodes have {len(view) - begin:,} bytes where {length:,} were written; send them again")
+            raise CorruptData(f"columns of episodes have {len(view) - begin:,} bytes where {length:,} were written; send them again")
         if zlib.crc32(view[begin:]) != checksum:
-            raise Damaged(f"columns of episodes ({length:,} bytes) have another checksum than when they were written; send them again")
+            raise CorruptData(f"columns of episodes ({length:,} bytes) have another checksum than when they were written; send them again")
         try:
-            return cls._read(view[begin:])
-        except (*WRONG, struct.error) as error:
-            raise Damaged(f"columns of episodes have a right checksum and cannot be read: {type(error).__name__}: {error}") from error
+            return cls._decode(view[begin:])
+        except (*DECODE_ERRORS, struct.error) as error:
+            raise CorruptData(f"columns of episodes have a right checksum and cannot be read: {type(error).__name__}: {error}") from error
 
     @classmethod
-    def _read(cls, view: memoryview) -> Columns:
+    def _decode(cls, view: memoryview) -> EncodedEpisodes:
         [size] = struct.unpack_from("<Q", view)
         shapes, lengths, sizes, rest = json.loads(bytes(view[8 : 8 + size]).decode("utf-8", "surrogatepass"))
         arrays, at = list[Array](), 8 + size
-        for (name, kinds), (kind, count) in zip(ARRAYS.items(), shapes, strict=True):
+        for (name, kinds), (kind, count) in zip(ARRAY_DTYPES.items(), shapes, strict=True):
             if kind not in kinds or count < 0:
                 raise ValueError(f"{count} {name} of type {kind!r}; allowed: {', '.join(kinds)}")
             arrays.append(np.frombuffer(view, np.dtype(kind), count, at) if count else np.empty(0, kind))
@@ -120,49 +120,49 @@ class Columns:
             raise ValueError(f"{len(view) - at} bytes are left over")
         tokens, acted, logprobs, reward_at, rewards = arrays
         found = cls(tokens, acted, logprobs, reward_at, rewards, lengths, sizes, rest)
-        found._check()
+        found._check_consistency()
         return found
 
-    def _check(self) -> None:
+    def _check_consistency(self) -> None:
         """Raise an error if the arrays are inconsistent."""
-        if not all(isinstance(part, list) for part in (self.lengths, self.sizes, self.rest)):
+        if not all(isinstance(part, list) for part in (self.episode_lengths, self.group_sizes, self.metadata_rows)):
             raise TypeError("the lengths, the sizes and the rest must be lists")
-        if not all(type(count) is int for count in (*self.lengths, *self.sizes)):
+        if not all(type(count) is int for count in (*self.episode_lengths, *self.group_sizes)):
             raise TypeError("the lengths and the sizes must be whole numbers")
-        total = sum(self.lengths)
-        fits = min(self.lengths, default=0) >= 0 and len(self.tokens) == total and len(self.acted) == (total + 7) // 8
-        fits = fits and len(self.logprobs) == int(np.unpackbits(self.acted, count=total).sum())
-        fits = fits and len(self.reward_at) == len(self.rewards) and not np.any((self.reward_at < 0) | (self.reward_at >= total))
-        if not fits or min(self.sizes, default=0) < 0 or not len(self.lengths) == len(self.rest) == sum(self.sizes):
+        total = sum(self.episode_lengths)
+        fits = min(self.episode_lengths, default=0) >= 0 and len(self.tokens) == total and len(self.action_mask) == (total + 7) // 8
+        fits = fits and len(self.logprobs) == int(np.unpackbits(self.action_mask, count=total).sum())
+        fits = fits and len(self.reward_positions) == len(self.rewards) and not np.any((self.reward_positions < 0) | (self.reward_positions >= total))
+        if not fits or min(self.group_sizes, default=0) < 0 or not len(self.episode_lengths) == len(self.metadata_rows) == sum(self.group_sizes):
             raise ValueError("the arrays do not fit each other")
 
 
-def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
+def encode_episodes(groups: Iterable[Sequence[Episode]]) -> EncodedEpisodes:
     """Encode groups of episodes. Raises TypeError for metadata other than text, numbers, None, lists, tuples and mappings."""
     groups = list(groups)
     everyone = [episode for group in groups for episode in group]
     logprobs, mask = array("d"), bytearray()
     reward_at, rewards = list[int](), list[float]()
     for episode in everyone:
-        for place in _paid(episode.rewards):
+        for place in _find_reward_positions(episode.rewards):
             reward_at.append(len(mask) + place)
             rewards.append(episode.rewards[place])
         logprobs.fromlist(episode.logprobs)
-        mask += _flags(episode.acted)
+        mask += _mask_to_bytes(episode.action_mask)
     acted = np.frombuffer(mask, np.bool_)
-    return Columns(
-        _narrow(_ids([episode.tokens for episode in everyone]), "tokens"),
+    return EncodedEpisodes(
+        _to_smallest_dtype(_concatenate_tokens([episode.tokens for episode in everyone]), "tokens"),
         np.packbits(acted),
-        _narrow(np.frombuffer(logprobs, np.float64)[acted], "logprobs"),
+        _to_smallest_dtype(np.frombuffer(logprobs, np.float64)[acted], "logprobs"),
         np.array(reward_at, "<i8"),
         np.array(rewards, "<f8"),
         [len(episode.tokens) for episode in everyone],
         [len(group) for group in groups],
-        [_rest(episode) for episode in everyone],
+        [_encode_metadata(episode) for episode in everyone],
     )
 
 
-def _paid(rewards: list[float]) -> Iterable[int]:
+def _find_reward_positions(rewards: list[float]) -> Iterable[int]:
     """Return the positions of nonzero rewards. Fast for the usual case of one reward at the end."""
     if (paid := len(rewards) - rewards.count(0.0)) == 0:
         return ()
@@ -171,16 +171,16 @@ def _paid(rewards: list[float]) -> Iterable[int]:
     return compress(range(len(rewards)), rewards)
 
 
-def _flags(acted: list[bool]) -> bytes:
+def _mask_to_bytes(action_mask: list[bool]) -> bytes:
     """Convert a mask to bytes. Fast for the usual case of one run of True."""
-    count = acted.count(True)
-    begin = acted.index(True) if count else len(acted)
-    if begin + count < len(acted):
-        return bytes(acted)
+    count = action_mask.count(True)
+    begin = action_mask.index(True) if count else len(action_mask)
+    if begin + count < len(action_mask):
+        return bytes(action_mask)
     return bytes(begin) + b"\x01" * count
 
 
-def _ids(lists: Sequence[list[int]]) -> Array:
+def _concatenate_tokens(lists: Sequence[list[int]]) -> Array:
     """Concatenate all token ids in one array."""
     for kind in ("i", "q"):
         found = array(kind)
@@ -195,33 +195,33 @@ def _ids(lists: Sequence[list[int]]) -> Array:
     return np.frombuffer(found, found.typecode)
 
 
-def from_columns(columns: Columns) -> list[list[Episode]]:
+def decode_episodes(encoded: EncodedEpisodes) -> list[list[Episode]]:
     """Decode the groups of episodes, with the validation of `Episode`."""
-    edges = [0, *accumulate(columns.lengths)]
-    mask = np.unpackbits(columns.acted, count=edges[-1]).view(np.bool_)
+    edges = [0, *accumulate(encoded.episode_lengths)]
+    mask = np.unpackbits(encoded.action_mask, count=edges[-1]).view(np.bool_)
     paid = defaultdict[int, list[tuple[int, float]]](list)
-    for place, reward in zip(columns.reward_at.tolist(), columns.rewards.tolist(), strict=True):
+    for place, reward in zip(encoded.reward_positions.tolist(), encoded.rewards.tolist(), strict=True):
         number = bisect_right(edges, place) - 1
         paid[number].append((place - edges[number], reward))
-    listed, ends = _listed(columns.tokens), 0
+    listed, ends = _make_token_list_reader(encoded.tokens), 0
     try:
-        sound = _sound(columns, mask, edges)
+        sound = _are_numbers_valid(encoded, mask, edges)
         everyone = list[Episode]()
-        for number, ((begin, end), rest) in enumerate(zip(pairwise(edges), columns.rest, strict=True)):
+        for number, ((begin, end), rest) in enumerate(zip(pairwise(edges), encoded.metadata_rows, strict=True)):
             rewards = [0.0] * (end - begin)
             for place, reward in paid.get(number, ()):
                 rewards[place] = reward
             here = mask[begin:end]
             begins, ends = ends, ends + int(np.count_nonzero(here))
-            acted, logprobs = _acted(here, columns.logprobs[begins:ends])
-            everyone.append(_episode(rest, [listed(begin, end), acted, logprobs, rewards], sound=sound))
-    except WRONG as error:
-        raise Damaged(f"columns hold an episode that cannot be one: {error}") from error
+            acted, logprobs = _expand_logprobs(here, encoded.logprobs[begins:ends])
+            everyone.append(_decode_episode(rest, [listed(begin, end), acted, logprobs, rewards], is_validated=sound))
+    except DECODE_ERRORS as error:
+        raise CorruptData(f"columns hold an episode that cannot be one: {error}") from error
     groups = iter(everyone)
-    return [list(islice(groups, size)) for size in columns.sizes]
+    return [list(islice(groups, size)) for size in encoded.group_sizes]
 
 
-def _acted(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
+def _expand_logprobs(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
     """Expand one episode's action mask and log-probabilities to lists over all its tokens."""
     count, chosen = len(logprobs), logprobs.tolist()
     begin = int(mask.argmax()) if count else len(mask)
@@ -232,85 +232,85 @@ def _acted(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
     return mask.tolist(), wide.tolist()
 
 
-def _listed(tokens: Array) -> Callable[[int, int], list[int]]:
+def _make_token_list_reader(tokens: Array) -> Callable[[int, int], list[int]]:
     """Return a function that slices the token ids as a list. Small ids share int objects, which is faster than creating new ones."""
-    if len(tokens) and tokens.min() >= 0 and (most := int(tokens.max())) < SHARED:
-        table = _objects(1 << most.bit_length())
+    if len(tokens) and tokens.min() >= 0 and (most := int(tokens.max())) < MAX_CACHED_TOKEN_ID:
+        table = _cached_ints(1 << most.bit_length())
         return lambda begin, end: table[tokens[begin:end]].tolist()
     return lambda begin, end: tokens[begin:end].tolist()
 
 
 @cache
-def _objects(size: int) -> Array:
+def _cached_ints(size: int) -> Array:
     """Return the integers below `size` as an object array."""
     return np.array(range(size), dtype=object)
 
 
-def _sound(columns: Columns, mask: Array, edges: Sequence[int]) -> bool:
+def _are_numbers_valid(encoded: EncodedEpisodes, mask: Array, edges: Sequence[int]) -> bool:
     """Return whether the numbers of all episodes are valid. Vectorized, because checking each episode is slow."""
     firsts = [begin for begin, end in pairwise(edges) if end > begin]
-    numbers = bool(((columns.logprobs > -np.inf) & (columns.logprobs <= ABOVE_ZERO)).all() and np.isfinite(columns.rewards).all())
-    paid_to_policy = bool(mask[columns.reward_at].all()) and not mask[firsts].any()
-    return numbers and paid_to_policy and not (len(columns.rewards) and any(rest[2] == End.FAILED for rest in columns.rest))
+    numbers = bool(((encoded.logprobs > -np.inf) & (encoded.logprobs <= LOGPROB_EPS)).all() and np.isfinite(encoded.rewards).all())
+    paid_to_policy = bool(mask[encoded.reward_positions].all()) and not mask[firsts].any()
+    return numbers and paid_to_policy and not (len(encoded.rewards) and any(rest[2] == StopReason.FAILED for rest in encoded.metadata_rows))
 
 
-def _narrow(wide: Array, name: str) -> Array:
+def _to_smallest_dtype(values: Array, name: str) -> Array:
     """Convert to the smallest dtype that represents every number exactly."""
     with np.errstate(over="ignore", invalid="ignore"):
-        for kind in ARRAYS[name]:
-            if np.array_equal(narrow := wide.astype(kind), wide):
+        for kind in ARRAY_DTYPES[name]:
+            if np.array_equal(narrow := values.astype(kind), values):
                 return narrow
-    return wide
+    return values
 
 
-def _rest(episode: Episode) -> list[Any]:
+def _encode_metadata(episode: Episode) -> list[Any]:
     """Encode the fields of an episode that are not in the arrays, as plain JSON."""
     verdict = episode.verdict
     judged = None
     try:
         if verdict is not None:
-            earned = [astuple(part) for part in verdict.earned]
-            judged = [verdict.score, verdict.reason, _told(dict(verdict.parts)), verdict.fault.value, _told(verdict.detail), earned]
-        meta = _told(episode.meta)
+            earned = [astuple(part) for part in verdict.step_rewards]
+            judged = [verdict.score, verdict.reason, _encode_plain(dict(verdict.components)), verdict.fault.value, _encode_plain(verdict.detail), earned]
+        meta = _encode_plain(episode.meta)
     except (TypeError, RecursionError) as error:
         raise TypeError(f"the episode of {episode.task_id!r} cannot be encoded: {error}; put plain values into meta and detail") from error
-    named = [episode.task_id, episode.group, episode.end.value, episode.policy_version]
+    named = [episode.task_id, episode.group, episode.stop_reason.value, episode.policy_version]
     return [*named, judged, episode.text, episode.turns, episode.error, meta]
 
 
-def _episode(rest: Sequence[Any], numbers: Sequence[list[Any]], *, sound: bool) -> Episode:
+def _decode_episode(metadata: Sequence[Any], numbers: Sequence[list[Any]], *, is_validated: bool) -> Episode:
     """Build an episode from its metadata and lists. Validation is skipped if all numbers were already validated."""
-    task_id, group, end, version, judged, text, turns, error, meta = rest
+    task_id, group, end, version, judged, text, turns, error, meta = metadata
     verdict = None
     if judged is not None:
         score, reason, parts, fault, detail, earned = judged
-        verdict = Verdict(score, reason, _heard(parts), Fault(fault), _heard(detail), tuple(Earned(*part) for part in earned))
-    values = [task_id, group, *numbers, End(end), version, verdict, text, turns, error, _heard(meta)]
-    if not sound:
+        verdict = Verdict(score, reason, _decode_plain(parts), Fault(fault), _decode_plain(detail), tuple(StepReward(*part) for part in earned))
+    values = [task_id, group, *numbers, StopReason(end), version, verdict, text, turns, error, _decode_plain(meta)]
+    if not is_validated:
         return Episode(*values)
     made = object.__new__(Episode)
-    for name, value in zip(NAMES, values, strict=True):
+    for name, value in zip(EPISODE_FIELDS, values, strict=True):
         object.__setattr__(made, name, value)
     return made
 
 
-def _told(value: Any) -> list[Any]:
+def _encode_plain(value: Any) -> list[Any]:
     """Encode a value for JSON: unchanged if JSON round-trips it, otherwise with type tags."""
     try:
         if json.loads(json.dumps(value)) == value:
             return ["plain", value]
     except (TypeError, ValueError):
         pass
-    return ["marked", _marked(value)]
+    return ["marked", _encode_tagged(value)]
 
 
-def _heard(told: Sequence[Any]) -> Any:
+def _decode_plain(encoded: Sequence[Any]) -> Any:
     """Decode a value of `_encode_plain`."""
-    how, value = told
-    return value if how == "plain" else _unmarked(value)
+    how, value = encoded
+    return value if how == "plain" else _decode_tagged(value)
 
 
-def _marked(value: Any) -> Any:
+def _encode_tagged(value: Any) -> Any:
     """Encode a value for JSON, with a type tag at the start of every list, tuple and mapping."""
     kind = type(value)
     if value is None or kind is bool:
@@ -322,19 +322,19 @@ def _marked(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if kind in (list, tuple):
-        return [kind.__name__, *map(_marked, value)]
+        return [kind.__name__, *map(_encode_tagged, value)]
     if isinstance(value, Mapping):
-        return ["dict", *([_marked(key), _marked(item)] for key, item in value.items())]
+        return ["dict", *([_encode_tagged(key), _encode_tagged(item)] for key, item in value.items())]
     raise TypeError(f"{value!r:.80} is a {kind.__name__}, not text, a number, None, a list, a tuple or a mapping")
 
 
-def _unmarked(told: Any) -> Any:
+def _decode_tagged(encoded: Any) -> Any:
     """Decode a value of `_encode_tagged`."""
-    if not isinstance(told, list):
-        return told
-    kind, *inside = told
+    if not isinstance(encoded, list):
+        return encoded
+    kind, *inside = encoded
     if kind == "int":
         return int(inside[0], 16)
     if kind == "dict":
-        return {_unmarked(key): _unmarked(item) for key, item in inside}
-    return {"list": list, "tuple": tuple}[kind](map(_unmarked, inside))
+        return {_decode_tagged(key): _decode_tagged(item) for key, item in inside}
+    return {"list": list, "tuple": tuple}[kind](map(_decode_tagged, inside))

@@ -12,13 +12,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import Recorded
-from rlvr.runs.runlog import config_of, rows_of
+from rlvr.mdp.sessions import RecordedSession
+from rlvr.runs.runlog import load_run_config, read_jsonl
 
-KEYS = ("split", "index", "tokens", "acted", "end", "reward")
+REQUIRED_KEYS = ("split", "index", "tokens", "acted", "end", "reward")
 
 
 @dataclass(slots=True)
@@ -34,58 +34,58 @@ class ReplayReport:
     mismatches: int = 0
     failed: int = 0
     """Episodes recorded as failed. They are not stepped and not counted in `episodes`."""
-    recorded: int = 0
+    num_recorded_sessions: int = 0
     """The number of episodes whose stateful sessions were replayed from the record."""
     details: list[str] = field(default_factory=list)
     """One line for each of the first mismatches."""
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
-        recorded = {"recorded": self.recorded} if self.recorded else {}
+        recorded = {"recorded": self.num_recorded_sessions} if self.num_recorded_sessions else {}
         return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, **recorded, "details": list(self.details)}
 
 
-def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
+def replay_run(run: str | Path, *, max_details: int = 20) -> ReplayReport:
     """Replay every recorded episode of a run, in the environment of its configuration.
 
     >>> replay(Path("runs/quickstart")).mismatches           # doctest: +SKIP
     0
     """
     run = Path(run)
-    config = config_of(run)
+    config = load_run_config(run)
     tokenizer = config.tokenizer_name
     assert tokenizer is not None, "RunConfig asks for one of the two"
-    env = TokenEnv(env=config.env, tokenizer=tokenizer, obs="ids", **config.rollout.limits)
+    env = TokenEnv(env=config.env, tokenizer=tokenizer, obs="ids", **config.rollout.token_limits)
     try:
-        return replay_rows(env, rows_of(run / "episodes.jsonl"), shown=shown)
+        return replay_rows(env, read_jsonl(run / "episodes.jsonl"), max_details=max_details)
     finally:
         env.close()
 
 
-def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int = 20) -> ReplayReport:
+def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, max_details: int = 20) -> ReplayReport:
     """Replay recorded episodes, one row each, in `env`."""
     report = ReplayReport()
     for number, row in enumerate(rows, 1):
-        missing = [key for key in KEYS if key not in row]
+        missing = [key for key in REQUIRED_KEYS if key not in row]
         if missing:
-            raise ConfigError(f"episode {number} has no {', '.join(map(repr, missing))}; to be replayed it needs {', '.join(KEYS)}")
-        if row["end"] == End.FAILED.value:
+            raise ConfigError(f"episode {number} has no {', '.join(map(repr, missing))}; to be replayed it needs {', '.join(REQUIRED_KEYS)}")
+        if row["end"] == StopReason.FAILED.value:
             report.failed += 1
             continue
         report.episodes += 1
-        session = row.get("session") if env.mdp.worlds else None
-        report.recorded += session is not None
+        session = row.get("session") if env.mdp.has_sessions else None
+        report.num_recorded_sessions += session is not None
         other = {"reference": row["reference"]} if row.get("honeypot") else {}
         timed = row.get("cut") in ("time", "overlong")
-        wrong = mismatch(env, **{key: row[key] for key in KEYS}, session=session, timed=timed, **other)
+        wrong = find_mismatch(env, **{key: row[key] for key in REQUIRED_KEYS}, session=session, ended_by_time=timed, **other)
         if wrong:
             report.mismatches += 1
-            if len(report.details) < shown:
+            if len(report.details) < max_details:
                 report.details.append(f"episode {number} ({row.get('task_id', '?')}): {wrong}")
     return report
 
 
-def mismatch(
+def find_mismatch(
     env: TokenEnv,
     split: str,
     index: int,
@@ -94,46 +94,46 @@ def mismatch(
     end: str,
     reward: float,
     session: Mapping[str, Any] | None = None,
-    timed: bool = False,
-    **other: Any,
+    ended_by_time: bool = False,
+    **task_overrides: Any,
 ) -> str:
     """Step an episode again and describe the first difference; empty if there is none. `session`: the session record to replay.
 
     `timed`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
     compared, not the end. `other` replaces fields of the task, for canary tasks.
 
-    >>> mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
+    >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
     """
-    env.begin(replace(env.environment.task(split, index), **other), session=None if session is None else Recorded(session))
+    env.reset_to_task(replace(env.environment.task(split, index), **task_overrides), session=None if session is None else RecordedSession(session))
     assert env.state is not None
     prompt = env.state.tokens
     if list(tokens[: len(prompt)]) != prompt:
-        return f"the prompt differs: {_first(prompt, tokens[: len(prompt)])}"
+        return f"the prompt differs: {_describe_first_difference(prompt, tokens[: len(prompt)])}"
     chosen = [token for token, own in zip(tokens, acted, strict=True) if own]
     paid, last = 0.0, ""
     for k, token in enumerate(chosen):
-        if env.state.end is not None:
+        if env.state.stop_reason is not None:
             return f"stepping ended ({last}) after {k} of the policy's {len(chosen)} tokens"
         _, paid, _, _, info = env.step(token)
         last = info["end"]
         if not last and paid != 0.0:
             return f"token {k} of the policy has the reward {paid} before the end"
-    if timed and env.state.end is None:
-        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.acted[: len(acted)] == [bool(own) for own in acted]
-        return "" if same else f"the tokens differ: {_first(env.state.tokens[: len(tokens)], tokens)}"
-    if env.state.end is None:
+    if ended_by_time and env.state.stop_reason is None:
+        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.action_mask[: len(acted)] == [bool(own) for own in acted]
+        return "" if same else f"the tokens differ: {_describe_first_difference(env.state.tokens[: len(tokens)], tokens)}"
+    if env.state.stop_reason is None:
         return f"the episode continues after the policy's {len(chosen)} tokens, and was recorded as {end}"
     if env.state.tokens != list(tokens):
-        return f"the tokens differ: {_first(env.state.tokens, tokens)}"
-    if env.state.acted != [bool(own) for own in acted]:
-        return f"the action mask differs: {_first(env.state.acted, [bool(own) for own in acted])}"
+        return f"the tokens differ: {_describe_first_difference(env.state.tokens, tokens)}"
+    if env.state.action_mask != [bool(own) for own in acted]:
+        return f"the action mask differs: {_describe_first_difference(env.state.action_mask, [bool(own) for own in acted])}"
     if last != end:
-        return f"stepping ended {last}, recorded {end}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.scored else "")
+        return f"stepping ended {last}, recorded {end}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else "")
     return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
 
 
-def _first(stepped: Sequence[Any], recorded: Sequence[Any]) -> str:
+def _describe_first_difference(stepped: Sequence[Any], recorded: Sequence[Any]) -> str:
     i = next((i for i, (a, b) in enumerate(zip_longest(stepped, recorded)) if a != b), -1)
     here = [repr(values[i]) if i < len(values) else "nothing" for values in (stepped, recorded)]
     return f"at position {i} stepping gives {here[0]}, recorded is {here[1]}"

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlvr.contracts import Sampler, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.mdp.judges import Judges
+from rlvr.mdp.judges import VerifierExecutor
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import waits
-from rlvr.rollout.draws import Draw as Draw
-from rlvr.rollout.draws import seed_of as seed_of
-from rlvr.rollout.schedule import Schedule
-from rlvr.rollout.sessions import SessionSchedule
-from rlvr.rollout.timing import Timing as Timing
-from rlvr.rollout.timing import covered as covered
+from rlvr.mdp.sessions import is_async_verifier
+from rlvr.rollout.draws import RolloutRequest as RolloutRequest
+from rlvr.rollout.draws import derive_seed as derive_seed
+from rlvr.rollout.schedule import RolloutScheduler
+from rlvr.rollout.sessions import SessionRolloutScheduler
+from rlvr.rollout.timing import RolloutTiming as RolloutTiming
+from rlvr.rollout.timing import measure_covered_time as measure_covered_time
 
-DEADLINE_S = 600.0
+DEFAULT_CALL_TIMEOUT_S = 600.0
 """The default timeout of one verification or one session call."""
 
 
@@ -32,7 +32,7 @@ class Rollout:
     ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
     """
 
-    shared = False
+    main_process_samples = False
     """True if the main process samples for all training processes; otherwise each process samples its shard."""
 
     def __init__(
@@ -40,13 +40,13 @@ class Rollout:
         mdp: TokenMDP,
         sampler: Sampler,
         *,
-        workers: int = 32,
-        actors: int = 64,
-        open_sessions: int = 256,
-        deadline_s: float = DEADLINE_S,
-        episode_s: float | None = None,
-        overlong: str = "wait",
-        lockstep: bool | None = None,
+        verify_workers: int = 32,
+        session_workers: int = 64,
+        max_open_sessions: int = 256,
+        call_timeout_s: float = DEFAULT_CALL_TIMEOUT_S,
+        episode_timeout_s: float | None = None,
+        straggler_policy: str = "wait",
+        sync_turns: bool | None = None,
     ) -> None:
         """Create the rollout with its thread pools.
 
@@ -55,54 +55,54 @@ class Rollout:
             sampler: the sampler of the policy.
             workers: the number of concurrent verifications.
             actors: the number of concurrent session calls.
-            open_sessions: the maximum number of open sessions, for environments with stateful sessions.
+            max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
             deadline_s: the timeout of one verification or one session call; after it the episode has no verdict.
-            episode_s: after this time a conversation ends with its current turn and is verified; None: no limit.
+            episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
             overlong: "cut" ends the last conversation of a group when the others are done and it has as many turns as the longest of
                 them; it is verified as it is. "wait" lets it finish.
             lockstep: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
                 depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
                 timing. None: only for such samplers, with a stateless interactive environment.
         """
-        if workers < 1 or deadline_s <= 0:
-            raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
-        if actors < 1 or open_sessions < 1:
-            raise ConfigError(f"actors {actors} and open_sessions {open_sessions} must be at least 1")
-        if episode_s is not None and episode_s <= 0:
-            raise ConfigError(f"episode_s is {episode_s}; it must be above 0")
-        if overlong not in ("wait", "cut"):
-            raise ConfigError(f"overlong is {overlong!r}; allowed: cut, wait")
-        self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
-        self.episode_s, self.overlong = episode_s, overlong
-        self.lockstep = bool(sampler.company) and mdp.takes_part and not mdp.worlds if lockstep is None else lockstep
-        self.waits = waits(mdp.environment.verifier)
+        if verify_workers < 1 or call_timeout_s <= 0:
+            raise ConfigError(f"workers {verify_workers} and deadline_s {call_timeout_s} must be above 0")
+        if session_workers < 1 or max_open_sessions < 1:
+            raise ConfigError(f"actors {session_workers} and open_sessions {max_open_sessions} must be at least 1")
+        if episode_timeout_s is not None and episode_timeout_s <= 0:
+            raise ConfigError(f"episode_s is {episode_timeout_s}; it must be above 0")
+        if straggler_policy not in ("wait", "cut"):
+            raise ConfigError(f"overlong is {straggler_policy!r}; allowed: cut, wait")
+        self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
+        self.episode_timeout_s, self.straggler_policy = episode_timeout_s, straggler_policy
+        self.sync_turns = bool(sampler.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
+        self.has_async_verifier = is_async_verifier(mdp.environment.verifier)
         """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""
-        self.timing = Timing()
-        self.judges, self.actors = Judges(workers), Judges(actors, name="session")
+        self.timing = RolloutTiming()
+        self.verifier_executor, self.session_executor = VerifierExecutor(verify_workers), VerifierExecutor(session_workers, name="session")
 
-    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Return one episode per request, in order."""
-        found = dict(self.stream(draws, sampling, version=version))
-        return [found[i] for i in range(len(draws))]
+        found = dict(self.stream(requests, sampling, version=version))
+        return [found[i] for i in range(len(requests))]
 
-    def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
+    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
         """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end."""
-        self.timing = Timing()
-        schedule = (SessionSchedule if self.mdp.takes_part else Schedule)(self, draws, self.timing)
+        self.timing = RolloutTiming()
+        schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
             for talk in schedule.run(sampling):
-                yield talk.number, talk.episode(version)
+                yield talk.number, talk.build_episode(version)
         finally:
             schedule.close()
 
-    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return additional timing metrics of a step, given its times; for remote rollouts."""
         return {}
 
     def close(self) -> None:
         """Stop the threads, without waiting for hanging verifiers or sessions."""
-        self.judges.close()
-        self.actors.close()
+        self.verifier_executor.close()
+        self.session_executor.close()
 
     def __enter__(self) -> Rollout:
         return self

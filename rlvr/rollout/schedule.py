@@ -19,218 +19,218 @@ from time import perf_counter
 from typing import Any, Protocol
 from weakref import ref
 
-from rlvr.contracts import Completion, Feed, Sampler, Sampling
-from rlvr.contracts.sampler import Asked
+from rlvr.contracts import Completion, RequestQueue, Sampler, Sampling
+from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import SamplerError
-from rlvr.mdp.judges import Job, Judges, late
+from rlvr.mdp.judges import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.mdp.rules import TokenMDP
-from rlvr.rollout.draws import Draw
-from rlvr.rollout.talk import Stage, Talk
-from rlvr.rollout.timing import Timing
+from rlvr.rollout.draws import RolloutRequest
+from rlvr.rollout.talk import Conversation, Phase
+from rlvr.rollout.timing import RolloutTiming
 from rlvr.task import Fault, Verdict
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """The interval of timeout checks."""
-NO_ANSWER = "the sampler gave no answer at all"
-ASKING = (Stage.WAITING, Stage.OPENING, Stage.READY, Stage.SAMPLING, Stage.HEARING)
+NO_COMPLETION_ERROR = "the sampler gave no answer at all"
+SAMPLER_PHASES = (Phase.WAITING, Phase.OPENING, Phase.READY, Phase.SAMPLING, Phase.STEPPING_SESSION)
 """The phases in which a conversation may still have requests for the sampler."""
 
 
-class Terms(Protocol):
+class RolloutSettings(Protocol):
     """The attributes of a rollout that its scheduler uses."""
 
     mdp: TokenMDP
     sampler: Sampler
-    deadline_s: float
-    episode_s: float | None
-    overlong: str
-    open_sessions: int
-    lockstep: bool
-    waits: bool
-    judges: Judges
-    actors: Judges
+    call_timeout_s: float
+    episode_timeout_s: float | None
+    straggler_policy: str
+    max_open_sessions: int
+    sync_turns: bool
+    has_async_verifier: bool
+    verifier_executor: VerifierExecutor
+    session_executor: VerifierExecutor
 
 
-class Schedule(Feed):
+class RolloutScheduler(RequestQueue):
     """Schedules the conversations of one rollout. It is also the request queue of the sampler."""
 
-    def __init__(self, terms: Terms, draws: Sequence[Draw], timing: Timing) -> None:
-        self.terms, self.timing = terms, timing
-        self.talks = [Talk(number, draw, terms.mdp) for number, draw in enumerate(draws)]
-        self.count = Counter({Stage.WAITING: len(self.talks)})
-        self.ready, self.over = dict[int, Talk](), list[Talk]()
+    def __init__(self, settings: RolloutSettings, requests: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
+        self.settings, self.timing = settings, timing
+        self.conversations = [Conversation(number, draw, settings.mdp) for number, draw in enumerate(requests)]
+        self.phase_counts = Counter({Phase.WAITING: len(self.conversations)})
+        self.ready_by_number, self.finished = dict[int, Conversation](), list[Conversation]()
         """The conversations with a pending request, and the finished ones that are not yet returned."""
-        self.events: SimpleQueue[tuple[Talk, Job, float]] = SimpleQueue()
-        self.looked = perf_counter()
+        self.events: SimpleQueue[tuple[Conversation, TimedFuture, float]] = SimpleQueue()
+        self.last_poll_at = perf_counter()
         """The time of the last timeout check."""
 
     # ---- for the sampler
 
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return pending requests, oldest conversations first."""
-        if not self.asking:
+        if not self.num_may_request:
             return None
-        taken = [self.ready.pop(number) for number in sorted(self.ready)[:room]]
+        taken = [self.ready_by_number.pop(number) for number in sorted(self.ready_by_number)[:max_requests]]
         for talk in taken:
-            self._move(talk, Stage.SAMPLING)
-        return [(talk.number, talk.request()) for talk in taken]
+            self._set_phase(talk, Phase.SAMPLING)
+        return [(talk.number, talk.build_request()) for talk in taken]
 
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
-        under_way = any(self.count[stage] for stage in (Stage.OPENING, Stage.SAMPLING, Stage.HEARING))
-        return self.take(0 if under_way else len(self.ready))
+        under_way = any(self.phase_counts[stage] for stage in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
+        return self.pop(0 if under_way else len(self.ready_by_number))
 
     @property
-    def coming(self) -> int:
+    def num_pending(self) -> int:
         """The number of conversations outside the sampler that may still send requests."""
-        return self.asking - self.count[Stage.SAMPLING]
+        return self.num_may_request - self.phase_counts[Phase.SAMPLING]
 
     @property
-    def asking(self) -> int:
+    def num_may_request(self) -> int:
         """The number of conversations that may still send requests to the sampler."""
-        return sum(self.count[stage] for stage in ASKING)
+        return sum(self.phase_counts[stage] for stage in SAMPLER_PHASES)
 
     # ---- the run
 
-    def run(self, sampling: Sampling) -> Iterator[Talk]:
+    def run(self, sampling: Sampling) -> Iterator[Conversation]:
         """Run all conversations; yield each one when it is verified."""
-        began, sampler = perf_counter(), self.terms.sampler
-        served = Sampler.serve(sampler, self, sampling) if self.terms.lockstep else sampler.serve(self, sampling)
-        self._admit()
+        began, sampler = perf_counter(), self.settings.sampler
+        served = Sampler.serve(sampler, self, sampling) if self.settings.sync_turns else sampler.serve(self, sampling)
+        self._start_conversations()
         try:
             for given in served:
                 if given is not None:
-                    self._given(*given)
-                yield from self._look(wait=given is None and not self.count[Stage.SAMPLING])
+                    self._on_completion(*given)
+                yield from self._poll(wait=given is None and not self.phase_counts[Phase.SAMPLING])
         finally:
             if isinstance(served, Generator):
                 served.close()  # release its resources now, not at garbage collection
         sampled = perf_counter()
-        if self.asking:
-            self._sampler_gone()
-        while self.over or self.count[Stage.DONE] < len(self.talks):
-            yield from self._look(wait=not self.over)
-        self.timing.sampling, self.timing.waiting = sampled - began, perf_counter() - sampled
+        if self.num_may_request:
+            self._on_sampler_end()
+        while self.finished or self.phase_counts[Phase.DONE] < len(self.conversations):
+            yield from self._poll(wait=not self.finished)
+        self.timing.sampling_s, self.timing.verify_tail_s = sampled - began, perf_counter() - sampled
 
     def close(self) -> None:
         """Cancel every unfinished conversation."""
-        self.notify = None
-        if self.count[Stage.DONE] < len(self.talks):
-            self._give_up(self.talks, "the rollout was closed")
+        self.on_requests_ready = None
+        if self.phase_counts[Phase.DONE] < len(self.conversations):
+            self._cancel_conversations(self.conversations, "the rollout was closed")
 
-    def _give_up(self, talks: Sequence[Talk], reason: str) -> None:
+    def _cancel_conversations(self, talks: Sequence[Conversation], reason: str) -> None:
         """Cancel unfinished conversations with an error."""
         for talk in talks:
-            if talk.stage is not Stage.DONE:
+            if talk.phase is not Phase.DONE:
                 talk.error = talk.error or reason
-                talk.give_up()
-                self._done(talk)
+                talk.cancel()
+                self._finish(talk)
 
-    def _sampler_gone(self) -> None:
+    def _on_sampler_end(self) -> None:
         """Fail the conversations whose completions the sampler never returned."""
-        self.ready.clear()
-        self._give_up([talk for talk in self.talks if talk.stage in (Stage.SAMPLING, Stage.READY)], NO_ANSWER)
+        self.ready_by_number.clear()
+        self._cancel_conversations([talk for talk in self.conversations if talk.phase in (Phase.SAMPLING, Phase.READY)], NO_COMPLETION_ERROR)
 
     # ---- events of a conversation
 
-    def _move(self, talk: Talk, stage: Stage) -> None:
-        self.count[talk.stage] -= 1
-        self.count[stage] += 1
-        talk.stage = stage
+    def _set_phase(self, talk: Conversation, stage: Phase) -> None:
+        self.phase_counts[talk.phase] -= 1
+        self.phase_counts[stage] += 1
+        talk.phase = stage
 
-    def _admit(self) -> None:
+    def _start_conversations(self) -> None:
         """Start all conversations."""
-        for talk in self.talks:
-            self._next(talk)
+        for talk in self.conversations:
+            self._advance(talk)
 
-    def _given(self, number: int, completion: Completion) -> None:
+    def _on_completion(self, number: int, completion: Completion) -> None:
         """Handle a completion of the sampler."""
-        talk = self.talks[number]
-        if talk.stage is not Stage.SAMPLING:
+        talk = self.conversations[number]
+        if talk.phase is not Phase.SAMPLING:
             raise SamplerError(f"the sampler returned request {number}, which is not being sampled")
-        talk.say(completion)
-        self._next(talk)
+        talk.append_completion(completion)
+        self._advance(talk)
 
-    def _next(self, talk: Talk) -> None:
+    def _advance(self, talk: Conversation) -> None:
         """Move a conversation to its next phase."""
-        if talk.error or talk.stage is Stage.JUDGING:
-            self._done(talk)
-        elif talk.state.end is None:
-            self._move(talk, Stage.READY)
-            self.ready[talk.number] = talk
+        if talk.error or talk.phase is Phase.VERIFYING:
+            self._finish(talk)
+        elif talk.state.stop_reason is None:
+            self._set_phase(talk, Phase.READY)
+            self.ready_by_number[talk.number] = talk
         else:
-            self._work(talk, Stage.JUDGING, talk.judge_waiting if self.terms.waits else partial(self.terms.mdp.judge, talk.state))
+            self._submit_job(talk, Phase.VERIFYING, talk.verify_async if self.settings.has_async_verifier else partial(self.settings.mdp.verify, talk.state))
 
-    def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
+    def _submit_job(self, talk: Conversation, stage: Phase, work: Callable[[], Any]) -> None:
         """Submit slow work to a thread. The thread accesses only this conversation."""
-        talk.pool = self.terms.judges if stage is Stage.JUDGING else self.terms.actors
-        talk.submitted = perf_counter()
-        self._move(talk, stage)
-        talk.job = talk.pool.submit(work)
-        talk.job.add_done_callback(partial(_report, ref(self), talk))
+        talk.executor = self.settings.verifier_executor if stage is Phase.VERIFYING else self.settings.session_executor
+        talk.submitted_at = perf_counter()
+        self._set_phase(talk, stage)
+        talk.future = talk.executor.submit(work)
+        talk.future.add_done_callback(partial(_post_job_event, ref(self), talk))
 
-    def _arrived(self, talk: Talk, job: Job, ended: float) -> None:
+    def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
         """Handle the end of a job."""
-        if talk.job is not job:
+        if talk.future is not job:
             return  # the job was cancelled
-        talk.job = None
+        talk.future = None
         if job.cancelled() or job.exception() is not None:
-            self._broken(talk, job)
-        elif talk.stage is Stage.JUDGING:
+            self._on_job_failed(talk, job)
+        elif talk.phase is Phase.VERIFYING:
             talk.verdict = job.result()
-            self.timing.judged.append((job.since, ended))
-        self._next(talk)
+            self.timing.verification_spans.append((job.started_at, ended))
+        self._advance(talk)
 
-    def _broken(self, talk: Talk, job: Job) -> None:
+    def _on_job_failed(self, talk: Conversation, job: TimedFuture) -> None:
         """Handle a job that raised, or was cancelled because the rollout was closed."""
         error = None if job.cancelled() else job.exception()
         if error is None:
             talk.error = talk.error or "the rollout was closed"
-        elif talk.stage is Stage.JUDGING:
+        elif talk.phase is Phase.VERIFYING:
             talk.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
         else:
-            talk.error = f"{talk.asked} raised {type(error).__name__}: {error}"
+            talk.error = f"{talk.current_call} raised {type(error).__name__}: {error}"
 
-    def _done(self, talk: Talk) -> None:
+    def _finish(self, talk: Conversation) -> None:
         """Mark a conversation as done."""
-        self._move(talk, Stage.DONE)
-        self.over.append(talk)
+        self._set_phase(talk, Phase.DONE)
+        self.finished.append(talk)
 
     # ---- time
 
-    def _look(self, *, wait: bool) -> list[Talk]:
+    def _poll(self, *, wait: bool) -> list[Conversation]:
         """Handle pending events, or wait for one; return the finished conversations."""
         with suppress(Empty):
-            self._arrived(*self.events.get(wait, LOOK_S if wait else None))
+            self._on_job_done(*self.events.get(wait, POLL_INTERVAL_S if wait else None))
             while True:
-                self._arrived(*self.events.get_nowait())
+                self._on_job_done(*self.events.get_nowait())
         now = perf_counter()
-        if now - self.looked >= min(LOOK_S, self.terms.deadline_s / 10):
-            self.looked = now
-            self._overdue(now)
-        over, self.over = self.over, []
+        if now - self.last_poll_at >= min(POLL_INTERVAL_S, self.settings.call_timeout_s / 10):
+            self.last_poll_at = now
+            self._cancel_overdue(now)
+        over, self.finished = self.finished, []
         return over
 
-    def _overdue(self, now: float) -> None:
+    def _cancel_overdue(self, now: float) -> None:
         """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
-        busy = [(talk, talk.job) for talk in self.talks if talk.job is not None]
-        for talk, job in sorted(busy, key=lambda pair: not pair[1].since):  # running jobs first: cancelling one frees a thread
-            if now - (job.since or max(talk.pool.moved, talk.submitted)) > self.terms.deadline_s:
-                self._late(talk)
+        busy = [(talk, talk.future) for talk in self.conversations if talk.future is not None]
+        for talk, job in sorted(busy, key=lambda pair: not pair[1].started_at):  # running jobs first: cancelling one frees a thread
+            if now - (job.started_at or max(talk.executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
+                self._on_timeout(talk)
 
-    def _late(self, talk: Talk) -> None:
+    def _on_timeout(self, talk: Conversation) -> None:
         """Handle a job that exceeded its timeout."""
-        if talk.stage is Stage.JUDGING:
-            talk.verdict = late(self.terms.deadline_s)
+        if talk.phase is Phase.VERIFYING:
+            talk.verdict = build_timeout_verdict(self.settings.call_timeout_s)
         else:
-            talk.error = f"{talk.asked} gave nothing within {self.terms.deadline_s:g} s"
-        talk.give_up()
-        self._done(talk)
+            talk.error = f"{talk.current_call} gave nothing within {self.settings.call_timeout_s:g} s"
+        talk.cancel()
+        self._finish(talk)
 
 
-def _report(schedule: ref[Schedule], talk: Talk, job: Any) -> None:
+def _post_job_event(schedule: ref[RolloutScheduler], talk: Conversation, job: Any) -> None:
     """Post the end of a job to the scheduler, if it still exists. Runs in the job's thread."""
     if (alive := schedule()) is not None:
         alive.events.put((talk, job, perf_counter()))
-        if notify := alive.notify:
+        if notify := alive.on_requests_ready:
             notify()

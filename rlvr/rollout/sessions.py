@@ -15,138 +15,138 @@ from time import perf_counter
 from typing import Any
 
 from rlvr.contracts import Completion
-from rlvr.contracts.sampler import Asked
-from rlvr.mdp.judges import Job
-from rlvr.mdp.sessions import Lease
-from rlvr.rollout.draws import Draw
-from rlvr.rollout.schedule import NO_ANSWER, Schedule, Terms
-from rlvr.rollout.talk import Stage, Talk
-from rlvr.rollout.timing import Timing
+from rlvr.contracts.sampler import NumberedRequests
+from rlvr.mdp.judges import TimedFuture
+from rlvr.mdp.sessions import SessionHandle
+from rlvr.rollout.draws import RolloutRequest
+from rlvr.rollout.schedule import NO_COMPLETION_ERROR, RolloutScheduler, RolloutSettings
+from rlvr.rollout.talk import Conversation, Phase
+from rlvr.rollout.timing import RolloutTiming
 
-CLOSING_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """The timeout for all sessions together to close at the end of a rollout."""
-OUTSIDE = (Stage.WAITING, Stage.DONE)
+INACTIVE_PHASES = (Phase.WAITING, Phase.DONE)
 """The phases in which a conversation holds neither a session nor artifacts."""
 
 
-class SessionSchedule(Schedule):
+class SessionRolloutScheduler(RolloutScheduler):
     """Schedules conversations with sessions; at most `max_open_sessions` are open at a time."""
 
-    def __init__(self, terms: Terms, draws: Sequence[Draw], timing: Timing) -> None:
+    def __init__(self, terms: RolloutSettings, draws: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
         super().__init__(terms, draws, timing)
-        self.worlds = terms.mdp.worlds
-        self.waiting = deque(self.talks)
-        self.groups = defaultdict[str, list[Talk]](list)
-        for talk in self.talks:
-            self.groups[talk.draw.group].append(talk)
-        self.closing = set[Future[Any]]()
+        self.has_sessions = terms.mdp.has_sessions
+        self.not_started = deque(self.conversations)
+        self.conversations_by_group = defaultdict[str, list[Conversation]](list)
+        for talk in self.conversations:
+            self.conversations_by_group[talk.rollout_request.group].append(talk)
+        self.pending_closes = set[Future[Any]]()
         """The running close jobs of failed conversations."""
-        self.gone = False
+        self.has_sampler_ended = False
         """True if the sampler ended before all conversations were done."""
 
-    def _admit(self) -> None:
+    def _start_conversations(self) -> None:
         """Start the next conversations: all, or as many as may have an open session."""
-        while self.waiting and (not self.worlds or self._under_way < self.terms.open_sessions):
-            self._next(self.waiting.popleft())
-        if self.worlds:
-            self.timing.open = max(self.timing.open, self._under_way)
+        while self.not_started and (not self.has_sessions or self._num_open_sessions < self.settings.max_open_sessions):
+            self._advance(self.not_started.popleft())
+        if self.has_sessions:
+            self.timing.max_open_sessions = max(self.timing.max_open_sessions, self._num_open_sessions)
 
     @property
-    def _under_way(self) -> int:
+    def _num_open_sessions(self) -> int:
         """The number of conversations with a session or with artifacts, including sessions that are being closed."""
-        self.closing = {job for job in self.closing if not job.done()}
-        return len(self.talks) - sum(self.count[stage] for stage in OUTSIDE) + len(self.closing)
+        self.pending_closes = {job for job in self.pending_closes if not job.done()}
+        return len(self.conversations) - sum(self.phase_counts[stage] for stage in INACTIVE_PHASES) + len(self.pending_closes)
 
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         """Return all pending requests. Waits for ending conversations if they make room for new ones."""
-        ending = self.waiting and any(self.count[stage] for stage in (Stage.ENDING, Stage.CLOSING, Stage.JUDGING))
-        return self.take(0) if ending else super().wave()
+        ending = self.not_started and any(self.phase_counts[stage] for stage in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING))
+        return self.pop(0) if ending else super().pop_all()
 
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return pending requests, oldest first, and start the timer of each turn."""
-        asked, now = super().take(room), perf_counter()
+        asked, now = super().pop(max_requests), perf_counter()
         for number, _ in asked or ():
-            self.talks[number].asked_at = now
+            self.conversations[number].requested_at = now
         return asked
 
-    def _given(self, number: int, completion: Completion) -> None:
-        self._took(self.talks[number], completion.seconds or perf_counter() - self.talks[number].asked_at)
-        super()._given(number, completion)
+    def _on_completion(self, number: int, completion: Completion) -> None:
+        self._add_elapsed(self.conversations[number], completion.seconds or perf_counter() - self.conversations[number].requested_at)
+        super()._on_completion(number, completion)
 
-    def _arrived(self, talk: Talk, job: Job, ended: float) -> None:
-        if talk.job is job:
-            self._took(talk, ended - (job.since or ended))
-        super()._arrived(talk, job, ended)
+    def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
+        if talk.future is job:
+            self._add_elapsed(talk, ended - (job.started_at or ended))
+        super()._on_job_done(talk, job, ended)
 
-    def _took(self, talk: Talk, seconds: float) -> None:
+    def _add_elapsed(self, talk: Conversation, seconds: float) -> None:
         """Add the duration of a turn or a reply to a conversation."""
-        talk.seconds += seconds
-        talk.state.late = self.terms.episode_s is not None and talk.seconds >= self.terms.episode_s
+        talk.elapsed_s += seconds
+        talk.state.is_timed_out = self.settings.episode_timeout_s is not None and talk.elapsed_s >= self.settings.episode_timeout_s
 
-    def _next(self, talk: Talk) -> None:
-        if talk.stage is Stage.OPENING and not talk.error:
-            talk.ask()
-        if talk.stage is Stage.HEARING and not talk.error:
-            talk.go_on()
-        over, stage = talk.state.end is not None, talk.stage
-        if talk.error or stage in (Stage.JUDGING, Stage.CLOSING):
-            super()._next(talk)
-        elif not over and self.gone:
-            self._give_up([talk], NO_ANSWER)
-        elif stage is Stage.WAITING and self.worlds:
-            self._work(talk, Stage.OPENING, talk.open)
-        elif stage is Stage.SAMPLING and not over:
-            self._work(talk, Stage.HEARING, talk.hear)
-        elif over and stage is not Stage.ENDING:
-            self._work(talk, Stage.ENDING, talk.collect)
-        elif over and self.worlds:
-            self._work(talk, Stage.CLOSING, talk.state.close)
+    def _advance(self, talk: Conversation) -> None:
+        if talk.phase is Phase.OPENING and not talk.error:
+            talk.render_prompt()
+        if talk.phase is Phase.STEPPING_SESSION and not talk.error:
+            talk.append_reply()
+        over, stage = talk.state.stop_reason is not None, talk.phase
+        if talk.error or stage in (Phase.VERIFYING, Phase.CLOSING):
+            super()._advance(talk)
+        elif not over and self.has_sampler_ended:
+            self._cancel_conversations([talk], NO_COMPLETION_ERROR)
+        elif stage is Phase.WAITING and self.has_sessions:
+            self._submit_job(talk, Phase.OPENING, talk.open_session)
+        elif stage is Phase.SAMPLING and not over:
+            self._submit_job(talk, Phase.STEPPING_SESSION, talk.step_session)
+        elif over and stage is not Phase.COLLECTING:
+            self._submit_job(talk, Phase.COLLECTING, talk.collect_transcript)
+        elif over and self.has_sessions:
+            self._submit_job(talk, Phase.CLOSING, talk.state.close)
         else:
-            super()._next(talk)
+            super()._advance(talk)
 
-    def _sampler_gone(self) -> None:
-        self.gone = True
-        super()._sampler_gone()
+    def _on_sampler_end(self) -> None:
+        self.has_sampler_ended = True
+        super()._on_sampler_end()
 
-    def _look(self, *, wait: bool) -> list[Talk]:
+    def _poll(self, *, wait: bool) -> list[Conversation]:
         began = perf_counter()
-        over = super()._look(wait=wait)
-        if wait and self.asking:
-            self.timing.idle += perf_counter() - began
-        self._admit()
+        over = super()._poll(wait=wait)
+        if wait and self.num_may_request:
+            self.timing.sampler_idle_s += perf_counter() - began
+        self._start_conversations()
         return over
 
-    def _late(self, talk: Talk) -> None:
-        if talk.stage is Stage.CLOSING and talk.state.lease is not None:  # a close timeout does not affect the verdict
-            talk.give_up()
-            talk.state.lease.note(f"the session was not closed within {self.terms.deadline_s:g} s")
-            self._next(talk)
+    def _on_timeout(self, talk: Conversation) -> None:
+        if talk.phase is Phase.CLOSING and talk.state.session_handle is not None:  # a close timeout does not affect the verdict
+            talk.cancel()
+            talk.state.session_handle.add_warning(f"the session was not closed within {self.settings.call_timeout_s:g} s")
+            self._advance(talk)
         else:
-            super()._late(talk)
+            super()._on_timeout(talk)
 
-    def _done(self, talk: Talk) -> None:
-        super()._done(talk)
-        if self.terms.overlong == "cut":
-            self._last_one(talk)
-        if talk.state.lease is not None:
-            self._close_session(talk.state.lease)
+    def _finish(self, talk: Conversation) -> None:
+        super()._finish(talk)
+        if self.settings.straggler_policy == "cut":
+            self._limit_straggler(talk)
+        if talk.state.session_handle is not None:
+            self._close_session(talk.state.session_handle)
 
-    def _last_one(self, talk: Talk) -> None:
+    def _limit_straggler(self, talk: Conversation) -> None:
         """Limit the last conversation of a group to the number of turns of the longest of the others."""
-        group = self.groups[talk.draw.group]
-        left = [other for other in group if other.stage is not Stage.DONE]
+        group = self.conversations_by_group[talk.rollout_request.group]
+        left = [other for other in group if other.phase is not Phase.DONE]
         if len(left) == 1:
-            left[0].state.enough_turns = max(
-                (len(other.state.turns) for other in group if other.stage is Stage.DONE and not other.error), default=0
+            left[0].state.straggler_max_turns = max(
+                (len(other.state.turns) for other in group if other.phase is Phase.DONE and not other.error), default=0
             )
 
-    def _close_session(self, lease: Lease) -> None:
+    def _close_session(self, lease: SessionHandle) -> None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
-        if not lease.idle:
+        if not lease.is_idle:
             lease.close()  # not open, or closed later by the thread that uses it
             return
         try:
-            self.closing.add(self.terms.actors.submit(lease.close))
+            self.pending_closes.add(self.settings.session_executor.submit(lease.close))
         except RuntimeError:
             closed: Future[None] = Future()
 
@@ -155,9 +155,9 @@ class SessionSchedule(Schedule):
                 closed.set_result(None)
 
             Thread(target=close, daemon=True).start()
-            self.closing.add(closed)
+            self.pending_closes.add(closed)
 
     def close(self) -> None:
         """Cancel every unfinished conversation, and wait briefly for closing sessions."""
         super().close()
-        wait(self.closing, CLOSING_S)
+        wait(self.pending_closes, CLOSE_TIMEOUT_S)

@@ -7,55 +7,55 @@ from dataclasses import astuple, dataclass, field
 
 
 @dataclass(slots=True)
-class Timing:
+class RolloutTiming:
     """The timing of one rollout, in seconds.
 
-    >>> Timing(sampling=2.0, waiting=0.1).sampling
+    >>> RolloutTiming(sampling=2.0, waiting=0.1).sampling
     2.0
     """
 
-    sampling: float = 0.0
+    sampling_s: float = 0.0
     """The time from the first request to the last completion."""
-    waiting: float = 0.0
+    verify_tail_s: float = 0.0
     """The time from the last completion to the last verdict: verification that sampling did not hide."""
-    judged: list[tuple[float, float]] = field(default_factory=list)
+    verification_spans: list[tuple[float, float]] = field(default_factory=list)
     """The start and end of each verification."""
-    idle: float = 0.0
+    sampler_idle_s: float = 0.0
     """The part of the sampling time in which the sampler was idle because all conversations waited for their sessions."""
-    open: int = 0
+    max_open_sessions: int = 0
     """The maximum number of open sessions, for environments with stateful sessions."""
 
     @property
-    def verifying(self) -> float:
+    def total_verify_s(self) -> float:
         """The summed duration of all verifications."""
-        return sum(end - start for start, end in self.judged)
+        return sum(end - start for start, end in self.verification_spans)
 
     @property
-    def busy(self) -> float:
+    def verify_busy_s(self) -> float:
         """The time in which at least one verification was running."""
-        return covered(self.judged)
+        return measure_covered_time(self.verification_spans)
 
     @property
-    def hidden(self) -> float:
+    def hidden_fraction(self) -> float:
         """The fraction of the verification time that was hidden behind sampling.
 
-        >>> Timing(sampling=2.0, waiting=0.25, judged=[(0.0, 1.0), (0.5, 1.0)]).hidden
+        >>> RolloutTiming(sampling=2.0, waiting=0.25, judged=[(0.0, 1.0), (0.5, 1.0)]).hidden
         0.75
         """
-        busy = self.busy
-        return 1.0 - min(self.waiting / busy, 1.0) if busy else 1.0
+        busy = self.verify_busy_s
+        return 1.0 - min(self.verify_tail_s / busy, 1.0) if busy else 1.0
 
-    def __add__(self, other: Timing) -> Timing:
+    def __add__(self, other: RolloutTiming) -> RolloutTiming:
         mine, theirs = astuple(self), astuple(other)
-        added = Timing(*(a + b for a, b in zip(mine, theirs, strict=True)))
-        added.open = max(self.open, other.open)
+        added = RolloutTiming(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        added.max_open_sessions = max(self.max_open_sessions, other.max_open_sessions)
         return added
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def measure_covered_time(spans: Iterable[tuple[float, float]]) -> float:
     """Compute the total time covered by spans, counting overlaps once.
 
-    >>> covered([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
+    >>> measure_covered_time([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
     4.0
     """
     total, until = 0.0, float("-inf")

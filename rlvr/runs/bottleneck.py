@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WAITS, IDLE, MISSING, LOADS, JUDGES = 0.1, 0.3, 0.25, 0.25, 0.9
+MAX_TRAINER_WAIT_FRACTION, MAX_WORKER_IDLE_FRACTION, MAX_WORKER_MISSING_FRACTION, MAX_WEIGHT_LOADING_FRACTION, MAX_VERIFIER_BUSY_FRACTION = 0.1, 0.3, 0.25, 0.25, 0.9
 """Limits, as fractions of a step: trainer waits, rollout workers idle, missing, or loading weights, verifier workers busy."""
 
 
-def bottleneck(rows: Sequence[Mapping[str, Any]], ahead: int) -> tuple[str, str]:
+def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tuple[str, str]:
     """Find the bottleneck of some steps: one word and a sentence; two empty strings for runs without rollout workers.
 
     `rows` are the steps' times (timings.jsonl), `ahead` is `rollout.max_staleness`.
 
     >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling": 0.97, "cluster/idle": 0.03}
-    >>> bottleneck([row], ahead=1)
+    >>> find_bottleneck([row], ahead=1)
     ('collectors', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
     """
     rows = [row for row in rows if "cluster/sampling" in row]
@@ -29,27 +29,27 @@ def bottleneck(rows: Sequence[Mapping[str, Any]], ahead: int) -> tuple[str, str]
     samples, idles, loads, judges = (share(f"cluster/{name}") for name in ("sampling", "idle", "loading", "judging"))
     waits = sum(row.get("time/wait_for_batch", 0.0) for row in rows) / seconds
     missing = max(0.0, 1.0 - samples - idles - loads)
-    if missing > MISSING:
+    if missing > MAX_WORKER_MISSING_FRACTION:
         return "missing", f"rollout workers are missing {missing:.0%} of the time, because they start or failed: see collectors.jsonl"
-    if judges > JUDGES:
+    if judges > MAX_VERIFIER_BUSY_FRACTION:
         return "judges", f"verifier workers are busy {judges:.0%} of the step: add verifier workers"
-    if loads > LOADS:
+    if loads > MAX_WEIGHT_LOADING_FRACTION:
         return "weights", f"rollout workers load weights {loads:.0%} of the step, and sample {samples:.0%}: the weight transfer is too slow"
-    if ahead == 0 and waits > WAITS and idles > IDLE:
+    if max_staleness == 0 and waits > MAX_TRAINER_WAIT_FRACTION and idles > MAX_WORKER_IDLE_FRACTION:
         return "turns", (
             f"sampling and training alternate: the trainer waits {waits:.0%} of the step, and rollout workers idle {idles:.0%}: "
             "rollout.max_staleness=1 lets both run at the same time"
         )
-    if waits > WAITS and idles > IDLE:
+    if waits > MAX_TRAINER_WAIT_FRACTION and idles > MAX_WORKER_IDLE_FRACTION:
         return "tail", (
             f"the trainer waits for rollout workers {waits:.0%} of the step although they idle {idles:.0%}: a few long tasks delay it; "
             "cluster.speculative_fraction, a smaller cluster.groups_per_task or a larger rollout.max_staleness help"
         )
-    if waits > WAITS:
+    if waits > MAX_TRAINER_WAIT_FRACTION:
         return (
             "collectors",
             f"the trainer waits for rollout workers {waits:.0%} of the step, and they sample {samples:.0%} of it: add rollout workers",
         )
-    if idles > IDLE:
+    if idles > MAX_WORKER_IDLE_FRACTION:
         return "trainer", f"rollout workers idle {idles:.0%} of the step, because the trainer is slower: fewer are sufficient"
     return "balanced", f"rollout workers sample {samples:.0%} of the step, and the trainer waits {waits:.0%}: both are busy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-POINTS = 1000
+MAX_POINTS = 1000
 """The maximum number of points of a curve; longer curves are averaged down."""
 PANELS: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std"),
@@ -20,34 +20,34 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "loss": ("loss",),
     "gradient norm": ("grad_norm",),
     "groups with zero variance": ("frac_reward_zero_std",),
-    "canary tasks: rewarded answers": ("honeypots/paid_so_far", "honeypots/paid"),
-    "reward against the audit verifier": ("shadow/correlation", "shadow/gap"),
+    "canary tasks: rewarded answers": ("canary/rewarded_total", "canary/rewarded"),
+    "reward against the audit verifier": ("audit_verifier/correlation", "audit_verifier/gap"),
     "activity, fraction of a step": ("cluster/sampling", "cluster/idle", "cluster/loading", "cluster/trainer"),
-    "rollout workers": ("cluster/collectors", "cluster/lost", "cluster/again", "cluster/given_up"),
+    "rollout workers": ("cluster/rollout_workers", "cluster/workers_lost", "cluster/retries", "cluster/failures"),
     "token staleness, steps": ("staleness/mean",),
-    "step time by phase, seconds": ("step_time", "time/sample", "time/verify_waited", "time/update"),
+    "step time by phase, seconds": ("step_time", "time/sample", "time/verify_wait", "time/update"),
 }
 """The title of each panel and its metrics. A panel without data is not shown."""
 
 
-def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def build_panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Build the panels that have data, from one row per step.
 
     >>> panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
     [{'title': 'reward', 'steps': [1, 2], 'lines': {'reward': [0.5, 1.0]}}]
     """
-    size = -(-len(rows) // POINTS) or 1
+    size = -(-len(rows) // MAX_POINTS) or 1
     blocks = [rows[at : at + size] for at in range(0, len(rows), size)]
     steps = [block[-1].get("step", 0) for block in blocks]
     found = []
     for title, names in PANELS.items():
-        lines = {name: [_mean(row.get(name) for row in block) for block in blocks] for name in names}
+        lines = {name: [_mean_of_numbers(row.get(name) for row in block) for block in blocks] for name in names}
         lines = {name: line for name, line in lines.items() if any(value is not None for value in line)}
         if lines:
             found.append({"title": title, "steps": steps, "lines": lines})
     return found
 
 
-def _mean(values: Iterable[Any]) -> float | None:
+def _mean_of_numbers(values: Iterable[Any]) -> float | None:
     found = [value for value in values if isinstance(value, int | float)]
     return sum(found) / len(found) if found else None

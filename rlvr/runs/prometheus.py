@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NAME = "metrics.prom"
+METRICS_FILE = "metrics.prom"
 
 
-def text_of(row: Mapping[str, Any], run: str) -> str:
+def format_metrics(row: Mapping[str, Any], run: str) -> str:
     """Format the numbers of a row as gauges, with the run's name as a label; other values are omitted.
 
     >>> print(text_of({"step": 3, "cluster/sampling": 0.5, "kl": None}, "a"), end="")
@@ -29,10 +29,10 @@ def text_of(row: Mapping[str, Any], run: str) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-class Gauges:
+class PrometheusFile:
     """The metrics file of a run, with the latest value of every metric; replaced atomically.
 
-    >>> Gauges(Path("runs/a")).update({"step": 1, "reward": 0.5})                             # doctest: +SKIP
+    >>> PrometheusFile(Path("runs/a")).update({"step": 1, "reward": 0.5})                             # doctest: +SKIP
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,6 +41,6 @@ class Gauges:
     def update(self, row: Mapping[str, Any]) -> None:
         """Write the metrics of a step; missing metrics keep their last value."""
         self._newest |= row
-        partial = self.folder / f".{NAME}.part"
-        partial.write_text(text_of(self._newest, self.folder.resolve().name), "utf-8")
-        partial.replace(self.folder / NAME)
+        partial = self.folder / f".{METRICS_FILE}.part"
+        partial.write_text(format_metrics(self._newest, self.folder.resolve().name), "utf-8")
+        partial.replace(self.folder / METRICS_FILE)

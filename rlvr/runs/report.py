@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a braille character, two columns by four rows."""
 
 
-def smooth(values: Sequence[float], window: int) -> list[float]:
+def compute_trailing_mean(values: Sequence[float], window: int) -> list[float]:
     """Compute the trailing mean over `window` values.
 
-    >>> smooth([0.0, 1.0, 1.0], 2)
+    >>> compute_trailing_mean([0.0, 1.0, 1.0], 2)
     [0.0, 0.5, 1.0]
     """
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
-def curve(values: Sequence[float], name: str) -> str:
+def plot_curve(values: Sequence[float], name: str) -> str:
     """Plot the curve of a run for the terminal, smoothed if it has enough steps."""
     window = 5 if len(values) >= 10 else 1
-    return plot(smooth(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
+    return plot_braille(compute_trailing_mean(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
 
 
-def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
+def plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
     """Plot a curve in braille characters with axis labels, for any terminal."""
     if not values:
         return f"{title}: nothing to plot"
@@ -36,14 +36,14 @@ def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: st
     for x in range(columns):
         value = values[min(len(values) - 1, x * len(values) // columns)]
         y = rows - 1 - round((value - low) / span * (rows - 1))
-        cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
+        cells[y // 4][x // 2] |= BRAILLE_BITS[y % 4][x % 2]
     lines = ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
     labels = [f"{high:.2f}" if high > low else "", *[""] * (height - 2), f"{low:.2f}"]
     body = "\n".join(f"{label:>6} ┤{line}" for label, line in zip(labels, lines, strict=True))
     return f"{title}\n{body}\n{'':>6} └{'─' * width}\n{'':>8}step 1{f'step {len(values)}':>{width - 6}}"
 
 
-def picture(path: Path, rewards: Sequence[float], before: float | None, after: float | None) -> None:
+def save_reward_plot(path: Path, rewards: Sequence[float], before: float | None, after: float | None) -> None:
     """Save the reward curve as a PNG."""
     import matplotlib
 
@@ -54,7 +54,7 @@ def picture(path: Path, rewards: Sequence[float], before: float | None, after: f
     axes = figure.subplots()
     steps = range(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9db8d9", linewidth=1, label="mean reward of each step")
-    axes.plot(steps, smooth(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")
+    axes.plot(steps, compute_trailing_mean(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")
     for value, name, style, colour in ((before, "before", ":", "#6b6b6b"), (after, "after", "--", "#b5541c")):
         if value is not None:
             axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=f"held-out accuracy {name} training: {value:.1%}")

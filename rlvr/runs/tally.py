@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr.episode import Episode
-from rlvr.mdp.records import heard_from, turn_from
+from rlvr.mdp.records import step_result_from_json, turn_from_json
 from rlvr.turns import CallStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ConversationStats:
     """The counts of turns and tool calls of one conversation.
 
     >>> Tally(turns=3, calls=2, errors=1, seconds=0.5, by_tool={"calculator": 2}).errors
@@ -31,7 +31,7 @@ class Tally:
     """The number of calls of each available tool; unknown names are not counted."""
 
 
-def tally(turns: int, record: Mapping[str, Any] | None) -> Tally:
+def count_conversation(turns: int, record: Mapping[str, Any] | None) -> ConversationStats:
     """Count the turns and calls of a conversation, from its session record if there is one.
 
     >>> tally(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "heard": []})
@@ -40,38 +40,38 @@ def tally(turns: int, record: Mapping[str, Any] | None) -> Tally:
     True
     """
     if not record or not record.get("tools"):
-        return Tally(turns)
-    calls = [call for row in record.get("turns", ()) for call in turn_from(row).pending]
-    results = {result.call: result for row in record["heard"] for result in heard_from(row).results}
+        return ConversationStats(turns)
+    calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).open_calls]
+    results = {result.call: result for row in record["heard"] for result in step_result_from_json(row).tool_results}
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)
     by_tool = {tool["name"]: named[tool["name"]] for tool in record["tools"]}
-    return Tally(turns, len(calls), len(failed), sum(result.seconds for result in results.values()), by_tool)
+    return ConversationStats(turns, len(calls), len(failed), sum(result.seconds for result in results.values()), by_tool)
 
 
-def talk_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Compute the mean number of turns, and of tool calls if there are tools, over episodes.
 
-    >>> talk_metrics([])
+    >>> compute_conversation_metrics([])
     {}
     """
     if not episodes:
         return {}
     count = len(episodes)
     row = {"turns/mean": sum(episode.turns for episode in episodes) / count}
-    if talks := _tallies(episodes):
+    if talks := _count_tool_conversations(episodes):
         row |= {"tools/calls": sum(talk.calls or 0 for talk in talks) / count, "tools/errors": sum(talk.errors for talk in talks) / count}
         for name in sorted({name for talk in talks for name in talk.by_tool}):
             row[f"tools/{name}/calls"] = sum(talk.by_tool.get(name, 0) for talk in talks) / count
     return row
 
 
-def tool_seconds(episodes: Sequence[Episode]) -> dict[str, float]:
+def compute_tool_times(episodes: Sequence[Episode]) -> dict[str, float]:
     """Compute the total time of all tools; empty if there are none."""
-    talks = _tallies(episodes)
+    talks = _count_tool_conversations(episodes)
     return {"tools/time": sum(talk.seconds for talk in talks)} if talks else {}
 
 
-def _tallies(episodes: Sequence[Episode]) -> list[Tally]:
-    talks = [tally(episode.turns, episode.meta.get("session")) for episode in episodes]
+def _count_tool_conversations(episodes: Sequence[Episode]) -> list[ConversationStats]:
+    talks = [count_conversation(episode.turns, episode.meta.get("session")) for episode in episodes]
     return [talk for talk in talks if talk.calls is not None]

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-STOPPED = frozenset(
+STOP_REASONS = frozenset(
     ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete", "completed", "tool_calls", "function_call", "tool_use")
 )
-CUT = frozenset(("length", "max_tokens", "max_output_tokens", "model_length"))
+LENGTH_REASONS = frozenset(("length", "max_tokens", "max_output_tokens", "model_length"))
 """Finish reasons of endpoints, in lower case: of complete answers (above) and of truncated ones."""
-REASONING = ("reasoning_content", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields of a message that contain the reasoning, if it is separate from the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ChatReply:
     """A parsed chat completion.
 
     >>> read({"choices": [{"message": {"content": "4"}}]}, 8).reason
@@ -27,29 +27,29 @@ class Reading:
     text: str
     """The answer, without the reasoning."""
     reasoning: str
-    reason: str
+    finish_reason: str
     usage: tuple[int, int]
 
     @property
-    def cut(self) -> bool:
+    def truncated(self) -> bool:
         """Whether the completion ended at a token limit."""
-        return self.reason in CUT
+        return self.finish_reason in LENGTH_REASONS
 
 
-def read(said: Any, max_tokens: int) -> Reading:
+def parse_chat_reply(body: Any, max_tokens: int) -> ChatReply:
     """Parse a reply. Raises LookupError, TypeError, AttributeError or ValueError if it is not a chat completion.
 
     Some endpoints give no finish reason. Then an answer with the maximum number of tokens counts as truncated.
     """
-    choice, usage = said["choices"][0], used(said.get("usage"))
+    choice, usage = body["choices"][0], parse_usage(body.get("usage"))
     message = choice["message"]
-    text, thoughts = _content(message)
-    apart = next((value for name in REASONING if isinstance(value := message.get(name), str) and value), "")
+    text, thoughts = _split_content(message)
+    apart = next((value for name in REASONING_FIELDS if isinstance(value := message.get(name), str) and value), "")
     unsaid = "length" if usage[1] >= max_tokens else "stop"
-    return Reading(message, text, apart or thoughts, str(choice.get("finish_reason") or unsaid).lower(), usage)
+    return ChatReply(message, text, apart or thoughts, str(choice.get("finish_reason") or unsaid).lower(), usage)
 
 
-def _content(message: Mapping[str, Any]) -> tuple[str, str]:
+def _split_content(message: Mapping[str, Any]) -> tuple[str, str]:
     """Split the content of a message (a string, a list of parts, or null) into text and reasoning. A refusal counts as an answer."""
     content = message.get("content")
     if content is None:
@@ -67,7 +67,7 @@ def _content(message: Mapping[str, Any]) -> tuple[str, str]:
     return "".join(found[False]), "".join(found[True])
 
 
-def used(usage: Any) -> tuple[int, int]:
+def parse_usage(usage: Any) -> tuple[int, int]:
     """Parse the reported input and output tokens, hidden reasoning included; 0 if the endpoint does not report them.
 
     >>> used({"prompt_tokens": 12, "completion_tokens": 5}), used({"prompt_tokens": "?"})

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rlvr.contracts import Request, Sampling
-from rlvr.samplers._support import kept
+from rlvr.samplers._support import compute_support_mask
 
 
-def uniform(requests: Sequence[Request], width: int) -> Tensor:
+def draw_uniforms(requests: Sequence[Request], width: int) -> Tensor:
     """Draw one row of uniform random numbers per request, from its own seed."""
     generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), width)
     for row, request in zip(numbers_BT, requests, strict=True):
@@ -20,16 +20,16 @@ def uniform(requests: Sequence[Request], width: int) -> Tensor:
     return numbers_BT
 
 
-def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def choose_tokens(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one token per row, by inverting the cumulative distribution; return it with its log-probability."""
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1), torch.zeros_like(uniform_B)
     logits_BV = logits_BV / sampling.temperature
     if sampling.top_k or sampling.top_p < 1:
-        logits_BV = logits_BV.masked_fill(~kept(logits_BV, sampling.top_k, sampling.top_p), -torch.inf)
+        logits_BV = logits_BV.masked_fill(~compute_support_mask(logits_BV, sampling.top_k, sampling.top_p), -torch.inf)
     logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     odds_BV = logits_BV.exp()
-    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else running_sum(odds_BV)
+    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else compute_running_sum(odds_BV)
     total_B = cumulative_BV[:, -1]
     below_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))  # it may round up to the total
     chosen_B1 = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).clamp(max=logits_BV.shape[-1] - 1)
@@ -37,7 +37,7 @@ def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Te
     return chosen_B1[:, 0], logprob_B.clamp(max=0.0)
 
 
-def running_sum(odds_BV: Tensor) -> Tensor:
+def compute_running_sum(odds_BV: Tensor) -> Tensor:
     """Compute the cumulative sum of each row on an accelerator. A single row is duplicated, because its summation order varies."""
     if len(odds_BV) > 1:
         return odds_BV.cumsum(dim=-1)

@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from rlvr.contracts import Completion, Feed, Request, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.model.device import accelerator, free_cached_memory
-from rlvr.runs.owner import own_folder, sweep
-from rlvr.samplers._dialect import finished, room_for, settings
-from rlvr.samplers._local.meeting import meeting_in
+from rlvr.model.device import find_accelerator, free_cached_memory
+from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
+from rlvr.samplers._dialect import check_request_length, make_completion, make_sampling_settings
+from rlvr.samplers._local.meeting import redirect_rendezvous
 
-PREFIX = "rlvr-vllm-"
-PARTS = ["weights", "kv_cache"]
+FOLDER_PREFIX = "rlvr-vllm-"
+SLEEP_TAGS = ["weights", "kv_cache"]
 """Tags of the memory that an engine releases, in the order in which it is restored."""
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM supports."""
-QUIET = {
+ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in this process, which has the trainer's tensors
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -40,7 +40,7 @@ QUIET = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineConfig:
     """Configuration of a vLLM engine: the resources that it may use.
 
     >>> Place(dtype="float32", kv_cache_gb=1.0).max_num_seqs
@@ -62,58 +62,58 @@ class Place:
     """Rank of an adapter that is sent separately from the weights; 0: no adapter, or merged weights are sent."""
 
 
-class Colocated:
+class ColocatedEngine:
     """A vLLM engine in this process.
 
     `model` is the trainer's model, the name of a folder with a model, or the path of a folder with a configuration, whose weights are sent
-    later. `tied`: the names of its output head and of the embeddings, if they are one tensor.
+    later. `tied_weights`: the names of its output head and of the embeddings, if they are one tensor.
     """
 
-    where = "the vLLM engine in this process"
+    name = "the vLLM engine in this process"
 
-    def __init__(self, model: Any, place: Place, *, deadline_s: float, tied: Sequence[str] | None = None, home: Path | None = None) -> None:
+    def __init__(self, model: Any, config: EngineConfig, *, completion_timeout_s: float, tied_weights: Sequence[str] | None = None, folder: Path | None = None) -> None:
         """`home`: an empty folder for the engine's files; None: a temporary one."""
-        self.place, self.deadline_s, self._tied = place, deadline_s, tied or tied_names(model)
-        self.on_gpu = False
-        self._asleep = list[str]()
+        self.config, self.completion_timeout_s, self._tied_weights = config, completion_timeout_s, tied_weights or find_tied_weights(model)
+        self.is_on_gpu = False
+        self._sleeping_tags = list[str]()
         """Tags of the memory that the engine has released."""
         self._adapter: Any = None
         """The LoRA request of all requests, if the engine has an adapter separate from its weights."""
-        self._based = False
+        self._has_base_weights = False
         """Whether the engine has the base weights of the adapter."""
-        self._names = count()
-        alone()
-        if home is None:
-            sweep(PREFIX)
-        self._home = own_folder(PREFIX) if home is None else home
+        self._request_ids = count()
+        check_no_torch_distributed()
+        if folder is None:
+            remove_orphaned_folders(FOLDER_PREFIX)
+        self._folder = create_owned_folder(FOLDER_PREFIX) if folder is None else folder
         try:
-            with self._undisturbed(), meeting_in(self._home):
-                self.on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM decides this, not torch
+            with self._restore_process_state(), redirect_rendezvous(self._folder):
+                self.is_on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM decides this, not torch
                 free_cached_memory()
-                self._llm = self._start(model)
-                HELD.add(id(self))
+                self._llm = self._create_llm(model)
+                OPEN_ENGINES.add(id(self))
         except BaseException:
             self.close()
             raise
         self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
 
-    def take(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Load the trainer's weights and clear the prefix cache of the old ones."""
-        part = weights.adapter() if self.place.lora_rank else None
+        part = weights.get_adapter() if self.config.lora_rank else None
         if part is None:
-            self._adapter, self._based = None, False
-            return self.renew("reload_weights", {"weights_iterator": self._named(weights.model())}, version)
-        if not self._based:
-            self.renew("reload_weights", {"weights_iterator": self._named(part.base.model())}, version)
-            self._based = True
-        folder = self._home / "adapter"
+            self._adapter, self._has_base_weights = None, False
+            return self.reload_weights("reload_weights", {"weights_iterator": self._list_weights(weights.gather_model())}, version)
+        if not self._has_base_weights:
+            self.reload_weights("reload_weights", {"weights_iterator": self._list_weights(part.base.gather_model())}, version)
+            self._has_base_weights = True
+        folder = self._folder / "adapter"
         part.save(folder)
-        self.adapt(str(folder), version)
+        self.load_adapter(str(folder), version)
 
-    def adapt(self, folder: str, version: int) -> None:
+    def load_adapter(self, folder: str, version: int) -> None:
         """Replace the adapter by the one in a folder, and clear the prefix cache."""
         asked = partial(importlib.import_module("vllm.lora.request").LoRARequest, "policy", 1, folder)
-        self._awake()
+        self._wake_up()
         try:
             self._llm.llm_engine.add_lora(asked(load_inplace=True))
         except (ValueError, RuntimeError) as error:
@@ -121,65 +121,65 @@ class Colocated:
                 f"vLLM cannot apply this model's adapter: {' '.join(str(error).split())[:300]}; send merged weights (enable_lora: false)"
             ) from error
         self._adapter = asked()
-        self._forget(version)
+        self._reset_prefix_cache(version)
 
-    def renew(self, method: str, settings: dict[str, Any], version: int) -> None:
+    def reload_weights(self, method: str, settings: dict[str, Any], version: int) -> None:
         """Load weights through a method of the engine's workers, and clear the prefix cache."""
-        self._awake("weights")
-        with self._undisturbed():
+        self._wake_up("weights")
+        with self._restore_process_state():
             self._llm.collective_rpc(method, kwargs=settings)
-        self._awake()
-        self._forget(version)
+        self._wake_up()
+        self._reset_prefix_cache(version)
 
-    def _named(self, model: Any) -> list[tuple[str, Any]]:
-        return [(name, weight.detach()) for name, weight in [*model.named_parameters(), *self._own_head(model)]]
+    def _list_weights(self, model: Any) -> list[tuple[str, Any]]:
+        return [(name, weight.detach()) for name, weight in [*model.named_parameters(), *self._list_untied_head(model)]]
 
-    def _awake(self, only: str = "") -> None:
+    def _wake_up(self, only: str = "") -> None:
         """Restore the engine's memory, or only the memory with the tag `only`."""
-        if self._asleep == PARTS:
+        if self._sleeping_tags == SLEEP_TAGS:
             free_cached_memory()  # the trainer's; the engine then allocates its own again
-        for tag in [tag for tag in self._asleep if only in ("", tag)]:
+        for tag in [tag for tag in self._sleeping_tags if only in ("", tag)]:
             self._llm.wake_up(tags=[tag])
-            self._asleep.remove(tag)
+            self._sleeping_tags.remove(tag)
 
-    def _forget(self, version: int) -> None:
+    def _reset_prefix_cache(self, version: int) -> None:
         if not self._llm.reset_prefix_cache():
-            raise SamplerError(f"{self.where} did not reset its prefix cache for version {version}: requests are still running")
+            raise SamplerError(f"{self.name} did not reset its prefix cache for version {version}: requests are still running")
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Release the GPU memory to the trainer; loading weights wakes the engine."""
-        if self.place.sleep and self.on_gpu and not self._asleep:
+        if self.config.sleep and self.is_on_gpu and not self._sleeping_tags:
             self._llm.sleep(level=1 if self._adapter else 2)  # level 1 keeps frozen weights in host memory, because they are not sent again
-            self._asleep = list(PARTS)
+            self._sleeping_tags = list(SLEEP_TAGS)
             free_cached_memory()
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes, and add new requests before each engine step.
 
         The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
         """
         engine, running, until = self._llm.llm_engine, dict[str, tuple[int, Request]](), 0.0
         try:
-            while (more := feed.take(sys.maxsize)) is not None or running:
+            while (more := feed.pop(sys.maxsize)) is not None or running:
                 if not running:
-                    until = time.monotonic() + self.deadline_s
+                    until = time.monotonic() + self.completion_timeout_s
                 for number, request in more or ():
-                    room_for(request, self.where, self.max_model_len)
-                    name = str(next(self._names))
+                    check_request_length(request, self.name, self.max_model_len)
+                    name = str(next(self._request_ids))
                     engine.add_request(
-                        name, {"prompt_token_ids": list(request.prompt)}, self._params(request, sampling), lora_request=self._adapter
+                        name, {"prompt_token_ids": list(request.prompt)}, self._make_sampling_params(request, sampling), lora_request=self._adapter
                     )
                     running[name] = number, request
                 outputs = engine.step() if running else []
-                ended = [output for output in outputs if output.finished or over(output, running[output.request_id][1])]
+                ended = [output for output in outputs if output.finished or has_turn_ended(output, running[output.request_id][1])]
                 engine.abort_request([output.request_id for output in ended if not output.finished])
                 for output in ended:
                     number, request = running.pop(output.request_id)
-                    yield number, completion(output.outputs[0], sampling, early=not output.finished or over(output, request))
-                    until = time.monotonic() + self.deadline_s
+                    yield number, convert_output(output.outputs[0], sampling, early=not output.finished or has_turn_ended(output, request))
+                    until = time.monotonic() + self.completion_timeout_s
                 if running and time.monotonic() > until:
                     raise SamplerError(
-                        f"{self.where} finished none of {len(running)} completions within {self.deadline_s:g} s (completion_timeout_s)"
+                        f"{self.name} finished none of {len(running)} completions within {self.completion_timeout_s:g} s (completion_timeout_s)"
                     )
                 if not ended:
                     yield None
@@ -187,11 +187,11 @@ class Colocated:
             if running:
                 engine.abort_request(list(running))
 
-    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return the scoring function of the one engine, by name."""
-        return {self.where: self.score}
+        return {self.name: self.score_tokens}
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
+    def score_tokens(self, tokens: Sequence[int]) -> list[float]:
         """Return the engine's log-probability of each token except the first."""
         params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         output = self._llm.generate([{"prompt_token_ids": list(tokens)}], params, use_tqdm=False, lora_request=self._adapter)[0]
@@ -202,23 +202,23 @@ class Colocated:
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
-            HELD.discard(id(self))
-        shutil.rmtree(self._home, ignore_errors=True)
+            OPEN_ENGINES.discard(id(self))
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, model: Any) -> Any:
-        folder, place = str(self._home), self.place
+    def _create_llm(self, model: Any) -> Any:
+        folder, place = str(self._folder), self.config
         if isinstance(model, str):
             folder = model
         else:
             config = AutoConfig.from_pretrained(model) if isinstance(model, Path) else deepcopy(model.config)
-            if self._tied and not self.on_gpu:  # see `_own_head`
+            if self._tied_weights and not self.is_on_gpu:  # see `_list_untied_head`
                 config.tie_word_embeddings = False
             config.save_pretrained(folder)
-        memory: dict[str, Any] = {"gpu_memory_utilization": place.memory_fraction, "enable_sleep_mode": self.on_gpu and place.sleep}
-        if place.kv_cache_gb or not self.on_gpu:
+        memory: dict[str, Any] = {"gpu_memory_utilization": place.memory_fraction, "enable_sleep_mode": self.is_on_gpu and place.sleep}
+        if place.kv_cache_gb or not self.is_on_gpu:
             memory["kv_cache_memory_bytes"] = int((place.kv_cache_gb or 1.0) * 2**30)
         if place.lora_rank:
-            memory |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(rank for rank in RANKS if rank >= place.lora_rank)}
+            memory |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= place.lora_rank)}
         try:
             return _vllm().LLM(
                 folder,
@@ -233,37 +233,37 @@ class Colocated:
                 distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
                 tensor_parallel_size=place.tensor_parallel_size,
                 worker_extension_cls="rlvr.samplers._local.loading.Reload",
-                enforce_eager=place.enforce_eager or not self.on_gpu,
+                enforce_eager=place.enforce_eager or not self.is_on_gpu,
                 **memory,
             )
         except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
             said = " ".join(str(error).split())[:400]
             if "LoRA" in said:
                 raise ConfigError(f"vLLM cannot apply adapters to this model: {said}; send merged weights (enable_lora: false)") from error
-            hint = "" if self.on_gpu else "; on a CPU the size of an attention head must be a multiple of 32"
+            hint = "" if self.is_on_gpu else "; on a CPU the size of an attention head must be a multiple of 32"
             raise ConfigError(f"vLLM cannot run this model: {type(error).__name__}: {said}{hint}") from error
 
-    def _own_head(self, model: Any) -> list[tuple[str, Any]]:
+    def _list_untied_head(self, model: Any) -> list[tuple[str, Any]]:
         """Return the output head as a separate parameter, if vLLM needs it.
 
         On a CPU vLLM keeps a packed copy of the head, which it updates only if the head is not tied to the embeddings.
         """
-        return [(self._tied[0], model.get_output_embeddings().weight)] if self._tied and not self.on_gpu else []
+        return [(self._tied_weights[0], model.get_output_embeddings().weight)] if self._tied_weights and not self.is_on_gpu else []
 
-    def _params(self, request: Request, sampling: Sampling) -> Any:
+    def _make_sampling_params(self, request: Request, sampling: Sampling) -> Any:
         kinds = _vllm().sampling_params.RequestOutputKind
-        kind = kinds.CUMULATIVE if request.ends else kinds.FINAL_ONLY
+        kind = kinds.CUMULATIVE if request.stop_criterion else kinds.FINAL_ONLY
         # flat: a few lists per completion instead of a dict per token, which would burden the garbage collector
-        return _vllm().SamplingParams(**settings(request, sampling), output_kind=kind, flat_logprobs=True)
+        return _vllm().SamplingParams(**make_sampling_settings(request, sampling), output_kind=kind, flat_logprobs=True)
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _restore_process_state(self) -> Iterator[None]:
         """Restore the process state afterwards: vLLM reseeds torch, changes the thread count and replaces `set_num_threads`."""
-        from_before = {name: os.environ.get(name) for name in QUIET}
-        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+        from_before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
         set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
         try:
-            with random_state_kept(), warnings.catch_warnings():
+            with preserve_random_state(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vLLM's own warnings, which users cannot fix
                 yield
         finally:
@@ -275,7 +275,7 @@ class Colocated:
                     os.environ.pop(name, None)
 
 
-HELD: set[int] = set()
+OPEN_ENGINES: set[int] = set()
 """Ids of the open engines of this process."""
 
 
@@ -283,19 +283,19 @@ def _vllm() -> Any:
     return importlib.import_module("vllm")  # by name, because type checkers would resolve it to rlvr.samplers.vllm
 
 
-def random_state_kept() -> AbstractContextManager[None]:
+def preserve_random_state() -> AbstractContextManager[None]:
     """Return a context that restores the random state of the CPU and the current device; other devices would allocate memory."""
-    current = accelerator()
+    current = find_accelerator()
     if current is None:
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[getattr(torch, current.type).current_device()], device_type=current.type)
 
 
-def alone() -> None:
+def check_no_torch_distributed() -> None:
     """Raise if torch.distributed is already initialized: vLLM needs it for itself, and destroys it when it closes."""
     if not torch.distributed.is_initialized():
         return
-    if HELD:
+    if OPEN_ENGINES:
         raise ConfigError("a process can run only one vLLM engine; close the other vllm sampler first")
     if torch.distributed.get_world_size() == 1:
         raise ConfigError(
@@ -308,7 +308,7 @@ def alone() -> None:
     )
 
 
-def tied_names(model: Any) -> list[str] | None:
+def find_tied_weights(model: Any) -> list[str] | None:
     """Return the names of a model's output head and embeddings if they are one tensor, else None."""
     if isinstance(model, str | Path):
         return None
@@ -318,15 +318,15 @@ def tied_names(model: Any) -> list[str] | None:
     return [f"{next(name for name, module in model.named_modules() if module is part)}.weight" for part in (head, table)]
 
 
-def over(output: Any, request: Request) -> bool:
+def has_turn_ended(output: Any, request: Request) -> bool:
     """Return whether the stop criterion ends the turn, although the engine would continue: plain-text calls have no stop id."""
     tokens = output.outputs[0].token_ids
-    return bool(request.ends and tokens and request.ends.may(tokens[-1]) and request.ends(list(tokens)))
+    return bool(request.stop_criterion and tokens and request.stop_criterion.may_stop(tokens[-1]) and request.stop_criterion(list(tokens)))
 
 
-def completion(output: Any, sampling: Sampling, *, early: bool = False) -> Completion:
+def convert_output(output: Any, sampling: Sampling, *, early: bool = False) -> Completion:
     """Convert a vLLM output to a Completion. The finish is `error` unless it ended by a stop id, by the limit, or `early`."""
     tokens, flat = list(output.token_ids), output.logprobs
     if list(flat.token_ids) != tokens:
         return Completion([], [], "error", f"the engine returned {len(tokens)} tokens, and log-probabilities of others")
-    return finished(tokens, list(map(float, flat.logprobs)), "early" if early else str(output.finish_reason), sampling)
+    return make_completion(tokens, list(map(float, flat.logprobs)), "early" if early else str(output.finish_reason), sampling)

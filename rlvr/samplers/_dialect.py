@@ -8,7 +8,7 @@ from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError
 
 
-def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
+def make_sampling_settings(request: Request, sampling: Sampling) -> dict[str, Any]:
     """Make vLLM's sampling parameters for one request: its seed, exactly the given stop ids, log-probabilities of sampled tokens."""
     return {
         "max_tokens": request.max_tokens,
@@ -23,19 +23,19 @@ def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def room_for(request: Request, where: str, most: int) -> None:
+def check_request_length(request: Request, engine_name: str, max_length: int) -> None:
     """Raise ConfigError if prompt and completion may exceed an engine's maximum length.
 
     >>> room_for(Request([1, 2, 3], 5), "the engine", 8)
     """
-    if (length := len(request.prompt) + request.max_tokens) > most:
+    if (length := len(request.prompt) + request.max_tokens) > max_length:
         raise ConfigError(
-            f"a prompt and its answer may be {length} tokens, and {where} allows {most}; "
+            f"a prompt and its answer may be {length} tokens, and {engine_name} allows {max_length}; "
             "set rollout.max_length or rollout.max_completion_length lower, or rollout.sampler.max_model_len higher"
         )
 
 
-def finished(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
+def make_completion(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
     """Make a completion after checking that the finish reason agrees with the last token; `early`: the stop criterion ended it."""
     known = reason in ("stop", "length") and tokens and (tokens[-1] in sampling.stop_ids) == (reason == "stop")
     if not known and reason != "early":

@@ -25,16 +25,16 @@ from urllib.parse import urlsplit
 
 from rlvr.errors import ConfigError, SamplerError
 
-MOST_BYTES = 1 << 26
+MAX_RESPONSE_BYTES = 1 << 26
 """Largest response in bytes; a larger one is an error."""
-LOOK_S = 0.1
+LOOKUP_POLL_INTERVAL_S = 0.1
 """During a name lookup, how often to check whether the request was aborted."""
-HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-FRAMING = ("content-length", "transfer-encoding", "connection", "host")
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+RESERVED_HEADERS = ("content-length", "transfer-encoding", "connection", "host")
 """Pattern of header names (above), and the headers that the client sets itself."""
-SECRET = 6
+MIN_SECRET_CHARS = 6
 """Header values of at least this length are treated as secrets and removed from a server's text, like the key."""
-SHOWN = 300
+MAX_SHOWN_CHARS = 300
 """Most characters of a server's text in a message."""
 
 
@@ -43,7 +43,7 @@ class NoReply(SamplerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpResponse:
     """A server's response.
 
     >>> Reply(200, {}, b'{"ok": true}').json()
@@ -63,7 +63,7 @@ class Reply:
             raise ValueError("JSON that is nested too deeply") from None
 
 
-class Http:
+class HttpClient:
     """Connections to one server, kept open and shared by any number of threads."""
 
     def __init__(self, url: str, *, key_variable: str = "", headers: Mapping[str, str] | None = None) -> None:
@@ -73,7 +73,7 @@ class Http:
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{cleaned(url)!r} is not the URL of a server; write for example http://localhost:8000")
+            raise ConfigError(f"{redact_url(url)!r} is not the URL of a server; write for example http://localhost:8000")
         if parts.username or parts.password or parts.query:
             raise ConfigError("a URL with a user, a password or a query would appear in logs; put the key into an environment variable")
         self.url = f"{parts.scheme}://{parts.netloc}"
@@ -82,7 +82,7 @@ class Http:
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
         self.key_variable, self.headers = key_variable, {name: str(value) for name, value in (headers or {}).items()}
         """Additional headers; a value $NAME is read from the environment at each request."""
-        if wrong := next((name for name in self.headers if not HEADER.fullmatch(name) or name.lower() in FRAMING), None):
+        if wrong := next((name for name in self.headers if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS), None):
             raise ConfigError(f"headers has {wrong!r}, which cannot be set; write a header such as {{api-key: $MY_KEY}}")
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: dict[http.client.HTTPConnection, socket.socket | None] = {}
@@ -91,38 +91,38 @@ class Http:
         self._epoch = 0
         self._closed = False
 
-    def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
+    def request(self, method: str, path: str, body: Any = None, *, deadline: float) -> HttpResponse:
         """Send one request and return the response; NoReply after the deadline `until` (on the monotonic clock)."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := self._key():
+        if key := self._read_key():
             headers["Authorization"] = f"Bearer {key}"
-        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, self.headers)} | self._own_headers()
+        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, self.headers)} | self._resolve_headers()
         sent, epoch = None if body is None else json.dumps(body).encode(), self._epoch
         while True:
-            connection, used = self._taken()
+            connection, used = self._take_connection()
             try:
-                self._connect(connection, until)
+                self._connect(connection, deadline)
                 connection.request(method, self.path + path, body=sent, headers=headers)
-                reply = _read(connection.getresponse())
+                reply = _read_response(connection.getresponse())
             except (OSError, http.client.HTTPException, ValueError) as error:
-                self._dropped(connection)
+                self._drop_connection(connection)
                 early = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError)
-                if used and early and epoch == self._epoch and time.monotonic() < until:
+                if used and early and epoch == self._epoch and time.monotonic() < deadline:
                     continue  # the server had closed an idle connection before this request
-                raise NoReply(self._told(error, until)) from None  # the exception chain could contain headers
-            self._returned(connection)
+                raise NoReply(self._format_exception(error, deadline)) from None  # the exception chain could contain headers
+            self._return_connection(connection)
             return reply
 
-    def reach(self, *, until: float) -> None:
+    def connect(self, *, deadline: float) -> None:
         """Connect, or raise NoReply; the connection is kept for the first request."""
-        self._own_headers()  # an invalid key is an error now
-        connection, _ = self._taken()
+        self._resolve_headers()  # an invalid key is an error now
+        connection, _ = self._take_connection()
         try:
-            self._connect(connection, until)
+            self._connect(connection, deadline)
         except (OSError, http.client.HTTPException) as error:
-            self._dropped(connection)
-            raise NoReply(self._told(error, until)) from None
-        self._returned(connection)
+            self._drop_connection(connection)
+            raise NoReply(self._format_exception(error, deadline)) from None
+        self._return_connection(connection)
 
     def abort(self) -> None:
         """Abort all requests in progress: the threads that wait for them get NoReply immediately."""
@@ -130,7 +130,7 @@ class Http:
             self._epoch += 1
             for sock in self._busy.values():
                 if sock is not None:
-                    _shut(sock)
+                    _shut_down(sock)
             self._busy.clear()
             while self._idle:
                 self._idle.pop().close()
@@ -140,7 +140,7 @@ class Http:
         self._closed = True
         self.abort()
 
-    def told(self, reply: Reply) -> str:
+    def format_error(self, reply: HttpResponse) -> str:
         """Format an error response: its status and the beginning of its text, without the key."""
         try:
             said = reply.json()
@@ -148,28 +148,28 @@ class Http:
             said = said.get("message", said) if isinstance(said, dict) else said
         except ValueError:
             said = reply.body.decode("utf-8", "replace")
-        return f"{self.url} returned {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or '(empty)'}"
+        return f"{self.url} returned {reply.status}: {self._remove_secrets(' '.join(str(said).split()))[:MAX_SHOWN_CHARS] or '(empty)'}"
 
-    def _connect(self, connection: http.client.HTTPConnection, until: float) -> None:
+    def _connect(self, connection: http.client.HTTPConnection, deadline: float) -> None:
         held: Any = connection  # untyped: its socket is a _Timed
         if held.sock is None:
-            held.sock = _Timed(self._opened(connection, until))
-        held.sock.until = until
+            held.sock = _DeadlineSocket(self._open_socket(connection, deadline))
+        held.sock.until = deadline
 
-    def _opened(self, connection: http.client.HTTPConnection, until: float) -> socket.socket:
+    def _open_socket(self, connection: http.client.HTTPConnection, deadline: float) -> socket.socket:
         """Open a socket to the first of the server's addresses that accepts a connection."""
         missed: OSError = ConnectionError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in self._addresses(connection, until):
+        for family, kind, protocol, _, address in self._resolve_addresses(connection, deadline):
             sock = socket.socket(family, kind, protocol)
             try:
-                self._watched(connection, sock)
-                sock.settimeout(_left(until))
+                self._register_socket(connection, sock)
+                sock.settimeout(_seconds_left(deadline))
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._context is not None:
                     sock = self._context.wrap_socket(sock, server_hostname=self._host, do_handshake_on_connect=False)
-                    self._watched(connection, sock)
-                    sock.settimeout(_left(until))
+                    self._register_socket(connection, sock)
+                    sock.settimeout(_seconds_left(deadline))
                     sock.do_handshake()
                 return sock
             except OSError as error:
@@ -177,7 +177,7 @@ class Http:
                 missed = error
         raise missed
 
-    def _addresses(self, connection: http.client.HTTPConnection, until: float) -> list[tuple[Any, ...]]:
+    def _resolve_addresses(self, connection: http.client.HTTPConnection, deadline: float) -> list[tuple[Any, ...]]:
         """Resolve the server's addresses. A name lookup has no timeout, so it runs in a thread that is abandoned after the deadline."""
         found: Future[list[tuple[Any, ...]]] = Future()
 
@@ -188,32 +188,32 @@ class Http:
                 found.set_exception(error)
 
         threading.Thread(target=look_up, name="name lookup", daemon=True).start()
-        while not wait([found], min(_left(until), LOOK_S)).done:
-            self._watched(connection, None)
+        while not wait([found], min(_seconds_left(deadline), LOOKUP_POLL_INTERVAL_S)).done:
+            self._register_socket(connection, None)
         return found.result()
 
-    def _watched(self, connection: http.client.HTTPConnection, sock: socket.socket | None) -> None:
+    def _register_socket(self, connection: http.client.HTTPConnection, sock: socket.socket | None) -> None:
         """Register the socket for `abort`; raise if the connection was already aborted."""
         with self._lock:
             if connection not in self._busy:
                 raise ConnectionAbortedError("aborted by the caller")
             self._busy[connection] = sock
 
-    def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _take_connection(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
             if self._closed:
                 raise NoReply(f"{self.url} cannot be used: the connections to it are closed")
             used = bool(self._idle)
-            connection: Any = self._idle.pop() if used else self._new()
+            connection: Any = self._idle.pop() if used else self._make_connection()
             self._busy[connection] = connection.sock.sock if used else None
         return connection, used
 
-    def _new(self) -> http.client.HTTPConnection:
+    def _make_connection(self) -> http.client.HTTPConnection:
         if self._context is not None:
             return http.client.HTTPSConnection(self._host, self._port, context=self._context)
         return http.client.HTTPConnection(self._host, self._port)
 
-    def _returned(self, connection: http.client.HTTPConnection) -> None:
+    def _return_connection(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if connection not in self._busy:  # aborted or closed
                 connection.close()
@@ -222,58 +222,58 @@ class Http:
             if connection.sock is not None:
                 self._idle.append(connection)
 
-    def _dropped(self, connection: http.client.HTTPConnection) -> None:
+    def _drop_connection(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             self._busy.pop(connection, None)
         connection.close()
 
-    def _key(self) -> str:
+    def _read_key(self) -> str:
         name = self.key_variable
-        return _sendable(os.environ.get(name, "").strip(), f"the environment variable {name}") if name else ""
+        return _check_header_value(os.environ.get(name, "").strip(), f"the environment variable {name}") if name else ""
 
-    def _own_headers(self) -> dict[str, str]:
+    def _resolve_headers(self) -> dict[str, str]:
         """Return the additional headers, with environment variables replaced by their values."""
-        self._key()
-        return {name: _value(name, value) for name, value in self.headers.items()}
+        self._read_key()
+        return {name: _resolve_header(name, value) for name, value in self.headers.items()}
 
-    def _without_key(self, text: str) -> str:
+    def _remove_secrets(self, text: str) -> str:
         values = [os.environ.get(value[1:], "").strip() if value.startswith("$") else value for value in self.headers.values()]
-        for secret in [self._key(), *(value for value in values if len(value) >= SECRET)]:
+        for secret in [self._read_key(), *(value for value in values if len(value) >= MIN_SECRET_CHARS)]:
             text = text.replace(secret, "[key]") if secret else text
         return text
 
-    def _told(self, error: Exception, until: float) -> str:
-        if isinstance(error, TimeoutError) or time.monotonic() >= until:
+    def _format_exception(self, error: Exception, deadline: float) -> str:
+        if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
             return f"{self.url} did not respond in time"
         if isinstance(error, ConnectionRefusedError):
             return f"nothing listens at {self.url} (connection refused)"
         if isinstance(error, http.client.HTTPException | ValueError):
-            said = self._without_key(" ".join(str(error).split()))[:SHOWN]
+            said = self._remove_secrets(" ".join(str(error).split()))[:MAX_SHOWN_CHARS]
             return f"{self.url} closed the connection or sent something that is not HTTP ({type(error).__name__}: {said})"
-        return f"{self.url} cannot be reached or closed the connection ({type(error).__name__}: {self._without_key(str(error))[:SHOWN]})"
+        return f"{self.url} cannot be reached or closed the connection ({type(error).__name__}: {self._remove_secrets(str(error))[:MAX_SHOWN_CHARS]})"
 
 
-class _Timed:
+class _DeadlineSocket:
     """A socket with one deadline for all its operations."""
 
     def __init__(self, sock: Any) -> None:
-        self.sock, self.until = sock, 0.0
+        self.sock, self.deadline = sock, 0.0
 
     def sendall(self, data: Any) -> None:
-        self.sock.settimeout(_left(self.until))
+        self.sock.settimeout(_seconds_left(self.deadline))
         self.sock.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self))
+        return io.BufferedReader(_DeadlineReader(self))
 
     def close(self) -> None:
         self.sock.close()
 
 
-class _Reader(io.RawIOBase):
+class _DeadlineReader(io.RawIOBase):
     """The socket as a file, for http.client to read from."""
 
-    def __init__(self, timed: _Timed) -> None:
+    def __init__(self, timed: _DeadlineSocket) -> None:
         self.timed = timed
         self.file = timed.sock.makefile("rb", buffering=0)
         """Keeps the socket open until the response is read: http.client closes it earlier if the connection is not reused."""
@@ -282,7 +282,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self.timed.sock.settimeout(_left(self.timed.until))
+        self.timed.sock.settimeout(_seconds_left(self.timed.deadline))
         return int(self.file.readinto(buffer))
 
     def close(self) -> None:
@@ -290,45 +290,45 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
-def _read(answer: http.client.HTTPResponse) -> Reply:
+def _read_response(answer: http.client.HTTPResponse) -> HttpResponse:
     """Read a complete response; an incomplete one is an error."""
     with answer:
-        content = answer.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise http.client.HTTPException(f"a response of more than {MOST_BYTES} bytes")
+        content = answer.read(MAX_RESPONSE_BYTES + 1)
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise http.client.HTTPException(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
         if answer.length:
             raise http.client.IncompleteRead(content, answer.length)
-        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+        return HttpResponse(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the deadline has passed")
     return left
 
 
-def _value(name: str, value: str) -> str:
+def _resolve_header(name: str, value: str) -> str:
     """Resolve the value of a header: $NAME is the value of an environment variable."""
     if not value.startswith("$"):
-        return _sendable(value, f"the header {name!r}")
+        return _check_header_value(value, f"the header {name!r}")
     if not (found := os.environ.get(value[1:], "").strip()):
         raise ConfigError(f"the header {name!r} is {value}, and the environment variable {value[1:]} is not set; set it")
-    return _sendable(found, f"the environment variable {value[1:]}")
+    return _check_header_value(found, f"the environment variable {value[1:]}")
 
 
-def _sendable(value: str, what: str) -> str:
+def _check_header_value(value: str, what: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise ConfigError(f"{what} contains characters that a key cannot have; set it to the key alone")
     return value
 
 
-def _shut(sock: Any) -> None:
+def _shut_down(sock: Any) -> None:
     with suppress(OSError):  # it may be closed already
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def cleaned(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL that is safe to show: without user, password and query.
 
     >>> cleaned("https://me:secret@host/v1?key=1")

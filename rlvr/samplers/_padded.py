@@ -14,17 +14,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
-class Padded:
+class PaddedCache:
     """Left-padded cache with the interface of `SlotCache`, for models that `SlotCache` does not support."""
 
-    refills = False
+    can_add_rows = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.cache: Any = None
         self.mask_BL = torch.zeros(0, 0, dtype=torch.long)
 
-    def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
+    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
         """Compute each prompt without its last token, and start a row for each owner."""
         assert not start and rows, "rows can only be added to an empty batch"
         device, width = self.model.device, max(map(len, prompts)) - 1
@@ -48,10 +48,10 @@ class Padded:
             self.cache.batch_select_indices(owner_B)
 
     @property
-    def holds_all(self) -> bool:
+    def has_all_layer_states(self) -> bool:
         """Whether every layer stores only keys and values: padding would leak into any other state."""
-        return bool(self.cache.layers) and all(
-            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
+        return bool(self.cache.attending_layers) and all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.attending_layers
         )
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Padded:
         )  # fmt: skip
         return output.logits[:, -1].float()
 
-    def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
+    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
         """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
         order = torch.arange(left, device=holes.device)
         order[holes] = movers

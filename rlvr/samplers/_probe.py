@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from rlvr.errors import SamplerError
-from rlvr.model.device import device_from
-from rlvr.model.handover import trainer_scores
+from rlvr.model.device import resolve_device
+from rlvr.model.handover import compute_model_logprobs
 
-LENGTH = 32
-TOLERANCE = {
+PROBE_TOKENS = 32
+LOGPROB_TOLERANCES = {
     "float32": (1e-4, 1e-4),
     "float32 on an accelerator": (1e-3, 1e-2),
     "float16": (0.04, 0.15),
@@ -25,78 +25,78 @@ TOLERANCE = {
 }
 """Allowed difference of two correct implementations, in the mean and on one token, by the lower precision of the two. Measured with random
 models of 28 layers on a CPU, autocast to bfloat16 against bfloat16 weights: 0.07 in the mean, 0.2 on one token."""
-NOISE = {"both in float32": 1e-6, "trainer in float32": 1e-3, "trainer below": 0.05}
+MIN_TRAINER_CHANGES = {"both in float32": 1e-6, "trainer in float32": 1e-3, "trainer below": 0.05}
 """Change of the trainer's scores above which an engine with unchanged scores counts as stale."""
 
 
-class Probe:
+class WeightProbe:
     """Compares the scores of trainer and engine on fixed tokens, and stores both from the engine's last change."""
 
     def __init__(
-        self, vocabulary: int, dtype: str, *, precision: str | None = None, tolerance: float | None = None, room: int = LENGTH
+        self, vocabulary: int, dtype: str, *, precision: str | None = None, tolerance: float | None = None, max_tokens: int = PROBE_TOKENS
     ) -> None:
         dice = random.Random(0)
-        self.tokens = [dice.randrange(vocabulary) for _ in range(min(LENGTH, room))]
+        self.tokens = [dice.randrange(vocabulary) for _ in range(min(PROBE_TOKENS, max_tokens))]
         self.dtype, self.precision, self.tolerance = dtype, precision, tolerance
-        self.mean, self.difference = 0.0, 0.0
+        self.mean_difference, self.max_difference = 0.0, 0.0
         """Mean and largest difference since the last reset, of the engine that differs most."""
-        self._last: dict[str, tuple[list[float], list[float]]] = {}
+        self._last_scores: dict[str, tuple[list[float], list[float]]] = {}
         """By engine: the scores of the trainer and of the engine when the engine's scores last changed."""
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Reset the differences before new weights are checked."""
-        self.mean, self.difference = 0.0, 0.0
+        self.mean_difference, self.max_difference = 0.0, 0.0
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the differences as metrics."""
-        return {"probe/difference_mean": self.mean, "probe/difference": self.difference}
+        return {"probe/difference_mean": self.mean_difference, "probe/difference": self.max_difference}
 
-    def allowed(self, model: Any) -> tuple[float, float]:
+    def get_tolerance(self, model: Any) -> tuple[float, float]:
         """Return the allowed difference of engine and trainer, in the mean and on one token."""
         if self.tolerance is not None:
             return self.tolerance, self.tolerance
-        trained = self._trained(model)
+        trained = self._get_trainer_dtype(model)
         lower = next((name for name in ("bfloat16", "float16") if name in (self.dtype, trained)), "float32")
-        far = model.device.type != "cpu" or device_from().type != "cpu"  # the engine's, if a copy of the weights is on the CPU
-        return TOLERANCE[f"{lower} on an accelerator" if lower == "float32" and far else lower]
+        far = model.device.type != "cpu" or resolve_device().type != "cpu"  # the engine's, if a copy of the weights is on the CPU
+        return LOGPROB_TOLERANCES[f"{lower} on an accelerator" if lower == "float32" and far else lower]
 
-    def noise(self, model: Any) -> float:
+    def get_min_change(self, model: Any) -> float:
         """Return the change of the trainer's scores above which an engine with unchanged scores counts as stale."""
-        if self._trained(model) != "float32":
-            return NOISE["trainer below"]
-        return NOISE["both in float32" if self.dtype == "float32" else "trainer in float32"]
+        if self._get_trainer_dtype(model) != "float32":
+            return MIN_TRAINER_CHANGES["trainer below"]
+        return MIN_TRAINER_CHANGES["both in float32" if self.dtype == "float32" else "trainer in float32"]
 
-    def _trained(self, model: Any) -> str:
+    def _get_trainer_dtype(self, model: Any) -> str:
         return self.precision or str(model.dtype).removeprefix("torch.")
 
-    def check(
-        self, score: Callable[[Sequence[int]], list[float]], model: Any, where: str, version: int, *, ours: list[float] | None = None
+    def check_engine(
+        self, score: Callable[[Sequence[int]], list[float]], model: Any, engine_name: str, version: int, *, trainer_logprobs: list[float] | None = None
     ) -> None:
         """Compare the scores; raise SamplerError with engine and cause if they differ. `ours`: the trainer's scores, if known."""
-        ours, theirs = trainer_scores(model, self.tokens, self.precision) if ours is None else ours, score(self.tokens)
-        mean, largest = apart(ours, theirs)
-        self.mean, self.difference = max(self.mean, mean), max(self.difference, largest)
-        last = self._last.get(where)
+        trainer_logprobs, theirs = compute_model_logprobs(model, self.tokens, self.precision) if trainer_logprobs is None else trainer_logprobs, score(self.tokens)
+        mean, largest = compare_logprobs(trainer_logprobs, theirs)
+        self.mean_difference, self.max_difference = max(self.mean_difference, mean), max(self.max_difference, largest)
+        last = self._last_scores.get(engine_name)
         if last is not None and theirs == last[1]:
-            _, moved = apart(ours, last[0])
-            if moved > self.noise(model):
+            _, moved = compare_logprobs(trainer_logprobs, last[0])
+            if moved > self.get_min_change(model):
                 raise SamplerError(
-                    f"{where} still samples from old weights: its log-probabilities of the probe did not change, but the trainer's changed "
+                    f"{engine_name} still samples from old weights: its log-probabilities of the probe did not change, but the trainer's changed "
                     f"by {moved:.3g}, and version {version} was sent. The reload had no effect; resume the run to load again"
                 )
         else:
-            self._last[where] = (ours, theirs)
-        allowed = self.allowed(model)
+            self._last_scores[engine_name] = (trainer_logprobs, theirs)
+        allowed = self.get_tolerance(model)
         if not (mean <= allowed[0] and largest <= allowed[1]):  # also raises on NaN
             raise SamplerError(
-                f"{where} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe differ by "
+                f"{engine_name} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe differ by "
                 f"{largest:.3g}; {allowed[1]:g} is allowed (in the mean by {mean:.3g}; {allowed[0]:g} is allowed). It has another model, "
                 "or another precision (set dtype, or probe_tolerance if that is intended); `rlvr doctor --model DIR --sampler vllm` shows "
                 "where they differ"
             )
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def compare_logprobs(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the largest absolute difference; NaN if any is NaN."""
     gaps = (torch.tensor(one) - torch.tensor(other)).abs()
     return float(gaps.mean()), float(gaps.max())

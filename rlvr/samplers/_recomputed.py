@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOKENS_AT_ONCE = 8192
+MAX_FORWARD_TOKENS = 8192
 """Most tokens of one forward pass; affects only memory and speed."""
 
 
-class Recomputed:
+class RecomputingCache:
     """Has the interface of `SlotCache`, but keeps token ids only and recomputes each row at every step."""
 
-    refills = False
+    can_add_rows = False
 
     def __init__(self, model: Any) -> None:
         self.model, self.rows = model, list[Tensor]()
-        self.last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+        self.logits_arguments = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
-    def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
+    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
         """Start a row for each owner with its prompt, without the last token."""
         assert not start and rows, "rows can only be added to an empty batch"
         self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in owners]
@@ -36,15 +36,15 @@ class Recomputed:
         found: dict[int, Tensor] = {}
         for length in sorted({len(row) for row in self.rows}):
             alike = [place for place, row in enumerate(self.rows) if len(row) == length]
-            together = max(1, TOKENS_AT_ONCE // length)
+            together = max(1, MAX_FORWARD_TOKENS // length)
             for first in range(0, len(alike), together):
                 part = alike[first : first + together]
                 ids = torch.stack([self.rows[place] for place in part])
-                logits = self.model(input_ids=ids, use_cache=False, **self.last).logits[:, -1].float()
+                logits = self.model(input_ids=ids, use_cache=False, **self.logits_arguments).logits[:, -1].float()
                 found |= dict(zip(part, logits, strict=True))
         return torch.stack([found[place] for place in range(len(self.rows))])
 
-    def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
+    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
         """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
             self.rows[hole] = self.rows[mover]

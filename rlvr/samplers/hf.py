@@ -26,19 +26,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Feed, Listed, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.model.defaults import defaults_of
-from rlvr.model.device import device_from, free_cached_memory
-from rlvr.model.weights import model_from
-from rlvr.samplers._by_length import ByLength
-from rlvr.samplers._choice import choose, uniform
-from rlvr.samplers._fitting import Memory, fits, without_slots
-from rlvr.samplers._padded import Padded
-from rlvr.samplers._recomputed import Recomputed
-from rlvr.samplers._slots import GROWTH, Slots
+from rlvr.model.defaults import get_device_defaults
+from rlvr.model.device import free_cached_memory, resolve_device
+from rlvr.model.weights import load_model
+from rlvr.samplers._by_length import LengthGroupedCache
+from rlvr.samplers._choice import choose_tokens, draw_uniforms
+from rlvr.samplers._fitting import KVCache, choose_fallback_cache, find_slot_problem
+from rlvr.samplers._padded import PaddedCache
+from rlvr.samplers._recomputed import RecomputingCache
+from rlvr.samplers._slots import GROWTH_FACTOR, SlotCache
 
-SHARE_OF_FREE = 0.7
+FREE_MEMORY_FRACTION = 0.7
 """Fraction of the free accelerator memory for keys and values; rows grow by copying, layer by layer."""
 
 
@@ -49,13 +49,13 @@ class HFSampler(Sampler):
     64
     """
 
-    policy_form = "hf:DIR"
-    company = 64
+    cli_syntax = "hf:DIR"
+    eval_batch_size = 64
 
     @classmethod
-    def policy_settings(cls, rest: str) -> dict[str, Any]:
+    def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """`hf:DIR` is the model in that folder, with its own tokenizer."""
-        return {"model": rest}
+        return {"model": argument}
 
     def __init__(self, *, batch_size: int = 512, model: str | None = None, device: str | None = None) -> None:
         """Set the model and the batch size.
@@ -69,47 +69,47 @@ class HFSampler(Sampler):
             raise ConfigError(f"batch_size is {batch_size}; at least 1 completion must be sampled at a time")
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
-        self.padded = ""
+        self.slots_problem = ""
         """Why the slot cache cannot be used; empty if it can."""
-        self.kind: type[Memory] = Slots
-        self.limited = False
+        self.cache_class: type[KVCache] = SlotCache
+        self.is_memory_limited = False
         """Whether the memory of the model's device limits the batch."""
-        self.desk: Callable[..., _Desk] = _Desk
+        self.make_batch: Callable[..., _RunningBatch] = _RunningBatch
         self._precision: str | None = None
-        self._longest = 0
-        self._given: Any = None
+        self._max_length = 0
+        self._trainer_model: Any = None
         self._device = device
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Load the configured model, if the trainer has passed none."""
         if self.model is None and self.tokenizer is not None:
-            self.load(model_from(ModelConfig(path=self.tokenizer)).to(device_from(self._device)), 0)
+            self.load_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
 
-    def prepare(self, *, precision: str, max_length: int) -> None:
+    def configure(self, *, precision: str, max_length: int) -> None:
         """Set the precision of the trainer, and the length of sequences to reserve memory for."""
-        self._precision, self._longest = precision, max_length
+        self._precision, self._max_length = precision, max_length
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Use the trainer's model directly; it is copied only if the trainer computes in another precision than the model has."""
-        if model is not self._given:
-            self._given, self.model = model, self._own(model)
+        if model is not self._trainer_model:
+            self._trainer_model, self.model = model, self._convert_precision(model)
             device = self.model.device
-            self.limited, every = device.type == "cuda", defaults_of(device).sampled_between_looks
-            self.desk = partial(_PatientDesk, every=every) if every > 1 else _Desk
-            self.padded = fits(self.model)
-            self.kind = without_slots(self.model) if self.padded else Slots
+            self.is_memory_limited, every = device.type == "cuda", get_device_defaults(device).stop_check_interval_tokens
+            self.make_batch = partial(_LazyStopBatch, every=every) if every > 1 else _RunningBatch
+            self.slots_problem = find_slot_problem(self.model)
+            self.cache_class = choose_fallback_cache(self.model) if self.slots_problem else SlotCache
         elif self.model is not model:
-            lower(model, self.model)
+            copy_weights(model, self.model)
 
     @property
-    def memory(self) -> str:
+    def cache_description(self) -> str:
         """Description of the KV cache in use, for tables."""
-        names: dict[type[Memory], str] = {
-            Slots: "slots", Padded: "padded", ByLength: "rows grouped by length", Recomputed: "rows computed again at every token",
+        names: dict[type[KVCache], str] = {
+            SlotCache: "slots", PaddedCache: "padded", LengthGroupedCache: "rows grouped by length", RecomputingCache: "rows computed again at every token",
         }  # fmt: skip
-        return f"{names[self.kind]}{', since ' + self.padded if self.padded else ''}"
+        return f"{names[self.cache_class]}{', since ' + self.slots_problem if self.slots_problem else ''}"
 
-    def _own(self, model: Any) -> Any:
+    def _convert_precision(self, model: Any) -> Any:
         """Return the model to sample from: a copy in the sampling precision, because autocast would convert it for every token."""
         dtype = getattr(torch, self._precision) if self._precision else model.dtype
         if dtype == model.dtype:
@@ -119,190 +119,190 @@ class HFSampler(Sampler):
             weight.requires_grad_(False)
         return made
 
-    def suits(self, model: Any) -> str:
+    def validate_model(self, model: Any) -> str:
         """Raise ConfigError for a model that cannot be sampled from; return why it is slow, or ''."""
-        self.load(model, 0)
-        return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
+        self.load_model(model, 0)
+        return f"each token computes its whole row again, since {self.slots_problem}" if self.cache_class is RecomputingCache else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
-        yield from (ended for ended in HFSampler.serve(self, Listed(requests), sampling) if ended is not None)
+        yield from (ended for ended in HFSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
-            self.ready()
+            self.check_ready()
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; set model: DIR, or load one")
         training, desk, queue = self.model.training, None, list[tuple[int, Request]]()
         self.model.eval()
         try:
-            while (more := feed.take(sys.maxsize)) is not None or queue or desk:
+            while (more := feed.pop(sys.maxsize)) is not None or queue or desk:
                 if more:
                     queue = sorted([*queue, *more], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
                 if queue and not desk:
-                    most = self._most(queue) if self.limited else self.batch_size
-                    desk = self.desk(self.kind(self.model), sampling, rows=min(most, len(queue) + feed.coming))
-                if desk and queue and (free := desk.free):
+                    most = self._compute_max_rows(queue) if self.is_memory_limited else self.batch_size
+                    desk = self.make_batch(self.cache_class(self.model), sampling, rows=min(most, len(queue) + feed.num_pending))
+                if desk and queue and (free := desk.num_free_rows):
                     invited, queue = queue[:free], queue[free:]
-                    desk.begin(invited)
+                    desk.admit(invited)
                 yield from (desk.step() if desk else []) or (None,)
-                if desk and not desk.live and not queue:
+                if desk and not desk.num_live and not queue:
                     desk = None  # later requests start with an empty cache, as if they came alone
         finally:
             self.model.train(training)
 
-    def _most(self, queue: Sequence[tuple[int, Request]]) -> int:
+    def _compute_max_rows(self, queue: Sequence[tuple[int, Request]]) -> int:
         """Return how many rows fit into memory, each at the maximum length."""
-        width = max(self._longest, *(len(request.prompt) + request.max_tokens for _, request in queue))
-        return min(self.batch_size, rows_in_memory(self.model, width))
+        width = max(self._max_length, *(len(request.prompt) + request.max_tokens for _, request in queue))
+        return min(self.batch_size, count_rows_that_fit(self.model, width))
 
 
-def lower(model: Any, into: Any) -> None:
+def copy_weights(model: Any, into: Any) -> None:
     """Copy new weights into a model of another precision."""
     with torch.no_grad():
         for own, weight in zip(into.state_dict().values(), model.state_dict().values(), strict=True):
             own.copy_(weight)
 
 
-def rows_in_memory(model: Any, width: int) -> int:
+def count_rows_that_fit(model: Any, width: int) -> int:
     """Return how many sequences of this length fit into the accelerator's free memory with their keys and values."""
     shape = model.config.get_text_config()
     own = getattr(shape, "num_attention_heads", None) or 1  # without attention, the state is about as large as one row of keys
     heads = getattr(shape, "num_key_value_heads", None) or own
     wide = getattr(shape, "head_dim", None) or shape.hidden_size // own
-    each = 2 * shape.num_hidden_layers * heads * wide * model.dtype.itemsize * int(width * GROWTH)
+    each = 2 * shape.num_hidden_layers * heads * wide * model.dtype.itemsize * int(width * GROWTH_FACTOR)
     free_cached_memory()
-    return max(1, int(torch.cuda.mem_get_info(model.device)[0] * SHARE_OF_FREE) // each)
+    return max(1, int(torch.cuda.mem_get_info(model.device)[0] * FREE_MEMORY_FRACTION) // each)
 
 
-class _Desk:
+class _RunningBatch:
     """The running batch: completions in the first `live` rows. B = rows, T = the largest token limit of a completion."""
 
-    def __init__(self, memory: Memory, sampling: Sampling, *, rows: int) -> None:
-        self.memory, self.sampling = memory, sampling
-        self.rows, self.live = rows, 0
-        self.asked = list[tuple[int, Request]]()
+    def __init__(self, memory: KVCache, sampling: Sampling, *, rows: int) -> None:
+        self.cache, self.sampling = memory, sampling
+        self.max_rows, self.num_live = rows, 0
+        self.requests = list[tuple[int, Request]]()
         """The request of each live row."""
         device = memory.model.device
-        self.numbers_4B = torch.zeros(4, self.rows, dtype=torch.long, device=device)
-        self.token_B, self.position_B, self.count_B, self.cap_B = self.numbers_4B
-        self.uniform_BT, self.logprob_BT = torch.zeros(2, self.rows, 0, device=device)
-        self.said_BT = torch.zeros(self.rows, 0, dtype=torch.long, device=device)
-        self.stops = torch.tensor(sorted(sampling.stop_ids), dtype=torch.long, device=device)
-        self.stopped_B = torch.zeros(self.rows, dtype=torch.bool, device=device)
+        self.state_4B = torch.zeros(4, self.max_rows, dtype=torch.long, device=device)
+        self.token_B, self.position_B, self.count_B, self.cap_B = self.state_4B
+        self.uniform_BT, self.logprob_BT = torch.zeros(2, self.max_rows, 0, device=device)
+        self.tokens_BT = torch.zeros(self.max_rows, 0, dtype=torch.long, device=device)
+        self.stop_ids = torch.tensor(sorted(sampling.stop_ids), dtype=torch.long, device=device)
+        self.stopped_B = torch.zeros(self.max_rows, dtype=torch.bool, device=device)
 
     @property
-    def free(self) -> int:
+    def num_free_rows(self) -> int:
         """Number of rows that may start now: several at a time or none, because a prefill for one row would delay all others."""
-        free = self.rows - self.live
-        return free if not self.live or (self.memory.refills and free >= max(1, self.rows // 8)) else 0
+        free = self.max_rows - self.num_live
+        return free if not self.num_live or (self.cache.can_add_rows and free >= max(1, self.max_rows // 8)) else 0
 
     @torch.inference_mode()
-    def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
+    def admit(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Start a row for each request; a prompt that a live row already has is copied from there."""
-        prompts = [tuple(request.prompt) for _, request in invited]
-        known = self._copied(self.memory, prompts) if self.live and isinstance(self.memory, Slots) else 0
+        prompts = [tuple(request.prompt) for _, request in requests]
+        known = self._copy_known_prompt(self.cache, prompts) if self.num_live and isinstance(self.cache, SlotCache) else 0
         if new := prompts[known:]:
             distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(new))}
-            self.memory.fill(list(distinct), [distinct[prompt] for prompt in new], start=self.live + known, rows=self.rows)
-        here = slice(self.live, self.live + len(invited))
-        asked, device = [request for _, request in invited], self.token_B.device
-        self.asked += invited
+            self.cache.add_rows(list(distinct), [distinct[prompt] for prompt in new], start=self.num_live + known, rows=self.max_rows)
+        here = slice(self.num_live, self.num_live + len(requests))
+        asked, device = [request for _, request in requests], self.token_B.device
+        self.requests += requests
         self.stopped_B[here] = False
         numbers_B4 = [(request.prompt[-1], len(request.prompt) - 1, 0, request.max_tokens) for request in asked]
-        self.numbers_4B[:, here] = torch.tensor(numbers_B4, device=device).T
-        if (more := max(request.max_tokens for request in asked) - self.said_BT.shape[1]) > 0:
-            self.uniform_BT, self.logprob_BT, self.said_BT = (pad(s, (0, more)) for s in (self.uniform_BT, self.logprob_BT, self.said_BT))
-        self.uniform_BT[here] = uniform(asked, self.uniform_BT.shape[1]).to(device)
-        self.live += len(invited)
+        self.state_4B[:, here] = torch.tensor(numbers_B4, device=device).T
+        if (more := max(request.max_tokens for request in asked) - self.tokens_BT.shape[1]) > 0:
+            self.uniform_BT, self.logprob_BT, self.tokens_BT = (pad(s, (0, more)) for s in (self.uniform_BT, self.logprob_BT, self.tokens_BT))
+        self.uniform_BT[here] = draw_uniforms(asked, self.uniform_BT.shape[1]).to(device)
+        self.num_live += len(requests)
 
-    def _copied(self, memory: Slots, prompts: Sequence[tuple[int, ...]]) -> int:
+    def _copy_known_prompt(self, memory: SlotCache, prompts: Sequence[tuple[int, ...]]) -> int:
         """Copy the first prompt from a live row that has it; return how many of the (adjacent) prompts are equal to it."""
-        source = next((row for row, (_, live) in enumerate(self.asked) if tuple(live.prompt) == prompts[0]), None)
+        source = next((row for row, (_, live) in enumerate(self.requests) if tuple(live.prompt) == prompts[0]), None)
         if source is None:
             return 0
         known = prompts.count(prompts[0])
-        memory.copy(source, start=self.live, count=known, length=len(prompts[0]) - 1)
+        memory.copy_prompt(source, start=self.num_live, count=known, length=len(prompts[0]) - 1)
         return known
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
         """Sample one more token in every row; return the completions that end with it."""
-        live = slice(0, self.live)
-        at, count_B = torch.arange(self.live, device=self.token_B.device), self.count_B[live]
-        logits_BV = self.memory.step(self.token_B[live], self.position_B[live])
-        chosen_B, logprob_B = choose(logits_BV, self.sampling, self.uniform_BT[at, count_B])
-        self.said_BT[at, count_B], self.logprob_BT[at, count_B] = chosen_B, logprob_B
+        live = slice(0, self.num_live)
+        at, count_B = torch.arange(self.num_live, device=self.token_B.device), self.count_B[live]
+        logits_BV = self.cache.step(self.token_B[live], self.position_B[live])
+        chosen_B, logprob_B = choose_tokens(logits_BV, self.sampling, self.uniform_BT[at, count_B])
+        self.tokens_BT[at, count_B], self.logprob_BT[at, count_B] = chosen_B, logprob_B
         self.token_B[live] = chosen_B
         self.position_B[live] += 1
         count_B += 1
-        self.stopped_B[live] |= torch.isin(chosen_B, self.stops)
-        if any(request.ends for _, request in self.asked):
-            self.stopped_B[live] |= torch.tensor(self._turns_end(chosen_B.tolist()), device=chosen_B.device)
-        return self._ended()
+        self.stopped_B[live] |= torch.isin(chosen_B, self.stop_ids)
+        if any(request.stop_criterion for _, request in self.requests):
+            self.stopped_B[live] |= torch.tensor(self._find_turn_ends(chosen_B.tolist()), device=chosen_B.device)
+        return self._collect_ended()
 
-    def _ended(self) -> list[tuple[int, Completion]]:
+    def _collect_ended(self) -> list[tuple[int, Completion]]:
         """Collect the completions that have ended, and free their rows."""
-        ended_B = self.stopped_B[: self.live] | (self.count_B >= self.cap_B)[: self.live]
+        ended_B = self.stopped_B[: self.num_live] | (self.count_B >= self.cap_B)[: self.num_live]
         ended = ended_B.nonzero()[:, 0].tolist()
         if not ended:
             return []
         done = list[tuple[int, Completion]]()
         for row, length, stopped in zip(ended, self.count_B[ended].tolist(), self.stopped_B[ended].tolist(), strict=True):
-            said, logprobs = self.said_BT[row, :length].tolist(), self.logprob_BT[row, :length].tolist()
-            done.append((self.asked[row][0], Completion(said, logprobs, "stop" if stopped else "length")))
-        self._close_up(ended_B, self.live - len(ended))
+            said, logprobs = self.tokens_BT[row, :length].tolist(), self.logprob_BT[row, :length].tolist()
+            done.append((self.requests[row][0], Completion(said, logprobs, "stop" if stopped else "length")))
+        self._compact(ended_B, self.num_live - len(ended))
         return done
 
-    def _turns_end(self, chosen: Sequence[int]) -> list[bool]:
+    def _find_turn_ends(self, chosen: Sequence[int]) -> list[bool]:
         """Return which rows end by their stop criterion, although the chosen token is not a stop id."""
         return [
-            request.ends is not None and request.ends.may(token) and request.ends(self.said_BT[row, : int(self.count_B[row])].tolist())
-            for row, ((_, request), token) in enumerate(zip(self.asked, chosen, strict=True))
+            request.stop_criterion is not None and request.stop_criterion.may_stop(token) and request.stop_criterion(self.tokens_BT[row, : int(self.count_B[row])].tolist())
+            for row, ((_, request), token) in enumerate(zip(self.requests, chosen, strict=True))
         ]
 
-    def _close_up(self, ended_B: Tensor, left: int) -> None:
+    def _compact(self, ended_B: Tensor, left: int) -> None:
         """Move the last live rows to the indices of finished rows."""
         holes, movers = ended_B[:left].nonzero()[:, 0], (~ended_B[left:]).nonzero()[:, 0] + left
-        self.numbers_4B[:, holes] = self.numbers_4B[:, movers]
-        for state in (self.uniform_BT, self.logprob_BT, self.said_BT, self.stopped_B):
+        self.state_4B[:, holes] = self.state_4B[:, movers]
+        for state in (self.uniform_BT, self.logprob_BT, self.tokens_BT, self.stopped_B):
             state[holes] = state[movers]
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-            self.asked[hole] = self.asked[mover]
-        del self.asked[left:]
-        self.memory.close_up(left, holes, movers)
-        self.live = left
+            self.requests[hole] = self.requests[mover]
+        del self.requests[left:]
+        self.cache.compact(left, holes, movers)
+        self.num_live = left
 
 
-class _PatientDesk(_Desk):
+class _LazyStopBatch(_RunningBatch):
     """Running batch for an asynchronous device, which is queried only every few tokens for the rows that have ended."""
 
-    def __init__(self, memory: Memory, sampling: Sampling, *, rows: int, every: int) -> None:
+    def __init__(self, memory: KVCache, sampling: Sampling, *, rows: int, every: int) -> None:
         super().__init__(memory, sampling, rows=rows)
-        self.every, self.unseen, self.sampled = every, 0, 0
+        self.check_interval, self.num_unchecked, self.num_sampled = every, 0, 0
         """Tokens between two checks, tokens sampled since the last check, and tokens sampled in all."""
-        self.full = dict[int, int]()
+        self.end_by_request = dict[int, int]()
         """By request: the value of `sampled` at which it reaches its token limit, so that no row exceeds it."""
 
-    def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
+    def admit(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Start rows for these requests, and record when each reaches its token limit."""
-        super().begin(invited)
-        self.full |= {number: self.sampled + request.max_tokens for number, request in invited}
+        super().admit(requests)
+        self.end_by_request |= {number: self.num_sampled + request.max_tokens for number, request in requests}
 
-    def _ended(self) -> list[tuple[int, Completion]]:
-        self.sampled += 1
-        self.unseen += 1
-        told = any(request.ends for _, request in self.asked)  # the device was queried already
-        if not told and self.unseen < self.every and self.sampled < min(self.full.values()):
+    def _collect_ended(self) -> list[tuple[int, Completion]]:
+        self.num_sampled += 1
+        self.num_unchecked += 1
+        told = any(request.stop_criterion for _, request in self.requests)  # the device was queried already
+        if not told and self.num_unchecked < self.check_interval and self.num_sampled < min(self.end_by_request.values()):
             return []
-        self.unseen = 0
-        done = super()._ended()
+        self.num_unchecked = 0
+        done = super()._collect_ended()
         for number, _ in done:
-            del self.full[number]
-        return [(number, self._to_first_stop(completion)) for number, completion in done]
+            del self.end_by_request[number]
+        return [(number, self._truncate_at_stop(completion)) for number, completion in done]
 
-    def _to_first_stop(self, completion: Completion) -> Completion:
+    def _truncate_at_stop(self, completion: Completion) -> Completion:
         """Truncate a completion after its first stop id, which may have been sampled before the last token."""
         stops = (place for place, token in enumerate(completion.tokens, 1) if token in self.sampling.stop_ids)
         length = next(stops, len(completion.tokens))

@@ -28,27 +28,27 @@ from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Feed, Listed, Request, Sampler, Sampling, Tokenizer
-from rlvr.dialects.table import get
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, StaticQueue, Tokenizer
+from rlvr.dialects.table import get_dialect
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
-from rlvr.samplers._calls import turn_of, written_messages, written_turn
-from rlvr.samplers._chat import CUT, STOPPED, read
-from rlvr.samplers._dialect import finished
-from rlvr.samplers._http import Http, NoReply, Reply, cleaned
+from rlvr.samplers._calls import format_messages_as_text, parse_text_turn, parse_tool_turn
+from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, parse_chat_reply
+from rlvr.samplers._dialect import make_completion
+from rlvr.samplers._http import HttpClient, HttpResponse, NoReply, redact_url
 from rlvr.turns import Turn
 
-BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
-UNFIT = frozenset({400, 413, 422})
+RETRY_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
+REQUEST_ERROR_STATUSES = frozenset({400, 413, 422})
 """Statuses that may concern a single request: a content filter, or a prompt that is too long."""
-LIMITS = ("max_tokens", "max_completion_tokens")
+TOKEN_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 """The names of the token limit field at different endpoints."""
-OURS = ("temperature", "top_p", "top_k", "seed", "n", "stop", "tools", *LIMITS)
+REQUEST_FIELDS = ("temperature", "top_p", "top_k", "seed", "n", "stop", "tools", *TOKEN_LIMIT_FIELDS)
 """Fields of a request that an endpoint may reject."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LOOK_S = 0.2
+FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.5, 30.0
+POLL_INTERVAL_S = 0.2
 """How long to wait for a completion before control returns to the caller."""
-REACHED_S = 30.0
+CONNECT_TIMEOUT_S = 30.0
 """Timeout of the first connection, in seconds."""
 
 
@@ -59,13 +59,13 @@ class OpenAISampler(Sampler):
     16
     """
 
-    policy_form = "openai:URL#MODEL[#TOKENIZER]"
-    incidental = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_s", "deadline_s"))
+    cli_syntax = "openai:URL#MODEL[#TOKENIZER]"
+    non_semantic_settings = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_s", "deadline_s"))
 
     @classmethod
-    def policy_settings(cls, rest: str) -> dict[str, Any]:
+    def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """`openai:URL#MODEL` for text, as in openai:http://localhost:8000/v1#tiny; with `#TOKENIZER`, a folder, for token ids."""
-        url, _, named = rest.partition("#")
+        url, _, named = argument.partition("#")
         model, _, tokenizer = named.partition("#")
         if not model:
             raise ConfigError("the policy openai: has no model; write openai:URL#MODEL, as in openai:http://localhost:8000/v1#tiny")
@@ -85,8 +85,8 @@ class OpenAISampler(Sampler):
         stop: str | Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         dialect: str = "",
-        attempt_s: float = 120.0,
-        deadline_s: float = 600.0,
+        attempt_timeout_s: float = 120.0,
+        completion_timeout_s: float = 600.0,
     ) -> None:
         """Set the endpoint, the model and the timeouts.
 
@@ -102,10 +102,10 @@ class OpenAISampler(Sampler):
             stop: texts at which the endpoint ends a completion.
             headers: additional headers of each request; $NAME is the value of an environment variable, such as {api-key: $AZURE_KEY}.
             dialect: for an endpoint without tool support: describe tools in the system message and parse calls from its text, as `fenced`.
-            attempt_s: timeout of one request, in seconds.
+            attempt_timeout_s: timeout of one request, in seconds.
             deadline_s: timeout of one completion, all attempts together, in seconds.
         """
-        for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
+        for name, value in {"concurrency": concurrency, "attempt_s": attempt_timeout_s, "deadline_s": completion_timeout_s, "retries": retries + 1}.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -114,57 +114,57 @@ class OpenAISampler(Sampler):
         if tokenizer is not None and (stops or dialect):
             name = "stop" if stops else "dialect"
             raise ConfigError(f"{name} is for text, and with a tokenizer the policy's own tokens are used; remove one of the two")
-        if unknown := [name for name in ([omit] if isinstance(omit, str) else omit) if name not in OURS]:
-            raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {suggest(str(unknown[0]), OURS)}")
+        if unknown := [name for name in ([omit] if isinstance(omit, str) else omit) if name not in REQUEST_FIELDS]:
+            raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {suggest(str(unknown[0]), REQUEST_FIELDS)}")
         url = url.rstrip("/").removesuffix("/chat/completions")
-        self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable, headers=headers), model, tokenizer
+        self.http, self.model, self.tokenizer = HttpClient(url, key_variable=key_variable, headers=headers), model, tokenizer
         self.extra_body = ({"stop": stops} if stops else {}) | dict(extra_body or {})
-        self.omit, self.dialect = frozenset([omit] if isinstance(omit, str) else omit), get(dialect) if dialect else None
-        self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
-        self.gives_text = tokenizer is None
+        self.omit, self.dialect = frozenset([omit] if isinstance(omit, str) else omit), get_dialect(dialect) if dialect else None
+        self.concurrency, self.retries, self.attempt_timeout_s, self.completion_timeout_s = concurrency, retries, attempt_timeout_s, completion_timeout_s
+        self.text_only = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
-        self._words: Tokenizer | None = None
-        self._limit = LIMITS[0]
-        self._heard = False
+        self._tokenizer: Tokenizer | None = None
+        self._token_limit_field = TOKEN_LIMIT_FIELDS[0]
+        self._has_succeeded = False
         """Whether any request has succeeded: after that, a rejection concerns a single request."""
         self._closed = threading.Event()
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Check that the endpoint accepts connections, so that a wrong port is one early error instead of one per sample."""
         try:
-            self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
+            self.http.connect(deadline=time.monotonic() + min(self.attempt_timeout_s, CONNECT_TIMEOUT_S))
         except NoReply as error:
             raise NoReply(f"{error}; start the server, or fix the URL") from None
 
-    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Store the tokenizer, which encodes the endpoint's text."""
-        self._words = tokenizer
+        self._tokenizer = tokenizer
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Raise ConfigError: an endpoint cannot load the trainer's weights."""
         raise ConfigError("the sampler openai cannot load new weights, so it cannot train; use vllm (placement: server) or hf")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as it arrives."""
-        yield from (ended for ended in OpenAISampler.serve(self, Listed(requests), sampling) if ended is not None)
+        yield from (ended for ended in OpenAISampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests, which may grow meanwhile."""
         asked: dict[Future[Completion], int] = {}
         ended: SimpleQueue[Future[Completion] | None] = SimpleQueue()
-        feed.notify = lambda: ended.put(None)
+        queue.on_requests_ready = lambda: ended.put(None)
         try:
-            while (more := feed.take(sys.maxsize)) is not None or asked:
+            while (more := queue.pop(sys.maxsize)) is not None or asked:
                 for number, request in more or ():
                     future = self._pool.submit(self._complete, request, sampling)
                     asked[future] = number
                     future.add_done_callback(ended.put)
                 done: Future[Completion] | None = None
                 with suppress(Empty):
-                    done = ended.get(timeout=LOOK_S) if asked else None
+                    done = ended.get(timeout=POLL_INTERVAL_S) if asked else None
                 yield None if done is None else (asked.pop(done), done.result())
         finally:
-            feed.notify = None
+            queue.on_requests_ready = None
             for future in asked:
                 future.cancel()
 
@@ -177,91 +177,91 @@ class OpenAISampler(Sampler):
     def _complete(self, request: Request, sampling: Sampling) -> Completion:
         began = time.monotonic()
         try:
-            made = self._text(request, sampling) if self.tokenizer is None else self._tokens(request, sampling)
+            made = self._complete_as_text(request, sampling) if self.tokenizer is None else self._complete_as_tokens(request, sampling)
             return replace(made, seconds=time.monotonic() - began)
         except NoReply as error:
             return Completion([], [], "error", str(error))
 
-    def _text(self, request: Request, sampling: Sampling) -> Completion:
+    def _complete_as_text(self, request: Request, sampling: Sampling) -> Completion:
         """Send the conversation and return the whole text; its length is the endpoint's own token count."""
-        if self._words is None or request.task is None:
+        if self._tokenizer is None or request.task is None:
             raise SamplerError("the sampler openai got a request before `attach`, or one without a task")
-        tools = request.said.tools if request.said else ()
-        if request.said and tools and self.dialect:
-            messages = written_messages(request.said, self.dialect)
+        tools = request.chat_prompt.tools if request.chat_prompt else ()
+        if request.chat_prompt and tools and self.dialect:
+            messages = format_messages_as_text(request.chat_prompt, self.dialect)
         else:
-            messages = [dict(message) for message in request.said.messages] if request.said else conversation(request, self._words)
-        body = {"messages": messages} | self._sampling(request, sampling)
+            messages = [dict(message) for message in request.chat_prompt.messages] if request.chat_prompt else decode_conversation(request, self._tokenizer)
+        body = {"messages": messages} | self._make_body(request, sampling)
         if tools and not self.dialect and "tools" not in self.omit:
-            body["tools"] = [tool.wire() for tool in tools]
-        reply = self._asked("/chat/completions", body)
+            body["tools"] = [tool.to_openai_format() for tool in tools]
+        reply = self._post_with_retries("/chat/completions", body)
         try:
-            said = read(reply.json(), request.max_tokens)
-            turn = Turn(said.text, said.text, said.reasoning, (), "length" if said.cut else "stop") if said.reasoning else None
+            said = parse_chat_reply(reply.json(), request.max_tokens)
+            turn = Turn(said.text, said.text, said.reasoning, (), "length" if said.truncated else "stop") if said.reasoning else None
             if tools:
-                turn = written_turn(said, request, self.dialect) if self.dialect else turn_of(said, request)
+                turn = parse_text_turn(said, request, self.dialect) if self.dialect else parse_tool_turn(said, request)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise NoReply(f"{self.http.told(reply)}; that is not a chat completion ({type(error).__name__})") from None
-        if said.reason not in STOPPED | CUT:
-            return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.reason!r}")
-        cut = turn.finish == "length" if turn else said.cut
-        tokens = self._words.encode(turn.text if turn else said.text)
+            raise NoReply(f"{self.http.format_error(reply)}; that is not a chat completion ({type(error).__name__})") from None
+        if said.finish_reason not in STOP_REASONS | LENGTH_REASONS:
+            return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.finish_reason!r}")
+        cut = turn.finish == "length" if turn else said.truncated
+        tokens = self._tokenizer.encode(turn.text if turn else said.text)
         if not cut or not tokens:  # truncated before any text, for example by hidden reasoning
-            tokens.append(self._words.eos_id)
+            tokens.append(self._tokenizer.eos_id)
         return Completion(tokens, [0.0] * len(tokens), "length" if cut else "stop", usage=said.usage, turn=turn)
 
-    def _tokens(self, request: Request, sampling: Sampling) -> Completion:
+    def _complete_as_tokens(self, request: Request, sampling: Sampling) -> Completion:
         """Send token ids and return token ids."""
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(sampling.stop_ids)}
-        reply = self._asked("/completions", body | {"ignore_eos": True} | self._sampling(request, sampling))
+        reply = self._post_with_retries("/completions", body | {"ignore_eos": True} | self._make_body(request, sampling))
         try:
             choice = reply.json()["choices"][0]
             logprobs = [float(logprob) for logprob in choice["logprobs"]["token_logprobs"]]
             tokens, reason = choice.get("token_ids"), str(choice["finish_reason"])
         except (ValueError, LookupError, TypeError) as error:
-            raise NoReply(f"{self.http.told(reply)}; that is not a completion with log-probabilities ({type(error).__name__})") from None
+            raise NoReply(f"{self.http.format_error(reply)}; that is not a completion with log-probabilities ({type(error).__name__})") from None
         if not isinstance(tokens, list):
             raise ConfigError(f"{self.http.url} returns no token ids; remove the tokenizer to evaluate it by its text")
         if len(tokens) != len(logprobs):
             return Completion([], [], "error", f"the endpoint returned {len(tokens)} tokens and {len(logprobs)} log-probabilities")
-        return finished([int(token) for token in tokens], logprobs, reason, sampling)
+        return make_completion([int(token) for token in tokens], logprobs, reason, sampling)
 
-    def _sampling(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+    def _make_body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         settings: dict[str, Any] = {"model": self.model, "temperature": sampling.temperature, "seed": request.seed, "n": 1}
         settings |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         settings |= {"top_k": sampling.top_k} if sampling.top_k else {}
-        settings |= {self._limit: request.max_tokens}
+        settings |= {self._token_limit_field: request.max_tokens}
         return {name: value for name, value in settings.items() if name not in self.omit} | self.extra_body
 
-    def _asked(self, path: str, body: dict[str, Any]) -> Reply:
+    def _post_with_retries(self, path: str, body: dict[str, Any]) -> HttpResponse:
         """Send a request with retries while the endpoint is busy; NoReply if no time or no attempt is left."""
-        until, told, attempts = time.monotonic() + self.deadline_s, "", 0
+        until, told, attempts = time.monotonic() + self.completion_timeout_s, "", 0
         while True:
-            reply: Reply | None = None
+            reply: HttpResponse | None = None
             try:
-                reply = self.http.ask("POST", path, body, until=min(until, time.monotonic() + self.attempt_s))
+                reply = self.http.request("POST", path, body, deadline=min(until, time.monotonic() + self.attempt_timeout_s))
             except NoReply as error:
                 told = str(error)
             if reply is not None:
                 if reply.status == 200:
-                    self._heard = True
+                    self._has_succeeded = True
                     return reply
-                told = self.http.told(reply)
+                told = self.http.format_error(reply)
                 if reply.status == 400 and "max_tokens" in body and "max_completion_tokens" in told:
-                    self._limit = LIMITS[1]  # the name that newer models require
-                    body[self._limit] = body.pop(LIMITS[0])
+                    self._token_limit_field = TOKEN_LIMIT_FIELDS[1]  # the name that newer models require
+                    body[self._token_limit_field] = body.pop(TOKEN_LIMIT_FIELDS[0])
                     continue
-                if reply.status in UNFIT and self._heard:
+                if reply.status in REQUEST_ERROR_STATUSES and self._has_succeeded:
                     raise NoReply(told)
-                if reply.status not in BUSY:
-                    raise ConfigError(refused(reply, told, self.model, self.http.key_variable))
-            pause, attempts = patience(reply, attempts), attempts + 1
+                if reply.status not in RETRY_STATUSES:
+                    raise ConfigError(format_rejection(reply, told, self.model, self.http.key_variable))
+            pause, attempts = compute_retry_delay(reply, attempts), attempts + 1
             if attempts > self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
         raise NoReply(f"no answer after {attempts} attempts: {told}")
 
 
-def patience(reply: Reply | None, attempt: int) -> float:
+def compute_retry_delay(reply: HttpResponse | None, attempt: int) -> float:
     """Return the delay before the next attempt: the endpoint's Retry-After, or exponential backoff with jitter."""
     said = (reply.headers.get("retry-after", "") if reply else "").strip()
     if said.replace(".", "", 1).isdecimal() and said.isascii():
@@ -271,33 +271,33 @@ def patience(reply: Reply | None, attempt: int) -> float:
             return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
         except ValueError:
             pass  # not a date either
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+    return min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2**attempt) * random.uniform(0.5, 1.0)
 
 
-def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
+def format_rejection(reply: HttpResponse, error: str, model: str, key_variable: str) -> str:
     """Format the message for a permanent rejection, with advice."""
     if reply.status in (401, 403):
-        return f"{told}; set the key in the environment variable {key_variable}, or name another one with --sampler key_variable=NAME"
+        return f"{error}; set the key in the environment variable {key_variable}, or name another one with --sampler key_variable=NAME"
     if reply.status == 404:
-        return f"{told}; check that the URL ends before /chat/completions (often in /v1) and that the endpoint has a model {model!r}"
+        return f"{error}; check that the URL ends before /chat/completions (often in /v1) and that the endpoint has a model {model!r}"
     if place := reply.headers.get("location", ""):
-        return f"{told}; it has moved to {cleaned(place)}: use that URL"
-    if reply.status in UNFIT and (fields := [name for name in OURS if re.search(rf"\b{name}\b", told)]):
+        return f"{error}; it has moved to {redact_url(place)}: use that URL"
+    if reply.status in REQUEST_ERROR_STATUSES and (fields := [name for name in REQUEST_FIELDS if re.search(rf"\b{name}\b", error)]):
         instead = "--temperature 1, or " if fields[0] == "temperature" else ""
-        return f"{told}; to leave the field out: {instead}--sampler 'omit=[{', '.join(fields)}]'"
-    return told
+        return f"{error}; to leave the field out: {instead}--sampler 'omit=[{', '.join(fields)}]'"
+    return error
 
 
-def conversation(request: Request, words: Tokenizer) -> list[dict[str, Any]]:
+def decode_conversation(request: Request, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Decode the messages so far: the task's prompt, then the turns, by the role tokens of the byte tokenizer."""
     assert request.task is not None
     messages = [dict(message) for message in request.task.prompt]
-    later = list(request.prompt[len(words.render(request.task.prompt)) :])
+    later = list(request.prompt[len(tokenizer.render(request.task.prompt)) :])
     role, said = "assistant", list[int]()
     for token in later:
         if token in (USER, POLICY, EOS):
             if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # a turn may be empty
-                messages.append({"role": role, "content": words.decode(said)})
+                messages.append({"role": role, "content": tokenizer.decode(said)})
             role, said = ("user" if token == USER else "assistant"), []
         else:
             said.append(token)

@@ -14,27 +14,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Feed, Request, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
-from rlvr.mdp.calls import Calls
+from rlvr.mdp.calls import ToolFormat
 
 SCRIPTS = ("gold", "noop", "random")
 
 
-class Scripted(Sampler):
+class ScriptedSampler(Sampler):
     """Returns scripted answers.
 
-    >>> Scripted(answer="noop").answer
+    >>> ScriptedSampler(answer="noop").answer
     'noop'
     """
 
-    policy_form = "scripted:gold|noop|random"
+    cli_syntax = "scripted:gold|noop|random"
     tokenizer = "bytes"  # it can encode any text
 
     @classmethod
-    def policy_settings(cls, rest: str) -> dict[str, Any]:
+    def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """`scripted:gold` is the script named gold."""
-        return {"answer": rest}
+        return {"answer": argument}
 
     def __init__(self, *, answer: str = "gold", answers: list[str] | None = None) -> None:
         """Set the script.
@@ -50,21 +50,21 @@ class Scripted(Sampler):
         self.answer, self.answers = answer, answers
         self._environment: Environment | None = None
         self._tokenizer: Tokenizer | None = None
-        self._calls: Calls | None = None
+        self._calls: ToolFormat | None = None
 
-    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Store the environment, which has the gold answers, and the tokenizer."""
         self._environment, self._tokenizer = environment, tokenizer
-        self._calls = Calls(tokenizer, environment)
+        self._calls = ToolFormat(tokenizer, environment)
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request."""
         for index, request in enumerate(requests):
             yield index, self._complete(request)
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests."""
-        while (asked := feed.take(sys.maxsize)) is not None:
+        while (asked := queue.pop(sys.maxsize)) is not None:
             yield from ((number, self._complete(request)) for number, request in asked)
             if not asked:
                 yield None
@@ -74,20 +74,20 @@ class Scripted(Sampler):
             raise SamplerError("the scripted sampler got a request before `attach`")
         tokenizer = self._tokenizer
         if self.answers is None and self.answer == "random":
-            return _random(request, tokenizer)
-        text = self._text(request)
+            return _sample_random(request, tokenizer)
+        text = self._get_text(request)
         tokens = [*tokenizer.encode(text), tokenizer.eos_id]
         if len(tokens) > request.max_tokens:
             return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
         return Completion(tokens, [0.0] * len(tokens), "stop")
 
-    def _text(self, request: Request) -> str:
+    def _get_text(self, request: Request) -> str:
         if self.answers is not None:
             return self.answers[min(request.turn, len(self.answers) - 1)]
         if self.answer == "noop" or self._environment is None or request.task is None:
             return ""
         assert self._calls is not None
-        turns = self._calls.gold(request.task)
+        turns = self._calls.build_oracle_turns(request.task)
         if turns is None:
             raise SamplerError(
                 f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random "
@@ -99,7 +99,7 @@ class Scripted(Sampler):
         return gold
 
 
-def _random(request: Request, tokenizer: Tokenizer) -> Completion:
+def _sample_random(request: Request, tokenizer: Tokenizer) -> Completion:
     dice = random.Random(request.seed)
     tokens: list[int] = []
     while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in tokenizer.stop_ids):
@@ -107,4 +107,4 @@ def _random(request: Request, tokenizer: Tokenizer) -> Completion:
     return Completion(tokens, [-math.log(tokenizer.vocab_size)] * len(tokens), "stop" if tokens[-1] in tokenizer.stop_ids else "length")
 
 
-make = Scripted
+make = ScriptedSampler

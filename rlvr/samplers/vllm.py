@@ -22,47 +22,47 @@ from typing import Any, Protocol
 
 from transformers import AutoConfig
 
-from rlvr.config.hub import folder_of
-from rlvr.contracts import Completion, Feed, Listed, Request, Sampler, Sampling, Weights
+from rlvr.config.hub import resolve_model_folder
+from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue, Weights
 from rlvr.errors import ConfigError, SamplerError, suggest
-from rlvr.model.device import device_from
-from rlvr.model.handover import Plain
-from rlvr.samplers._colocated import RANKS, Colocated, Place
-from rlvr.samplers._http import Http
-from rlvr.samplers._local.engines import Engines
-from rlvr.samplers._local.fleet import fleet_of
-from rlvr.samplers._probe import LENGTH, Probe
-from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.replies import Unfit
-from rlvr.samplers._servers.roll import address
-from rlvr.samplers._servers.servers import Servers
-from rlvr.samplers._servers.transfer import TRANSFERS
-from rlvr.samplers._vllm_version import check_version, installed
+from rlvr.model.device import resolve_device
+from rlvr.model.handover import PlainWeights
+from rlvr.samplers._colocated import LORA_RANKS, ColocatedEngine, EngineConfig
+from rlvr.samplers._http import HttpClient
+from rlvr.samplers._local.engines import LocalEngines
+from rlvr.samplers._local.fleet import plan_engines
+from rlvr.samplers._probe import PROBE_TOKENS, WeightProbe
+from rlvr.samplers._servers.patience import Timeouts
+from rlvr.samplers._servers.replies import BadServerReply
+from rlvr.samplers._servers.roll import get_address
+from rlvr.samplers._servers.servers import ServerEngine
+from rlvr.samplers._servers.transfer import TRANSFER_BACKENDS
+from rlvr.samplers._vllm_version import check_version, get_installed_version
 
 PLACEMENTS = ("colocated", "local", "server")
-START_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
-IN_PROCESS = "its engine runs in the training process; use engines beside it (placement: local)"
-COLDEST = 0.01
+START_TIMEOUTS_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
+IN_PROCESS_REASON = "its engine runs in the training process; use engines beside it (placement: local)"
+MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this value, and so would not sample from the requested distribution."""
 
 
 class Engine(Protocol):
     """Interface of the engines of all placements."""
 
-    where: str
+    name: str
     max_model_len: int
 
-    def take(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Load the trainer's weights and clear the prefix cache."""
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Release memory until the next weights."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and start new requests of the queue in between."""
         ...
 
-    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return, by engine name, a function that returns the log-probability of each token except the first."""
         ...
 
@@ -77,19 +77,19 @@ class VLLMSampler(Sampler):
     'colocated'
     """
 
-    policy_form = "vllm:DIR"
-    incidental = frozenset(("concurrency", "start_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls"))
-    company = 1024
+    cli_syntax = "vllm:DIR"
+    non_semantic_settings = frozenset(("concurrency", "startup_timeout_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls"))
+    eval_batch_size = 1024
     runs_model = False
     _engine: Engine | None = None
-    _probe: Probe | None = None
+    _probe: WeightProbe | None = None
     _precision: str | None = None
-    _longest = 0
+    _max_length = 0
 
     @classmethod
-    def policy_settings(cls, rest: str) -> dict[str, Any]:
+    def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """`vllm:DIR` is the model in that folder, with its own tokenizer, in an engine in this process."""
-        return {"model": str(folder_of(rest))}
+        return {"model": str(resolve_model_folder(argument))}
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class VLLMSampler(Sampler):
         weights_folder: str | None = None,
         transfer: str = "files",
         concurrency: int | None = None,
-        start_s: float | None = None,
-        heartbeat_s: float = 10.0,
-        deadline_s: float = 600.0,
+        start_timeout_s: float | None = None,
+        heartbeat_timeout_s: float = 10.0,
+        completion_timeout_s: float = 600.0,
         probe_tolerance: float | None = None,
     ) -> None:
         """Set where the engine runs and which resources it may use.
@@ -136,78 +136,78 @@ class VLLMSampler(Sampler):
             weights_folder: where weights are written for other processes, which must see it; None: in memory for local engines.
             transfer: how weights reach servers; files: through weights_folder; nccl: from GPU to GPUs, by vLLM's weight transfer.
             concurrency: most requests in progress, on average per engine; None: max_num_seqs.
-            start_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
-            heartbeat_s: after this many seconds without a completion, a server's health is checked.
+            startup_timeout_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
+            heartbeat_timeout_s: after this many seconds without a completion, a server's health is checked.
             deadline_s: timeout of one completion, and of loading new weights, in seconds.
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
         check_transfer(transfer, placement, weights_folder)
-        concurrency, start_s = concurrency if concurrency is not None else max_num_seqs, START_S[placement] if start_s is None else start_s
-        above_zero(max_num_seqs=max_num_seqs, concurrency=concurrency, start_s=start_s, heartbeat_s=heartbeat_s, deadline_s=deadline_s)
-        above_zero(memory_fraction=memory_fraction, most=1)
+        concurrency, start_timeout_s = concurrency if concurrency is not None else max_num_seqs, START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s
+        check_positive(max_num_seqs=max_num_seqs, concurrency=concurrency, start_s=start_timeout_s, heartbeat_s=heartbeat_timeout_s, deadline_s=completion_timeout_s)
+        check_positive(memory_fraction=memory_fraction, max_value=1)
         self.placement, self.tokenizer, self.probe_tolerance, self._model = placement, model, probe_tolerance, model
         self.urls, self.weights_folder, self.concurrency, self.enable_lora = urls or [], weights_folder, concurrency, enable_lora
-        self.patience, self.engines, self.gpus, self.transfer = Patience(deadline_s, heartbeat_s, start_s), engines, gpus, transfer
+        self.timeouts, self.engines, self.gpus, self.transfer = Timeouts(completion_timeout_s, heartbeat_timeout_s, start_timeout_s), engines, gpus, transfer
         sleep &= gpus is None
-        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size)
+        self.engine_config = EngineConfig(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size)
 
     @property
-    def holds_trainer_up(self) -> str:  # type: ignore[override]
+    def blocks_trainer_reason(self) -> str:  # type: ignore[override]
         """Why this sampler cannot run concurrently with training; empty if it can."""
-        return IN_PROCESS if self.placement == "colocated" else ""
+        return IN_PROCESS_REASON if self.placement == "colocated" else ""
 
-    def prepare(self, *, precision: str, max_length: int) -> None:
+    def configure(self, *, precision: str, max_length: int) -> None:
         """Set the defaults of `dtype` and `max_model_len` for this run."""
-        self._precision, self._longest = precision, max_length
+        self._precision, self._max_length = precision, max_length
 
-    def ready(self) -> None:
+    def check_ready(self) -> None:
         """Start the engine for the configured model, if there is none yet."""
         if self._engine is None and self._model is not None:
-            self._engine = self._started(self._model)
+            self._engine = self._start_engine(self._model)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return how much the log-probabilities of the probe differ between trainer and engine."""
-        return {} if self._probe is None else self._probe.figures()
+        return {} if self._probe is None else self._probe.metrics()
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Load the weights of a model in this process."""
-        self.receive(Plain(model), version)
+        self.update_weights(PlainWeights(model), version)
 
-    def receive(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Load the trainer's weights in place and check them with the probe."""
-        model = weights.structure
+        model = weights.model_structure
         if self._engine is None:
-            part = weights.adapter() if self.enable_lora else None
-            self._engine = self._started(model, part.rank if part and part.rank <= RANKS[-1] else 0)
-        self._engine.take(weights, version)
+            part = weights.get_adapter() if self.enable_lora else None
+            self._engine = self._start_engine(model, part.rank if part and part.rank <= LORA_RANKS[-1] else 0)
+        self._engine.update_weights(weights, version)
         if self._probe is None:
             vocabulary = model.get_input_embeddings().num_embeddings
-            room, dtype = self._engine.max_model_len - 1, self._dtype(model)
-            self._probe = Probe(vocabulary, dtype, precision=self._precision, tolerance=self.probe_tolerance, room=room)
-        self._probe.begin()
-        ours = weights.score(self._probe.tokens, self._precision)
-        for where, score in self._engine.scorers().items():
-            with suppress(Unfit):  # a server that was lost meanwhile; others are left
-                self._probe.check(score, model, where, version, ours=ours)
+            room, dtype = self._engine.max_model_len - 1, self._resolve_dtype(model)
+            self._probe = WeightProbe(vocabulary, dtype, precision=self._precision, tolerance=self.probe_tolerance, max_tokens=room)
+        self._probe.reset()
+        ours = weights.compute_logprobs(self._probe.tokens, self._precision)
+        for where, score in self._engine.get_scorers().items():
+            with suppress(BadServerReply):  # a server that was lost meanwhile; others are left
+                self._probe.check_engine(score, model, where, version, trainer_logprobs=ours)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Release the GPU's memory to the trainer until the next weights."""
         if self._engine is not None:
-            self._engine.rest()
+            self._engine.sleep()
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as soon as it finishes."""
-        yield from (ended for ended in VLLMSampler.serve(self, Listed(requests), sampling) if ended is not None)
+        yield from (ended for ended in VLLMSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
-        self.ready()
+        self.check_ready()
         if self._engine is None:
             raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
-        if 0 < sampling.temperature < COLDEST:
-            raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {COLDEST} and above")
-        yield from self._engine.serve(feed, sampling)
+        if 0 < sampling.temperature < MIN_TEMPERATURE:
+            raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {MIN_TEMPERATURE} and above")
+        yield from self._engine.serve(queue, sampling)
 
     def close(self) -> None:
         """Stop the engine."""
@@ -215,65 +215,65 @@ class VLLMSampler(Sampler):
         if engine is not None:
             engine.close()
 
-    def _started(self, model: Any, lora_rank: int = 0) -> Engine:
+    def _start_engine(self, model: Any, lora_rank: int = 0) -> Engine:
         if self.placement == "server":
-            return Servers(
+            return ServerEngine(
                 self.urls,
-                self.patience,
-                dtype=self._asked,
+                self.timeouts,
+                dtype=self._requested_dtype,
                 concurrency=self.concurrency,
                 folder=self.weights_folder,
                 adapters=lora_rank > 0 and self.transfer == "files",
                 transfer=self.transfer,
             )
         place = replace(
-            self.place, dtype=self._dtype(model), max_model_len=self.place.max_model_len or self._needed(model), lora_rank=lora_rank
+            self.engine_config, dtype=self._resolve_dtype(model), max_model_len=self.engine_config.max_model_len or self._compute_needed_length(model), lora_rank=lora_rank
         )
         if self.placement == "colocated":
-            return Colocated(model, place, deadline_s=self.patience.deadline_s)
+            return ColocatedEngine(model, place, completion_timeout_s=self.timeouts.completion_timeout_s)
         own = getattr(model, "device", None)
-        own = own if own is not None and own.type != "cpu" else device_from()  # a copy of the weights may be on the CPU
-        fleet = fleet_of(self.engines, self.gpus, place.tensor_parallel_size, own)
-        return Engines(model, place, self.patience, fleet, concurrency=self.concurrency, folder=self.weights_folder)
+        own = own if own is not None and own.type != "cpu" else resolve_device()  # a copy of the weights may be on the CPU
+        fleet = plan_engines(self.engines, self.gpus, place.tensor_parallel_size, own)
+        return LocalEngines(model, place, self.timeouts, fleet, concurrency=self.concurrency, folder=self.weights_folder)
 
     @property
-    def _asked(self) -> str | None:
-        return self._precision if self.place.dtype == "auto" else self.place.dtype
+    def _requested_dtype(self) -> str | None:
+        return self._precision if self.engine_config.dtype == "auto" else self.engine_config.dtype
 
-    def _needed(self, model: Any) -> int | None:
+    def _compute_needed_length(self, model: Any) -> int | None:
         """Return the length that this run needs, because the KV cache must fit one such sequence; None: the model's own."""
-        if isinstance(model, str) or not self._longest:
+        if isinstance(model, str) or not self._max_length:
             return None
-        needed, known = max(self._longest, LENGTH + 1), getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        needed, known = max(self._max_length, PROBE_TOKENS + 1), getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return needed if known and needed < known else None
 
-    def _dtype(self, model: Any) -> str:
+    def _resolve_dtype(self, model: Any) -> str:
         """Return the dtype of the engine, by default the trainer's: vLLM's own "auto" would turn float32 into float16."""
-        if self._asked is not None:
-            return self._asked
+        if self._requested_dtype is not None:
+            return self._requested_dtype
         if not isinstance(model, str):
             return str(model.dtype).removeprefix("torch.")
         return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
 
 
-def above_zero(most: float = math.inf, **values: float) -> None:
+def check_positive(max_value: float = math.inf, **values: float) -> None:
     """Raise ConfigError for values that are not above 0, or too large.
 
-    >>> above_zero(concurrency=1)
+    >>> check_positive(concurrency=1)
     """
     for name, value in values.items():
-        if not 0 < value <= most:
-            raise ConfigError(f"{name} is {value}; it must be above 0" + (f" and at most {most:g}" if most < math.inf else ""))
+        if not 0 < value <= max_value:
+            raise ConfigError(f"{name} is {value}; it must be above 0" + (f" and at most {max_value:g}" if max_value < math.inf else ""))
 
 
 def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, width: int) -> None:
     """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
-    >>> check_placement("local", None, 2, None, 1)                              # doctest: +SKIP
+    >>> check_placement("get_local", None, 2, None, 1)                              # doctest: +SKIP
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
-    at = [address(Http(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
+    at = [get_address(HttpClient(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
     if twice := sorted({one for one in at if at.count(one) > 1}):
         raise ConfigError(f"urls names {twice[0]} {at.count(twice[0])} times; name each server once")
     if (placement == "server") != bool(urls):
@@ -286,7 +286,7 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
     if (engines is not None and engines < 1) or width < 1 or (gpus is not None and (not gpus or min(gpus) < 0)):
         raise ConfigError(f"engines is {engines}, tensor_parallel_size {width} and gpus {gpus}; at least one of each is needed")
     if placement != "server":
-        check_version(installed())
+        check_version(get_installed_version())
 
 
 make = VLLMSampler
@@ -295,9 +295,9 @@ make = VLLMSampler
 def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
     """Raise ConfigError for a weight transfer that the placement does not support.
 
-    >>> check_transfer("files", "local", None)
+    >>> check_transfer("files", "get_local", None)
     """
-    if transfer not in (known := ("files", *TRANSFERS)):
+    if transfer not in (known := ("files", *TRANSFER_BACKENDS)):
         raise ConfigError(f"transfer is {transfer!r}; {suggest(transfer, known)}")
     if transfer == "files":
         return
@@ -306,4 +306,4 @@ def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
             f"transfer is {transfer!r}, placement {placement!r} and weights_folder {folder!r}; it sends weights to servers (placement: "
             "server), without a folder"
         )
-    check_version(installed())
+    check_version(get_installed_version())

@@ -7,67 +7,67 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-STATES = ("sampling", "loading", "idle", "starting")
+WORKER_STATES = ("sampling", "loading", "idle", "starting")
 """The states of a worker. A lost worker that is not restarted has none."""
-COUNTS = ("again", "lost", "given_up", "weights_bytes", "audited", "differing")
+COUNTERS = ("again", "lost", "given_up", "weights_bytes", "audited", "differing")
 """The counters: retried tasks, lost workers, failed tasks, bytes of weights sent to workers, tasks that two workers sampled,
 and how many of these differ."""
 
 
-class Figures:
+class ClusterMetrics:
     """The share of time that workers spent in each state, and counters, since the last reading.
 
     A lock protects them, since the trainer reads while another thread samples.
 
     >>> figures = Figures(collectors=1, clock=iter([0.0, 0.0, 2.0, 8.0]).__next__)
     >>> figures.turns("c0.0", "starting"); figures.turns("c0.0", "sampling"); figures.count("again")
-    >>> found = figures.of_step()
-    >>> found["cluster/sampling"], found["cluster/starting"], found["cluster/collectors"], found["cluster/again"]
+    >>> found = figures.take_step_metrics()
+    >>> found["cluster/sampling"], found["cluster/starting"], found["cluster/rollout_workers"], found["cluster/retries"]
     (0.75, 0.25, 0.75, 1.0)
     """
 
     def __init__(self, collectors: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.collectors, self.clock = collectors, clock
-        self.judging: Callable[[], float] | None = None
+        self.get_verifier_load: Callable[[], float] | None = None
         """Returns the share of busy threads of the verifier workers; None: there are no verifier workers."""
         self._lock = threading.Lock()
         self._states = dict[str, tuple[str, float]]()
         """For each worker: its state, and since when that is counted."""
-        self._spent, self._counts = defaultdict[str, float](float), Counter[str]()
+        self._seconds_by_state, self._counts = defaultdict[str, float](float), Counter[str]()
         self._since = clock()
 
-    def turns(self, collector: str, state: str | None) -> None:
+    def set_state(self, collector: str, state: str | None) -> None:
         """Set the state of a worker; None: the worker is gone, and later states are ignored until it starts."""
         with self._lock:
             now = self.clock()
-            self._spend(collector, now)
+            self._add_time(collector, now)
             known = self._states.pop(collector, None) is not None
             if state is not None and (known or state == "starting"):
                 self._states[collector] = (state, now)
 
-    def count(self, name: str, by: int = 1) -> None:
+    def add_count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""
         with self._lock:
             self._counts[name] += by
 
-    def of_step(self) -> dict[str, float]:
+    def take_step_metrics(self) -> dict[str, float]:
         """Return the shares of time since the last call, the average number of workers, and the counters; reset them."""
         with self._lock:
             now = self.clock()
             for collector in self._states:
-                self._spend(collector, now)
-            passed, spent, counts = now - self._since, self._spent, self._counts
-            self._since, self._spent, self._counts = now, defaultdict(float), Counter()
+                self._add_time(collector, now)
+            passed, spent, counts = now - self._since, self._seconds_by_state, self._counts
+            self._since, self._seconds_by_state, self._counts = now, defaultdict(float), Counter()
         whole = max(passed * self.collectors, 1e-9)
-        shares = {state: spent[state] / whole for state in STATES}
+        shares = {state: spent[state] / whole for state in WORKER_STATES}
         there = {"collectors": self.collectors * (shares["sampling"] + shares["loading"] + shares["idle"])}
-        if self.judging is not None:
-            there["judging"] = self.judging()
-        found = shares | there | {name: float(counts[name]) for name in COUNTS}
+        if self.get_verifier_load is not None:
+            there["judging"] = self.get_verifier_load()
+        found = shares | there | {name: float(counts[name]) for name in COUNTERS}
         return {f"cluster/{name}": value for name, value in found.items()}
 
-    def _spend(self, collector: str, now: float) -> None:
+    def _add_time(self, collector: str, now: float) -> None:
         if collector in self._states:
             state, since = self._states[collector]
-            self._spent[state] += now - since
+            self._seconds_by_state[state] += now - since
             self._states[collector] = (state, now)

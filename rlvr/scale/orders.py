@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class Dispatch:
     """Run this task. Events of the worker carry the command, so that events of an older attempt are recognized.
 
-    >>> Assign("c0", "1:7", version=0, attempt=1).attempt
+    >>> Dispatch("c0", "1:7", version=0, attempt=1).attempt
     1
     """
 
@@ -22,7 +22,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadWeights:
     """Let the worker load this version of the weights.
 
     >>> Load("c0", version=3, attempt=8).version
@@ -36,61 +36,61 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Accept:
     """Accept the result of this command: it is the first copy of its task that ended.
 
-    >>> Keep(Assign("c0", "1:7", 0, 1)).order.group
+    >>> Accept(Dispatch("c0", "1:7", 0, 1)).order.group
     '1:7'
     """
 
-    order: Assign
+    order: Dispatch
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """Count a retry: the worker of the task was lost, and another one will get it. The driver has nothing else to do.
 
-    >>> Again("1:7", "killed").why
+    >>> Retry("1:7", "killed").why
     'killed'
     """
 
     group: Hashable
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class Fail:
     """Give up the task, which has lost too many workers: its episodes fail with an infrastructure fault.
 
-    >>> GiveUp("1:7", "killed").group
+    >>> Fail("1:7", "killed").group
     '1:7'
     """
 
     group: Hashable
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Cancel this copy, since another one has ended. The worker reports its end, cancelled or complete.
 
-    >>> Cancel(Assign("c0", "1:7", 0, 1)).order.worker
+    >>> Cancel(Dispatch("c0", "1:7", 0, 1)).order.worker
     'c0'
     """
 
-    order: Assign
+    order: Dispatch
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Kill:
     """End the process of a worker that exceeded a timeout. The scheduler has already removed it.
 
-    >>> Drop("c0", "task 1:7 did not end in 600 s").worker
+    >>> Kill("c0", "task 1:7 did not end in 600 s").worker
     'c0'
     """
 
     worker: str
-    why: str
+    reason: str
 
 
-Order = Assign | Load | Keep | Again | GiveUp | Cancel | Drop
+Command = Dispatch | LoadWeights | Accept | Retry | Fail | Cancel | Kill

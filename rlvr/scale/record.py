@@ -14,39 +14,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-NAME = "collectors.jsonl"
-LAST_BYTES, LAST_LINES = 16_384, 30
+FILE_NAME = "collectors.jsonl"
+MAX_LOG_BYTES, MAX_LOG_LINES = 16_384, 30
 """Limits of the log lines of a process that are kept."""
 
 
-class Record:
+class EventLog:
     """Append rows to the event log of a run. Rows are held in memory until the run has a folder."""
 
-    def __init__(self, folder: Path | None, mark: str = "config.yaml") -> None:
+    def __init__(self, folder: Path | None, start_file: str = "config.yaml") -> None:
         """`mark`: the file that is not empty once the run has started."""
-        self.folder, self.mark = folder, mark
-        self._kept = list[Mapping[str, Any]]()
+        self.folder, self.start_file = folder, start_file
+        self._pending = list[Mapping[str, Any]]()
 
     def add(self, event: str, **facts: Any) -> None:
         """Add a row."""
-        self._kept.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts})
+        self._pending.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts})
         self.write()
 
     def write(self) -> None:
         """Write the held rows, if the run has started. Write errors are ignored here: the other logs of the run raise them."""
-        if self.folder is None or not self._kept:
+        if self.folder is None or not self._pending:
             return
         try:
-            if not (self.folder / self.mark).stat().st_size:
+            if not (self.folder / self.start_file).stat().st_size:
                 return
-            with (self.folder / NAME).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self._kept)
+            with (self.folder / FILE_NAME).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self._pending)
         except OSError:
             return
-        self._kept.clear()
+        self._pending.clear()
 
 
-def log_of() -> str:
+def find_stderr_file() -> str:
     """Find the file into which Ray redirects the standard error of this process; empty if unknown."""
     with suppress(OSError):
         if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
@@ -54,29 +54,29 @@ def log_of() -> str:
     return ""
 
 
-def last_lines(log: str) -> list[str]:
+def read_last_lines(log: str) -> list[str]:
     """Read the last lines of a file, without the marker lines of Ray; none if the file cannot be read.
 
-    >>> last_lines("/no/such/file")
+    >>> read_last_lines("/no/such/file")
     []
     """
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
-            lines = file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
+            lines = file.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):
         return []
-    return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-LAST_LINES:]
+    return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-MAX_LOG_LINES:]
 
 
-def ending(said: str, words: Sequence[str]) -> str:
+def describe_exit(said: str, words: Sequence[str]) -> str:
     """Describe how a process ended, from the message of Ray and its last log lines. Ray does not know the signal.
 
     >>> ending("... Worker exits with an exit code 3.", [])
     'exit code 3'
-    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
+    >>> ending("... error code 2. End of file. Some common_settings causes include ...", ["Fatal Python error: Segmentation fault"])
     'Fatal Python error: Segmentation fault'
-    >>> ending("... error code 2. End of file. Some common causes include ...", [])
+    >>> ending("... error code 2. End of file. Some common_settings causes include ...", [])
     'it ended without a message, as by SIGKILL, which the system also sends when memory runs out'
     """
     if fatal := [line for line in words if line.startswith("Fatal Python error")]:
@@ -87,10 +87,10 @@ def ending(said: str, words: Sequence[str]) -> str:
         return found.group()
     if "End of file" in said:
         return "it ended without a message, as by SIGKILL, which the system also sends when memory runs out"
-    return last_said(said)
+    return extract_error(said)
 
 
-def last_said(said: str) -> str:
+def extract_error(said: str) -> str:
     r"""Extract the cause from a message of Ray: the error below a traceback, otherwise the first sentence.
 
     >>> last_said("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")

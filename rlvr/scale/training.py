@@ -19,22 +19,22 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Request, Sampler, Sampling, Weights
 from rlvr.episode import Episode
-from rlvr.errors import CollectorsLost, SamplerError
+from rlvr.errors import RolloutWorkersLost, SamplerError
 from rlvr.learn import train as loop
-from rlvr.learn.collect import check_parts
-from rlvr.learn.crew import Crew, assemble
-from rlvr.learn.processes import by_main
-from rlvr.model.device import trained_in
-from rlvr.rollout.draws import Draw
+from rlvr.learn.collect import check_partial_rollouts
+from rlvr.learn.crew import Trainer, build_trainer
+from rlvr.learn.processes import run_on_main
+from rlvr.model.device import get_trainer_precision
+from rlvr.rollout.draws import RolloutRequest
 from rlvr.rollout.rollout import Rollout
-from rlvr.rollout.timing import Timing
-from rlvr.scale.collector import check_place
-from rlvr.scale.driver import NOTHING, Batch, Driver
-from rlvr.scale.record import Record
-from rlvr.scale.units import units_of
-from rlvr.scale.weights.packing import Packer
+from rlvr.rollout.timing import RolloutTiming
+from rlvr.scale.collector import check_sampler_supported
+from rlvr.scale.driver import NO_WEIGHTS, Driver, PendingRollout
+from rlvr.scale.record import EventLog
+from rlvr.scale.units import split_into_tasks
+from rlvr.scale.weights.packing import WeightPacker
 
-PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 """The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
 
 
@@ -43,113 +43,113 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
 
     A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.auto_resume` times, with growing delays.
     """
-    folder = out if out is not None or resume else loop.folder_for(config)
-    record = Record(None if folder is None else Path(folder))
-    resumes = config.cluster.resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
-    crew_from, times = functools.partial(assembled, record=record), 0
+    folder = out if out is not None or resume else loop.make_run_folder_path(config)
+    record = EventLog(None if folder is None else Path(folder))
+    resumes = config.cluster.max_auto_resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    crew_from, times = functools.partial(build_cluster_trainer, record=record), 0
     while True:
         try:
-            return loop.train(config, out=folder, resume=resume, verify=verify, crew_from=crew_from, **how)
-        except CollectorsLost as error:
+            return loop.train(config, out=folder, resume=resume, verify=verify, trainer_builder=crew_from, **how)
+        except RolloutWorkersLost as error:
             if times == resumes:
                 raise
             why = str(error)
-        times, pause, resume, verify = times + 1, min(PAUSE_S * 2**times, LONGEST_PAUSE_S), True, False
+        times, pause, resume, verify = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
         record.add("resumed", why=why, times=times, pause_s=pause)
-        tell(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s (resume {times} of {resumes}, cluster.auto_resume)")
+        log_note(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s (resume {times} of {resumes}, cluster.auto_resume)")
         time.sleep(pause)
         gc.collect()  # free the model and the optimizer of the failed run
 
 
-def assembled(
-    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: Record | None = None
-) -> Crew:
+def build_cluster_trainer(
+    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: EventLog | None = None
+) -> Trainer:
     """Build the trainer of a run, which samples as `cluster` says. `record`: the event log of the workers."""
-    crew, settings = assemble(config, accelerator, stack, weights=weights), config.cluster
+    crew, settings = build_trainer(config, accelerator, stack, checkpoint_folder=weights), config.cluster
     if settings is None:
         return crew
-    check(crew)
-    if settings.collectors == 0:
-        crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
+    check_supported(crew)
+    if settings.rollout_workers == 0:
+        crew.rollout = ChunkedRollout(crew.rollout, settings)  # type: ignore[assignment]
         return crew
-    precision, vectors = precision_of(crew), crew.sampler.runs_model
-    packer = Packer(settings.weights, precision, vectors=vectors) if takes_weights(crew.sampler) else None
+    precision, vectors = get_precision(crew), crew.sampler.runs_model
+    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if uses_weights(crew.sampler) else None
     made = list[Driver]()
-    by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
+    run_on_main(accelerator, lambda: made.append(start_driver(crew, settings, stack, record)))
     driver = made[0] if made else None
-    crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
-    crew.sampler = Sending(crew.sampler, driver, packer)
+    crew.rollout = RemoteRollout(crew.rollout, settings, driver)  # type: ignore[assignment]
+    crew.sampler = WeightBroadcaster(crew.sampler, driver, packer)
     return crew
 
 
-def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None) -> Driver:
+def start_driver(crew: Trainer, settings: ClusterConfig, stack: ExitStack, record: EventLog | None) -> Driver:
     """Start the rollout workers of a run, in its main process."""
-    from rlvr.scale.actors import Actors
-    from rlvr.scale.collector import Facts
+    from rlvr.scale.actors import RayTransport
+    from rlvr.scale.collector import WorkerSettings
 
-    facts = Facts(precision_of(crew), crew.rollout.lockstep, torch.get_num_threads(), weights=takes_weights(crew.sampler))
-    actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
+    facts = WorkerSettings(get_precision(crew), crew.rollout.sync_turns, torch.get_num_threads(), uses_weights=uses_weights(crew.sampler))
+    actors = RayTransport(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, tell=tell, record=record))
-    if (judges := actors.judges) is not None:
-        driver.figures.judging = lambda: judges.busy
+    driver = stack.enter_context(Driver(actors, settings, log=log_note, record=record))
+    if (judges := actors.verifier_workers) is not None:
+        driver.metrics.get_verifier_load = lambda: judges.busy_fraction
     return driver
 
 
-def precision_of(crew: Crew) -> str:
+def get_precision(crew: Trainer) -> str:
     """Return the precision of the run and of its rollout workers."""
-    return trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
+    return get_trainer_precision(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
 
 
-def takes_weights(sampler: Sampler) -> bool:
+def uses_weights(sampler: Sampler) -> bool:
     """Whether a sampler loads the weights of the trainer."""
-    return type(sampler).load is not Sampler.load
+    return type(sampler).load_model is not Sampler.load_model
 
 
-def tell(line: str) -> None:
+def log_note(line: str) -> None:
     """Print a note to standard error."""
     print(f"note: {line}", file=sys.stderr, flush=True)
 
 
-def check(crew: Crew) -> None:
+def check_supported(crew: Trainer) -> None:
     """Raise an error for configurations that rollout workers do not support."""
-    check_place(crew.sampler, crew.config.rollout.sampler["name"])
-    check_parts(crew)
+    check_sampler_supported(crew.sampler, crew.config.rollout.sampler["name"])
+    check_partial_rollouts(crew)
 
 
-class InUnits:
+class ChunkedRollout:
     """Sample in this process, task by task as rollout workers do: the reference for a cluster run."""
 
     shared = True
 
     def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
-        self.inner, self.settings, self.timing, self.lockstep = inner, settings, Timing(), inner.lockstep
+        self.inner, self.settings, self.timing, self.sync_turns = inner, settings, RolloutTiming(), inner.sync_turns
 
-    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Return one episode for each draw, in order."""
-        found, self.timing = list[Episode](), Timing()
-        for unit in units_of(draws, self.settings.groups_per_call):
+        found, self.timing = list[Episode](), RolloutTiming()
+        for unit in split_into_tasks(draws, self.settings.groups_per_task):
             found += self.inner.collect(unit, sampling, version=version)
             self.timing = self.timing + self.inner.timing
         return found
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the local rollout."""
-        return self.inner.measured(times)
+        return self.inner.compute_extra_metrics(times)
 
     def close(self) -> None:
         """Close the local rollout."""
         self.inner.close()
 
 
-class Elsewhere(InUnits):
+class RemoteRollout(ChunkedRollout):
     """Sample with the rollout workers of the driver. Only the main process has a driver."""
 
     def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
         super().__init__(inner, settings)
         self.driver = driver
 
-    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Return one episode for each draw, in order."""
         batch = self.begin(draws, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
@@ -159,41 +159,41 @@ class Elsewhere(InUnits):
         """Return how workers and trainer spent the time of this step, and the counters."""
         if self.driver is None:
             return {}
-        return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        return self.driver.metrics.take_step_metrics() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
-    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+    def begin(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
         """Start to sample one episode for each draw; does not block."""
         if self.driver is None:
             raise SamplerError("only the main process has rollout workers, and this is another process")
-        return self.driver.begin(draws, sampling, version=version)
+        return self.driver.start_rollout(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop to wait for the rollout workers."""
         if self.driver is not None:
-            self.driver.closed = True
+            self.driver.is_closed = True
         super().close()
 
 
-class Sending(Sampler):
+class WeightBroadcaster(Sampler):
     """Replaces the sampler of the run: sends the weights to the rollout workers, in the process that has a driver."""
 
-    def __init__(self, inner: Sampler, driver: Driver | None, packer: Packer | None) -> None:
+    def __init__(self, inner: Sampler, driver: Driver | None, packer: WeightPacker | None) -> None:
         """`packer`: None if the sampler loads no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
-    def receive(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Send new weights, unless an evaluation has sent them already. All weights of a warm start are version 0."""
         if version != self._sent or version == 0:
-            self.load(weights.model(), version)
+            self.load_model(weights.gather_model(), version)
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         self._sent = version
         if self.driver is not None:
-            self.driver.load(NOTHING if self.packer is None else self.packer.pack(model))
+            self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
         """Raise an error: rollout workers sample whole tasks."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
-from rlvr.scale.orders import Assign, Load
-from rlvr.scale.units import Unit
-from rlvr.scale.weights.parcels import Parcel
+from rlvr.scale.orders import Dispatch, LoadWeights
+from rlvr.scale.units import RolloutTask
+from rlvr.scale.weights.parcels import WeightUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class WorkerStarted:
     """A worker is ready for its first command.
 
-    >>> Started("c0.0").worker
+    >>> WorkerStarted("c0.0").worker
     'c0.0'
     """
 
@@ -24,25 +24,25 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class WeightsLoaded:
     """A worker has loaded weights.
 
     >>> Loaded(Load("c0.0", 1, 1)).order.version
     1
     """
 
-    order: Load
+    order: LoadWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TaskEnded:
     """A worker has finished a task, or has cancelled it.
 
-    >>> Ended(Assign("c0.0", "0:1", 0, 1), b"").seconds
+    >>> Ended(Dispatch("c0.0", "0:1", 0, 1), b"").seconds
     0.0
     """
 
-    order: Assign
+    order: Dispatch
     data: bytes
     """The episodes as columns; empty if it was cancelled."""
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WorkerLost:
     """A worker is lost, or must be replaced.
 
     >>> Lost("c0.0", "killed").blame
@@ -58,48 +58,48 @@ class Lost:
     """
 
     worker: str
-    why: str
-    blame: bool = True
+    reason: str
+    may_be_cause: bool = True
     """Whether its task may be the cause."""
-    hopeless: bool = False
+    is_permanent: bool = False
     """Whether a restart would fail in the same way."""
 
 
-Event = Started | Loaded | Ended | Lost
+Event = WorkerStarted | WeightsLoaded | TaskEnded | WorkerLost
 
 
 class Transport(Protocol):
     """Starts rollout workers and calls them. Only `poll` blocks. After a worker is lost, it causes no more events."""
 
-    def start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         """Begin to start a worker."""
         ...
 
-    def stop(self, worker: str) -> None:
+    def stop_worker(self, worker: str) -> None:
         """Kill the process of a worker. It may be gone already."""
         ...
 
-    def hold(self, version: int, parcel: Parcel) -> None:
+    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
         """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
         ...
 
-    def keep(self, versions: Set[int]) -> None:
+    def keep_versions(self, versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
         ...
 
-    def load(self, order: Load) -> int:
+    def load_weights(self, order: LoadWeights) -> int:
         """Let a worker load stored weights; return how many bytes are sent."""
         ...
 
-    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
         """Let a worker run a task; `label` is the policy version of its episodes."""
         ...
 
-    def cancel(self, order: Assign) -> None:
+    def cancel_task(self, order: Dispatch) -> None:
         """Let a worker cancel a task."""
         ...
 
-    def about(self, worker: str) -> Mapping[str, Any]:
+    def describe_worker(self, worker: str) -> Mapping[str, Any]:
         """Describe a worker for the event log: its location and its last log lines. Does not block."""
         ...
 

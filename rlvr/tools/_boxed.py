@@ -5,45 +5,45 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from rlvr.contracts import Box, Outcome, Stop
-from rlvr.errors import ToolCrash
+from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession
+from rlvr.errors import ToolFailure
 
-WORDS = {
-    Stop.TLE: "[stopped: it ran longer than {timeout:g} s]",
-    Stop.MLE: "[stopped: it used too much memory]",
-    Stop.OLE: "[stopped: it wrote too much]",
-    Stop.SV: "[stopped: it broke the sandbox]",
-    Stop.CE: "[it could not be compiled]",
+STATUS_MESSAGES = {
+    ExitStatus.TIMEOUT: "[stopped: it ran longer than {timeout:g} s]",
+    ExitStatus.MEMORY_LIMIT: "[stopped: it used too much memory]",
+    ExitStatus.OUTPUT_LIMIT: "[stopped: it wrote too much]",
+    ExitStatus.SANDBOX_VIOLATION: "[stopped: it broke the sandbox]",
+    ExitStatus.COMPILE_ERROR: "[it could not be compiled]",
 }
 
 
-def run(box: Box, source: str, language: Literal["bash", "python"], timeout: float) -> str:
-    """Run a program in the sandbox and return its output as one text. ToolCrash if the sandbox itself failed."""
+def run_in_sandbox(box: SandboxSession, source: str, language: Literal["bash", "python"], timeout: float) -> str:
+    """Run a program in the sandbox and return its output as one text. ToolFailure if the sandbox itself failed."""
     outcome = box.run(source, language=language, timeout=timeout)
-    if outcome.stop is Stop.IE:
-        raise ToolCrash(f"the sandbox failed: {outcome.reason or 'no reason given'}")
-    return outcome_text(outcome, timeout)
+    if outcome.status is ExitStatus.INTERNAL_ERROR:
+        raise ToolFailure(f"the sandbox failed: {outcome.reason or 'no reason given'}")
+    return format_result(outcome, timeout)
 
 
-def outcome_text(outcome: Outcome, timeout: float) -> str:
+def format_result(outcome: ExecutionResult, timeout: float) -> str:
     r"""Format the output and the errors of a program, and how it ended if it failed.
 
-    >>> outcome_text(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
+    >>> format_result(ExecutionResult(ExitStatus.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
     'a\nno b\n[exit code 2]'
     """
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]
-    if outcome.cut:
+    if outcome.truncated:
         parts.append("[the output was cut off]")
-    if outcome.stop in WORDS:
-        parts.append(WORDS[outcome.stop].format(timeout=timeout))
-    elif outcome.stop is not Stop.OK:
+    if outcome.status in STATUS_MESSAGES:
+        parts.append(STATUS_MESSAGES[outcome.status].format(timeout=timeout))
+    elif outcome.status is not ExitStatus.OK:
         parts.append(f"[exit code {outcome.exit_code}]" if outcome.exit_code is not None else "[it crashed]")
-    if outcome.note:
-        parts.append(f"[{outcome.note}]")
+    if outcome.message:
+        parts.append(f"[{outcome.message}]")
     return "\n".join(part for part in parts if part) or "[no output]"
 
 
-def seconds(timeout: float) -> float:
+def check_timeout(timeout: float) -> float:
     """Check a timeout from a configuration and return it; ValueError if it is invalid.
 
     >>> seconds(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.tools._boxed import run, seconds
+from rlvr.tools._boxed import check_timeout, run_in_sandbox
 
 
 class Bash(Tool):
@@ -13,7 +13,7 @@ class Bash(Tool):
     30.0
     """
 
-    needs_box = True
+    needs_sandbox = True
 
     def __init__(self, *, timeout: float = 30.0) -> None:
         """Keyword arguments are the settings.
@@ -21,7 +21,7 @@ class Bash(Tool):
         Args:
             timeout: timeout of one command, in seconds.
         """
-        self.timeout = seconds(timeout)
+        self.timeout = check_timeout(timeout)
 
     @tool
     def bash(self, command: str) -> str:
@@ -30,7 +30,7 @@ class Bash(Tool):
         Args:
             command: one command or several lines.
         """
-        return run(self.box, command, "bash", self.timeout)
+        return run_in_sandbox(self.sandbox_session, command, "bash", self.timeout)
 
 
 make = Bash

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ToolError
 
-MOST_BYTES = 1_000_000
+MAX_FILE_BYTES = 1_000_000
 """Maximum size of a file that is read or written."""
 
 
@@ -16,7 +16,7 @@ class Files(Tool):
     ['read_file', 'write_file', 'edit_file']
     """
 
-    needs_box = True
+    needs_sandbox = True
 
     @tool
     def read_file(self, path: str, first: int = 1, lines: int = 400) -> str:
@@ -29,7 +29,7 @@ class Files(Tool):
         """
         if first < 1 or lines < 1:
             raise ToolError("first and lines must be at least 1")
-        every = self._text(path).splitlines()
+        every = self._read_text(path).splitlines()
         if not every:
             return "[the file is empty]"
         if first > len(every):
@@ -47,7 +47,7 @@ class Files(Tool):
             path: the file; its parent folders are created.
             text: the whole content of the file.
         """
-        self._write(path, text)
+        self._write_text(path, text)
         return f"Wrote {len(text)} characters to {path}."
 
     @tool
@@ -61,41 +61,41 @@ class Files(Tool):
         """
         if not old:
             raise ToolError("old is empty; give the text to be replaced, or use write_file")
-        text = self._text(path)
+        text = self._read_text(path)
         times = text.count(old)
         if times != 1:
             advice = "read the file and copy the text exactly" if times == 0 else "give more of the text around it"
             raise ToolError(f"the old text occurs {times} times in {path}, it must occur once; {advice}")
-        self._write(path, text.replace(old, new))
+        self._write_text(path, text.replace(old, new))
         line = text[: text.index(old)].count("\n") + 1
         return f"Replaced it in {path}, line {line}."
 
-    def _text(self, path: str) -> str:
+    def _read_text(self, path: str) -> str:
         try:
-            data = self.box.get(_sound(path), MOST_BYTES + 1)
+            data = self.sandbox_session.read_file(_check_path(path), MAX_FILE_BYTES + 1)
         except OSError as error:
             raise ToolError(f"{path} cannot be read: {error.strerror or error}") from error
-        if len(data) > MOST_BYTES:
-            raise ToolError(f"{path} is larger than {MOST_BYTES} bytes")
+        if len(data) > MAX_FILE_BYTES:
+            raise ToolError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ToolError(f"{path} is not UTF-8 text") from error
 
-    def _write(self, path: str, text: str) -> None:
+    def _write_text(self, path: str, text: str) -> None:
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ToolError("the text has characters that cannot be written in UTF-8") from error
-        if len(data) > MOST_BYTES:
-            raise ToolError(f"the file would be larger than {MOST_BYTES} bytes")
+        if len(data) > MAX_FILE_BYTES:
+            raise ToolError(f"the file would be larger than {MAX_FILE_BYTES} bytes")
         try:
-            self.box.put(_sound(path), data)
+            self.sandbox_session.write_file(_check_path(path), data)
         except OSError as error:
             raise ToolError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _sound(path: str) -> str:
+def _check_path(path: str) -> str:
     if not path or "\0" in path or not path.isprintable():
         raise ToolError("the path is empty or has characters that are not allowed in a path")
     return path

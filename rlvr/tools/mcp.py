@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, ToolCrash
-from rlvr.tools._boxed import seconds
-from rlvr.tools._connection import Connection
+from rlvr.errors import ConfigError, ToolFailure
+from rlvr.tools._boxed import check_timeout
+from rlvr.tools._connection import McpConnection
 from rlvr.turns import ToolSpec
 
 
@@ -53,20 +53,20 @@ class Mcp(Tool):
             raise ValueError(f"cwd is {cwd!r}; there is no such folder")
         self.command, self.url, self.env, self.cwd = tuple(command), url, dict(env or {}), cwd
         self.prefix, self.only = prefix, tuple(only)
-        self.timeout, self.start_timeout = seconds(timeout), seconds(start_timeout)
-        self.connection: Connection | None = None
+        self.timeout, self.start_timeout = check_timeout(timeout), check_timeout(start_timeout)
+        self.connection: McpConnection | None = None
         self._specs: tuple[ToolSpec, ...] = ()
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         """Start the server or connect to it, and list its tools."""
-        self.connection = Connection(self.command or self.url, self.env, self.cwd, self.timeout)
+        self.connection = McpConnection(self.command or self.url, self.env, self.cwd, self.timeout)
         offered = self.connection.start(self.start_timeout)
         if missing := sorted(set(self.only) - {spec.name for spec in offered}):
             raise ConfigError(f"the server has no tool {missing[0]!r}; it has {', '.join(spec.name for spec in offered) or 'none'}")
         used = [spec for spec in offered if not self.only or spec.name in self.only]
         self._specs = tuple(ToolSpec(self.prefix + spec.name, spec.description, spec.parameters) for spec in used)
 
-    def end(self) -> None:
+    def teardown(self) -> None:
         """Disconnect; a server process exits."""
         if self.connection is not None:
             self.connection.stop()
@@ -81,7 +81,7 @@ class Mcp(Tool):
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server."""
         if self.connection is None:
-            raise ToolCrash("the MCP server is not connected")
+            raise ToolFailure("the MCP server is not connected")
         return self.connection.call(name.removeprefix(self.prefix), arguments)
 
 

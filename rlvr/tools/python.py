@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.tools._boxed import run, seconds
+from rlvr.tools._boxed import check_timeout, run_in_sandbox
 
 
 class Python(Tool):
@@ -13,7 +13,7 @@ class Python(Tool):
     5.0
     """
 
-    needs_box = True
+    needs_sandbox = True
 
     def __init__(self, *, timeout: float = 10.0) -> None:
         """Keyword arguments are the settings.
@@ -21,7 +21,7 @@ class Python(Tool):
         Args:
             timeout: timeout of one call, in seconds.
         """
-        self.timeout = seconds(timeout)
+        self.timeout = check_timeout(timeout)
 
     @tool
     def python(self, code: str) -> str:
@@ -30,7 +30,7 @@ class Python(Tool):
         Args:
             code: the code; print what you want to see.
         """
-        return run(self.box, code, "python", self.timeout)
+        return run_in_sandbox(self.sandbox_session, code, "python", self.timeout)
 
 
 make = Python

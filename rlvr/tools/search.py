@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
+from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure
 
 SUFFIXES = (".txt", ".md", ".rst")
 """The file types in a folder that are indexed."""
-MOST_RESULTS = 20
-LONGEST_QUERY = 2_000
+MAX_RESULTS = 20
+MAX_QUERY_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,17 @@ class Search(Tool):
         if min(passage_chars, shown_chars) < 20:
             raise ValueError(f"passage_chars {passage_chars} and shown_chars {shown_chars} must be at least 20")
         self.shown_chars = shown_chars
-        self.passages = tuple(_passages(Path(path).expanduser(), passage_chars)) if path else ()
+        self.passages = tuple(_load_passages(Path(path).expanduser(), passage_chars)) if path else ()
         if path and not self.passages:
             raise ConfigError(f"{path!r} has no passages; a folder needs {', '.join(SUFFIXES)} files, a JSONL file lines with a text")
-        self._bm25s = _bm25s()
-        self.index = _index(self.passages) if path else None
+        self._bm25s = _import_bm25s()
+        self.index = _build_index(self.passages) if path else None
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         """Use the documents of the task, if it has some. Their index is cached: conversations of the same task share it."""
         if own := self.context.data.get("passages"):
             self.passages = tuple(own)
-            self.index = _index(self.passages)
+            self.index = _build_index(self.passages)
         if self.index is None:
             raise ConfigError("the tool 'search' has no documents; set path, or use it in an environment whose tasks provide some")
 
@@ -78,25 +78,25 @@ class Search(Tool):
             query: words that the passage should contain.
             limit: how many passages, at most 20.
         """
-        if not 1 <= limit <= MOST_RESULTS:
-            raise ToolError(f"limit is {limit}; it must be from 1 to {MOST_RESULTS}")
-        if len(query) > LONGEST_QUERY:
-            raise ToolError(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
+        if not 1 <= limit <= MAX_RESULTS:
+            raise ToolError(f"limit is {limit}; it must be from 1 to {MAX_RESULTS}")
+        if len(query) > MAX_QUERY_CHARS:
+            raise ToolError(f"the query has {len(query)} characters; at most {MAX_QUERY_CHARS} are allowed")
         if self.index is None:
-            raise ToolCrash("the documents are not open")
-        words = _tokens(self._bm25s, [query])
+            raise ToolFailure("the documents are not open")
+        words = _tokenize(self._bm25s, [query])
         if not words or not words[0]:
             return "No passage contains any of these words."
         found, scores = self.index.retrieve(words, k=min(limit, len(self.passages)), show_progress=False)
         best = [self.passages[int(n)] for n, score in zip(found[0], scores[0], strict=True) if score > 0]
-        shown = (f"[{rank}] {p.title + ' ' if p.title else ''}({p.id})\n{self._cut(p.text)}" for rank, p in enumerate(best, start=1))
+        shown = (f"[{rank}] {p.title + ' ' if p.title else ''}({p.id})\n{self._truncate(p.text)}" for rank, p in enumerate(best, start=1))
         return "\n\n".join(shown) or "No passage contains any of these words."
 
-    def _cut(self, text: str) -> str:
+    def _truncate(self, text: str) -> str:
         return text if len(text) <= self.shown_chars else text[: self.shown_chars - 3] + "..."
 
 
-def _bm25s() -> Any:
+def _import_bm25s() -> Any:
     """Import bm25s without numba: numba loads for seconds, and vLLM cannot start an engine in a process that has loaded it."""
     masked = "numba" not in sys.modules
     if masked:
@@ -113,32 +113,32 @@ def _bm25s() -> Any:
 
 
 @lru_cache(maxsize=128)
-def _index(passages: tuple[Passage, ...]) -> Any:
-    bm25s = _bm25s()
+def _build_index(passages: tuple[Passage, ...]) -> Any:
+    bm25s = _import_bm25s()
     index = bm25s.BM25()
-    index.index(_tokens(bm25s, [f"{passage.title}\n{passage.text}" for passage in passages]), show_progress=False)
+    index.index(_tokenize(bm25s, [f"{passage.title}\n{passage.text}" for passage in passages]), show_progress=False)
     return index
 
 
-def _tokens(bm25s: Any, texts: list[str]) -> list[list[str]]:
+def _tokenize(bm25s: Any, texts: list[str]) -> list[list[str]]:
     tokens: list[list[str]] = bm25s.tokenize(texts, return_ids=False, show_progress=False)
     return tokens
 
 
-def _passages(path: Path, size: int) -> Iterator[Passage]:
+def _load_passages(path: Path, size: int) -> Iterator[Passage]:
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
                 name = file.relative_to(path).as_posix()
-                for number, text in enumerate(_pieces(file.read_text("utf-8", "replace"), size)):
+                for number, text in enumerate(_split_paragraphs(file.read_text("utf-8", "replace"), size)):
                     yield Passage(f"{name}#{number}", "", text)
     elif path.is_file():
-        yield from _lines(path)
+        yield from _load_jsonl(path)
     else:
         raise ConfigError(f"there is no file or folder {str(path)!r}; give a folder of texts or a JSONL file of passages")
 
 
-def _lines(path: Path) -> Iterator[Passage]:
+def _load_jsonl(path: Path) -> Iterator[Passage]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if not line.strip():
@@ -152,7 +152,7 @@ def _lines(path: Path) -> Iterator[Passage]:
             yield Passage(str(row.get("id", number)), str(row.get("title") or ""), row["text"])
 
 
-def _pieces(text: str, size: int) -> Iterator[str]:
+def _split_paragraphs(text: str, size: int) -> Iterator[str]:
     """Join paragraphs up to a size; split a longer paragraph."""
     held = ""
     for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):

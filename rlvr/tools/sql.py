@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.errors import ConfigError, ToolCrash, ToolError
-from rlvr.tools._boxed import seconds
+from rlvr.errors import ConfigError, ToolError, ToolFailure
+from rlvr.tools._boxed import check_timeout
 
-WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
-LONGEST_CELL = 200
+WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
+MAX_CELL_CHARS = 200
 """Maximum characters of a value in a result."""
-LARGEST_VALUE = 100_000
+MAX_VALUE_BYTES = 100_000
 """Maximum bytes of a value. It keeps every SQLite function short, so that the timeout can be enforced."""
-LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: LARGEST_VALUE,
+SQLITE_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
 }
-STEPS = 40
+PROGRESS_STEPS = 40
 """Number of SQLite virtual machine steps between two checks of the timeout."""
-SCRATCH_PAGES = 16_384
+MAX_SCRATCH_PAGES = 16_384
 """Maximum size of a scratch copy: 64 MiB in 4 KiB pages."""
-READING = {
+READ_ACTIONS = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-NEVER = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
+FORBIDDEN_ACTIONS = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
 """Actions that are always denied: they access other files or change the limits."""
-LOOKING = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
+READ_PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
 """The allowed pragmas, which only read."""
 
 
@@ -75,26 +75,26 @@ class Sql(Tool):
         if path and script:
             raise ValueError("path and script are both given; give one of them")
         self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
-        self.timeout = seconds(timeout)
+        self.timeout = check_timeout(timeout)
         self.connection: sqlite3.Connection | None = None
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         """Open the database, or create the copy."""
         data = self.context.data
         own = "database" in data or "script" in data
         path, script = (str(data.get("database", "")), str(data.get("script", ""))) if own else (self.path, self.script)
         if not path and not script:
             raise ConfigError("the tool 'sql' has no database; set path or script, or use it in an environment whose tasks provide one")
-        self.connection = self._scratch(script, path) if script or self.mode == "scratch" else self._file(path)
+        self.connection = self._create_scratch(script, path) if script or self.mode == "scratch" else self._open_file(path)
         if script and self.mode == "read":
             self.connection.execute("pragma query_only = on")
-        for limit, most in LIMITS.items():
+        for limit, most in SQLITE_LIMITS.items():
             self.connection.setlimit(limit, most)
         for name in ("printf", "format"):
-            self.connection.create_function(name, -1, _formatted)
-        self.connection.set_authorizer(self._allowed)
+            self.connection.create_function(name, -1, _run_printf)
+        self.connection.set_authorizer(self._authorize)
 
-    def end(self) -> None:
+    def teardown(self) -> None:
         """Close the database; a scratch copy is discarded."""
         if self.connection is not None:
             self.connection.close()
@@ -108,41 +108,41 @@ class Sql(Tool):
             query: one statement.
         """
         if self.connection is None:
-            raise ToolCrash("the database is not open")
+            raise ToolFailure("the database is not open")
         end = time.monotonic() + self.timeout
-        self.connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+        self.connection.set_progress_handler(lambda: time.monotonic() > end, PROGRESS_STEPS)
         try:
             cursor = self.connection.execute(query)
             names = [column[0] for column in cursor.description or ()]
-            rows = ["\t".join(map(_cell, row)) for row in islice(cursor, self.max_rows + 1)]
+            rows = ["\t".join(map(_format_cell, row)) for row in islice(cursor, self.max_rows + 1)]
             changed = cursor.rowcount
             cursor.close()
         except (sqlite3.Error, sqlite3.Warning) as error:
-            raise self._error(error, end) from error
+            raise self._convert_error(error, end) from error
         except (UnicodeError, ValueError) as error:
             raise ToolError(f"the query cannot be read: {error}") from error
-        return self._table(names, rows, changed)
+        return self._format_table(names, rows, changed)
 
-    def _error(self, error: Exception, end: float) -> Exception:
+    def _convert_error(self, error: Exception, end: float) -> Exception:
         if "interrupted" in str(error) and time.monotonic() > end:
             return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped")
         if "not authorized" in str(error) or "readonly" in str(error) or "query_only" in str(error):
             what = "it may only read" if self.mode == "read" else "it may not access other files or change settings"
             return ToolError(f"the statement is not allowed: {what} ({error})")
         if str(error).startswith(("file is not a database", "disk I/O error", "database disk image")):
-            return ToolCrash(f"the database failed: {error}")
+            return ToolFailure(f"the database failed: {error}")
         if "user-defined function" in str(error):
             return ToolError("printf and format take no width or precision that is * or has more than three digits")
         return ToolError(str(error))
 
-    def _allowed(self, action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
-        if action == sqlite3.SQLITE_PRAGMA and (one or "").lower() in LOOKING:
+    def _authorize(self, action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
+        if action == sqlite3.SQLITE_PRAGMA and (one or "").lower() in READ_PRAGMAS:
             return sqlite3.SQLITE_OK
-        if action in NEVER or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")):
+        if action in FORBIDDEN_ACTIONS or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")):
             return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK if self.mode == "scratch" or action in READING else sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if self.mode == "scratch" or action in READ_ACTIONS else sqlite3.SQLITE_DENY
 
-    def _file(self, path: str) -> sqlite3.Connection:
+    def _open_file(self, path: str) -> sqlite3.Connection:
         if not Path(path).is_file():
             raise ConfigError(f"there is no database {path!r}; give the path of a SQLite file")
         connection: sqlite3.Connection | None = None
@@ -157,16 +157,16 @@ class Sql(Tool):
             raise ConfigError(f"{path!r} cannot be opened as a SQLite database: {error}") from error
         return connection
 
-    def _scratch(self, script: str, path: str) -> sqlite3.Connection:
+    def _create_scratch(self, script: str, path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         try:
             if script:
                 connection.executescript(script)
             else:
-                source = self._file(path)
+                source = self._open_file(path)
                 source.backup(connection)
                 source.close()
-            connection.execute(f"pragma max_page_count = {SCRATCH_PAGES}")
+            connection.execute(f"pragma max_page_count = {MAX_SCRATCH_PAGES}")
         except (sqlite3.Error, ConfigError) as error:
             connection.close()
             if isinstance(error, ConfigError):
@@ -174,7 +174,7 @@ class Sql(Tool):
             raise ConfigError(f"the script of the tool 'sql' does not run: {error}") from error
         return connection
 
-    def _table(self, names: list[str], rows: list[str], changed: int) -> str:
+    def _format_table(self, names: list[str], rows: list[str], changed: int) -> str:
         if not names:
             return f"{changed} rows changed." if changed >= 0 else "Done."
         lines = ["\t".join(names), *rows[: self.max_rows]]
@@ -185,17 +185,17 @@ class Sql(Tool):
         return "\n".join(lines)
 
 
-def _formatted(*parts: Any) -> Any:
+def _run_printf(*parts: Any) -> Any:
     """Call `printf` of SQLite, but refuse widths of more than three digits: SQLite would write up to two billion spaces."""
-    if parts and isinstance(parts[0], str) and WIDE.search(parts[0]):
+    if parts and isinstance(parts[0], str) and WIDE_FORMAT.search(parts[0]):
         raise ValueError("too wide")
     with closing(sqlite3.connect(":memory:")) as own:
         return own.execute(f"select printf({', '.join('?' * len(parts))})", parts).fetchone()[0]
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     text = "NULL" if value is None else f"[{len(value)} bytes]" if isinstance(value, bytes) else str(value)
-    text = text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
+    text = text if len(text) <= MAX_CELL_CHARS else text[: MAX_CELL_CHARS - 3] + "..."
     return text.replace("\t", " ").replace("\n", " ")
 
 

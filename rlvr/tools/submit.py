@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.contracts.tool import Final, Tool, ToolExample, tool
+from rlvr.contracts.tool import FinalAnswer, Tool, ToolExample, tool
 
 
 class Submit(Tool):
@@ -21,7 +21,7 @@ class Submit(Tool):
         Args:
             answer: the answer, and nothing else.
         """
-        return Final(answer)
+        return FinalAnswer(answer)
 
 
 make = Submit

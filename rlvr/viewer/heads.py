@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import NotFound
-from rlvr.evaluation.export import last_rows, talks_of
-from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of
-from rlvr.evaluation.statistics import wilson
-from rlvr.runs.bottleneck import bottleneck
-from rlvr.runs.curves import panels
-from rlvr.runs.runlog import config_of, rows_of
+from rlvr.evaluation.export import iter_latest_rows, list_conversation_metrics
+from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, ROWS_FILE, load_plan
+from rlvr.evaluation.statistics import wilson_interval
+from rlvr.runs.bottleneck import find_bottleneck
+from rlvr.runs.curves import build_panels
+from rlvr.runs.runlog import load_run_config, read_jsonl
 
-METRICS, TIMINGS, COLLECTORS = "metrics.jsonl", "timings.jsonl", "collectors.jsonl"
-HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
+METRICS_FILE, TIMINGS_FILE, COLLECTORS_FILE = "metrics.jsonl", "timings.jsonl", "collectors.jsonl"
+TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RunSource:
     """A run to show: its folder, the summary for the head of the page, its episodes, and its tokenizer.
 
     >>> Source(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
@@ -36,55 +36,55 @@ class Source:
     """The name of the policy's tokenizer."""
 
 
-def source_of(run: Path) -> Source:
+def load_source(run: Path) -> RunSource:
     """Load a run: its summary, an iterator of its episodes, and the name of its tokenizer."""
-    if (run / PLAN).is_file():
-        plan = plan_of(run)
-        rows = last_rows(run) if (run / ROWS).is_file() else iter(())
-        return Source(run, _evaluation(run), rows, plan.policy.partition(":")[2])
+    if (run / PLAN_FILE).is_file():
+        plan = load_plan(run)
+        rows = iter_latest_rows(run) if (run / ROWS_FILE).is_file() else iter(())
+        return RunSource(run, _build_evaluation_head(run), rows, plan.policy.partition(":")[2])
     if (run / "config.yaml").is_file():
-        return Source(run, _training(run), iter(_log(run, ROWS)), config_of(run).tokenizer_name)
-    raise NotFound(f"{run} is not a run: it has neither config.yaml nor {PLAN}; name a folder that `rlvr train` or `rlvr eval` wrote")
+        return RunSource(run, _build_training_head(run), iter(_read_log(run, ROWS_FILE)), load_run_config(run).tokenizer_name)
+    raise NotFound(f"{run} is not a run: it has neither config.yaml nor {PLAN_FILE}; name a folder that `rlvr train` or `rlvr eval` wrote")
 
 
-def _training(run: Path) -> dict[str, Any]:
+def _build_training_head(run: Path) -> dict[str, Any]:
     """Build the summary of a training run: its curves, and its accuracy on held-out tasks."""
-    rows, report = metrics_of(run), report_of(run)
+    rows, report = load_metrics(run), load_report(run)
     facts: dict[str, Any] = {"steps": len(rows)}
     facts |= {name: report[name] for name in ("accuracy_before", "accuracy_after", "seconds") if report.get(name) is not None}
-    facts |= _cluster(run, rows)
-    head = {"name": run.resolve().name, "kind": "training", "facts": facts | state_of(run), "panels": panels(rows), "figures": None}
-    return head | {"held_out": held_out(rows, report), "settings": (run / "config.yaml").read_text("utf-8")}
+    facts |= _collect_cluster_facts(run, rows)
+    head = {"name": run.resolve().name, "kind": "training", "facts": facts | get_run_state(run), "panels": build_panels(rows), "figures": None}
+    return head | {"held_out": list_held_out_accuracies(rows, report), "settings": (run / "config.yaml").read_text("utf-8")}
 
 
-def _cluster(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _collect_cluster_facts(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Count the events of a run's collectors, and name the bottleneck of its speed; empty for a run without collectors."""
-    events = Counter(row.get("event") for row in _log(run, COLLECTORS))
+    events = Counter(row.get("event") for row in _read_log(run, COLLECTORS_FILE))
     named = {"collectors_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
-    _, limit = bottleneck(rows, config_of(run).rollout.max_staleness)
+    _, limit = find_bottleneck(rows, load_run_config(run).rollout.max_staleness)
     return {name: events[event] for name, event in named.items() if events[event]} | ({"speed": limit} if limit else {})
 
 
-def metrics_of(run: Path) -> list[dict[str, Any]]:
+def load_metrics(run: Path) -> list[dict[str, Any]]:
     """Load the metrics of each step, merged with its timings."""
-    clock: dict[Any, dict[str, Any]] = {row.get("step"): row for row in _log(run, TIMINGS)}
-    return [clock.get(row.get("step"), {}) | row for row in _log(run, METRICS)]
+    clock: dict[Any, dict[str, Any]] = {row.get("step"): row for row in _read_log(run, TIMINGS_FILE)}
+    return [clock.get(row.get("step"), {}) | row for row in _read_log(run, METRICS_FILE)]
 
 
-def held_out(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[list[float | None]]:
+def list_held_out_accuracies(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[list[float | None]]:
     """List the accuracies on held-out tasks as `[step, value, low, high]`; the interval is None if the number of tasks is unknown.
 
     >>> held_out([{"step": 1}, {"step": 2, "eval/accuracy": 0.5}], {"accuracy_before": 0.25})
     [[0, 0.25, None, None], [2, 0.5, None, None]]
     """
     last = rows[-1].get("step", len(rows)) if rows else 0
-    found = {row.get("step", 0): row["eval/accuracy"] for row in rows if _number(row.get("eval/accuracy"))}
-    found |= {step: report[name] for step, name in ((0, "accuracy_before"), (last, "accuracy_after")) if _number(report.get(name))}
+    found = {row.get("step", 0): row["eval/accuracy"] for row in rows if _is_number(row.get("eval/accuracy"))}
+    found |= {step: report[name] for step, name in ((0, "accuracy_before"), (last, "accuracy_after")) if _is_number(report.get(name))}
     tasks = report.get("held_out_tasks")
-    return [[step, found[step], *(between(found[step], tasks) if isinstance(tasks, int) else (None, None))] for step in sorted(found)]
+    return [[step, found[step], *(compute_share_interval(found[step], tasks) if isinstance(tasks, int) else (None, None))] for step in sorted(found)]
 
 
-def between(share: float, tasks: int) -> tuple[float | None, float | None]:
+def compute_share_interval(share: float, tasks: int) -> tuple[float | None, float | None]:
     """Compute the 95 % interval of a share of tasks.
 
     >>> [round(end, 2) for end in between(0.5, 100)]
@@ -93,30 +93,30 @@ def between(share: float, tasks: int) -> tuple[float | None, float | None]:
     if tasks < 1 or not 0 <= share <= 1:
         return None, None
     right = round(share * tasks)
-    return wilson([1.0] * right + [0.0] * (tasks - right))
+    return wilson_interval([1.0] * right + [0.0] * (tasks - right))
 
 
-def _evaluation(run: Path) -> dict[str, Any]:
+def _build_evaluation_head(run: Path) -> dict[str, Any]:
     """Build the summary of an evaluation: a line of metrics for each environment, once it is finished."""
-    plan, envs = plan_of(run), report_of(run).get("envs", {})
-    talk = talks_of(envs)
-    lines = [[*_figures(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()]
-    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.ways, "seed": plan.seed} | state_of(run)
+    plan, envs = load_plan(run), load_report(run).get("envs", {})
+    talk = list_conversation_metrics(envs)
+    lines = [[*_format_env_row(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()]
+    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.sampling_summary, "seed": plan.seed} | get_run_state(run)
     bars = [
         {"label": name, "value": env["avg"]["value"], "low": env["avg"]["low"], "high": env["avg"]["high"]}
         for name, env in envs.items()
         if env["avg"] and not env["refused"]
     ]
-    figures = {"head": [*HEAD, *talk], "lines": lines, "bars": bars} if lines else None
-    return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.dump()}
+    figures = {"head": [*TABLE_HEAD, *talk], "lines": lines, "bars": bars} if lines else None
+    return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
 
 
-def state_of(run: Path) -> dict[str, str]:
+def get_run_state(run: Path) -> dict[str, str]:
     """Return the fact that a run is unfinished (it has no report yet); empty for a finished run."""
-    return {} if (run / REPORT).is_file() else {"state": "unfinished"}
+    return {} if (run / REPORT_FILE).is_file() else {"state": "unfinished"}
 
 
-def _figures(name: str, env: Mapping[str, Any]) -> list[str]:
+def _format_env_row(name: str, env: Mapping[str, Any]) -> list[str]:
     avg = None if env["refused"] else env["avg"]
     shown = [f"{avg['value']:.1%}", f"{100 * avg['low']:.1f} to {100 * avg['high']:.1f}"] if avg else ["refused", ""]
     for key in ("pass_at", "maj_at"):
@@ -125,19 +125,19 @@ def _figures(name: str, env: Mapping[str, Any]) -> list[str]:
     return [name, str(env["n"]), *shown, *(str(env[key]) for key in ("tasks", "samples", "scored", "unscored", "truncated", "failed"))]
 
 
-def _log(run: Path, name: str) -> Iterable[dict[str, Any]]:
+def _read_log(run: Path, name: str) -> Iterable[dict[str, Any]]:
     """Read the rows of a log; empty if the run has not written any yet."""
-    return rows_of(run / name) if (run / name).is_file() else ()
+    return read_jsonl(run / name) if (run / name).is_file() else ()
 
 
-def report_of(run: Path) -> dict[str, Any]:
+def load_report(run: Path) -> dict[str, Any]:
     """Load the report of a finished run; empty if there is none."""
     try:
-        found = json.loads((run / REPORT).read_text("utf-8"))
+        found = json.loads((run / REPORT_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,73 +10,73 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlvr.errors import RlvrError
-from rlvr.evaluation.samples import REPORT
-from rlvr.viewer.index import PAGE_NAME, index, runs_in, state_of
-from rlvr.viewer.serve import Served
-from rlvr.viewer.view import PAUSE_S, Written, size_of, view, watch
+from rlvr.evaluation.samples import REPORT_FILE
+from rlvr.viewer.index import PAGE_NAME, find_runs, get_folder_state, write_index
+from rlvr.viewer.serve import PageServer
+from rlvr.viewer.view import POLL_INTERVAL_S, WrittenPage, get_log_size, watch_run, write_page
 
-LAST_LOOK_S = 20.0
+LAST_PAGE_TIMEOUT_S = 20.0
 """How long the last page of a finished run is served, so that an open browser gets it."""
 
 
-def live(
+def serve_run(
     runs: Sequence[Path],
     out: Path | None,
     *,
     against: Path | None = None,
     port: int = 0,
-    told: Callable[[str, Written], None] = lambda url, written: None,
-    pause_s: float = PAUSE_S,
-) -> Written:
+    on_written: Callable[[str, WrittenPage], None] = lambda url, written: None,
+    poll_interval_s: float = POLL_INTERVAL_S,
+) -> WrittenPage:
     """Serve the page of the first run, compared with the others, until it is finished or Ctrl-C. `told` is called with each new page."""
     page = out or runs[0] / PAGE_NAME
-    with Served(lambda path: page if not path and page.is_file() else None, port) as served:
-        last = watch(runs[0], out, others=runs[1:], against=against, told=lambda written: told(served.url, written), pause_s=pause_s)
-        if served.sent.is_set() and (runs[0] / REPORT).is_file():
-            served.sent.clear()
+    with PageServer(lambda path: page if not path and page.is_file() else None, port) as served:
+        last = watch_run(runs[0], out, others=runs[1:], against=against, on_written=lambda written: on_written(served.url, written), poll_interval_s=poll_interval_s)
+        if served.page_sent.is_set() and (runs[0] / REPORT_FILE).is_file():
+            served.page_sent.clear()
             with suppress(KeyboardInterrupt):
-                served.sent.wait(LAST_LOOK_S)
+                served.page_sent.wait(LAST_PAGE_TIMEOUT_S)
     return last
 
 
-def live_index(
+def serve_index(
     folder: Path,
     out: Path | None,
     *,
     port: int = 0,
-    told: Callable[[str, Written], None] = lambda url, written: None,
-    pause_s: float = PAUSE_S,
-    turns: int | None = None,
-) -> Written:
+    on_written: Callable[[str, WrittenPage], None] = lambda url, written: None,
+    poll_interval_s: float = POLL_INTERVAL_S,
+    max_polls: int | None = None,
+) -> WrittenPage:
     """Serve the index of a folder and the pages of its runs, each written on request, until Ctrl-C or for `turns` polls."""
     place, writing = out or folder / "index.html", threading.Lock()
 
     def page_of(path: str) -> Path | None:
         if not path:
             return place if place.is_file() else None
-        run = next((run for run in runs_in(folder) if f"{run.relative_to(folder).as_posix()}/{PAGE_NAME}" == path), None)
+        run = next((run for run in find_runs(folder) if f"{run.relative_to(folder).as_posix()}/{PAGE_NAME}" == path), None)
         if run is None:
             return None
         with writing, suppress(RlvrError, OSError):
-            if _stale(run):
-                view(run)
+            if _is_stale(run):
+                write_page(run)
         return run / PAGE_NAME if (run / PAGE_NAME).is_file() else None
 
-    with Served(page_of, port) as served:
+    with PageServer(page_of, port) as served:
         before: object = None
         with suppress(KeyboardInterrupt):
-            while turns is None or turns > 0:
-                if (now := state_of(folder)) != before:
+            while max_polls is None or max_polls > 0:
+                if (now := get_folder_state(folder)) != before:
                     before = now
-                    told(served.url, index(folder, out, reload_s=math.ceil(pause_s), served=True))
-                turns = None if turns is None else turns - 1
-                time.sleep(pause_s)
-    return index(folder, out)
+                    on_written(served.url, write_index(folder, out, reload_s=math.ceil(poll_interval_s), has_page_server=True))
+                max_polls = None if max_polls is None else max_polls - 1
+                time.sleep(poll_interval_s)
+    return write_index(folder, out)
 
 
-def _stale(run: Path) -> bool:
+def _is_stale(run: Path) -> bool:
     """Whether a run has no page, or has changed since its page was written."""
     page = run / PAGE_NAME
     if not page.is_file():
-        return size_of(run) > 0
+        return get_log_size(run) > 0
     return any(path.stat().st_mtime > page.stat().st_mtime for path in run.iterdir() if path.suffix in (".jsonl", ".json", ".yaml"))

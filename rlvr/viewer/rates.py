@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-POINTS = 200
+MAX_CURVE_POINTS = 200
 """The maximum of points in a curve; a longer curve is averaged in blocks."""
-PARTS = 6
+MAX_COMPONENTS = 6
 """The maximum of reward components that are drawn."""
 BANDS = ("all right", "most right", "some right", "none right")
-SHARES, BY_PART = "groups by share of right answers", "reward by part"
+SOLVED_TITLE, COMPONENTS_TITLE = "groups by share of right answers", "reward by part"
 
 
-class Rates:
+class EpisodeCurves:
     """Counts the scores of groups and the reward components by step, episode by episode.
 
-    >>> rates = Rates()
+    >>> rates = EpisodeCurves()
     >>> for score in (1.0, 0.0): rates.append({"step": 1, "group": "1:0", "verdict": {"score": score}})
     >>> rates.panels()[0]["lines"]["some right"]
     [1.0]
@@ -25,9 +25,9 @@ class Rates:
 
     def __init__(self) -> None:
         self._groups: dict[int, dict[str, list[int]]] = defaultdict(dict)
-        self._parts: dict[int, dict[str, list[float]]] = defaultdict(dict)
+        self._components: dict[int, dict[str, list[float]]] = defaultdict(dict)
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def add_episode(self, row: Mapping[str, Any]) -> None:
         """Count an episode, if it has a score."""
         verdict = row["verdict"] or {}
         score = verdict.get("score")
@@ -38,45 +38,45 @@ class Rates:
         counts[1] += 1
         for name, value in (verdict.get("parts") or {}).items():
             if isinstance(value, int | float):
-                sums = self._parts[row["step"]].setdefault(str(name), [0.0, 0.0])
+                sums = self._components[row["step"]].setdefault(str(name), [0.0, 0.0])
                 sums[0] += value
                 sums[1] += 1
 
-    def panels(self) -> list[dict[str, Any]]:
+    def build_panels(self) -> list[dict[str, Any]]:
         """Build the panels, in the format of `rlvr.runs.curves`; `stacked` marks lines that add up to 1."""
         found = []
         if any(count > 1 for groups in self._groups.values() for _, count in groups.values()):
-            steps, blocks = _blocks(sorted(self._groups))
-            shares = [_shares([counts for step in block for counts in self._groups[step].values()]) for block in blocks]
+            steps, blocks = _split_steps(sorted(self._groups))
+            shares = [_compute_band_fractions([counts for step in block for counts in self._groups[step].values()]) for block in blocks]
             found.append(
                 {
-                    "title": SHARES,
+                    "title": SOLVED_TITLE,
                     "steps": steps,
                     "stacked": True,
                     "lines": dict(zip(BANDS, map(list, zip(*shares, strict=True)), strict=True)),
                 }
             )
-        names = list(dict.fromkeys(name for parts in self._parts.values() for name in parts))[:PARTS]
+        names = list(dict.fromkeys(name for parts in self._components.values() for name in parts))[:MAX_COMPONENTS]
         if names:
-            steps, blocks = _blocks(sorted(self._parts))
+            steps, blocks = _split_steps(sorted(self._components))
             found.append(
-                {"title": BY_PART, "steps": steps, "lines": {name: [self._part(name, block) for block in blocks] for name in names}}
+                {"title": COMPONENTS_TITLE, "steps": steps, "lines": {name: [self._mean_component(name, block) for block in blocks] for name in names}}
             )
         return found
 
-    def _part(self, name: str, block: list[int]) -> float | None:
-        sums = [self._parts[step][name] for step in block if name in self._parts[step]]
+    def _mean_component(self, name: str, block: list[int]) -> float | None:
+        sums = [self._components[step][name] for step in block if name in self._components[step]]
         return sum(total for total, _ in sums) / sum(count for _, count in sums) if sums else None
 
 
-def _blocks(steps: list[int]) -> tuple[list[int], list[list[int]]]:
+def _split_steps(steps: list[int]) -> tuple[list[int], list[list[int]]]:
     """Split the steps into blocks, at most as many as a curve has points; return the last step of each block, and the blocks."""
-    size = -(-len(steps) // POINTS)
+    size = -(-len(steps) // MAX_CURVE_POINTS)
     blocks = [steps[at : at + size] for at in range(0, len(steps), size)]
     return [block[-1] for block in blocks], blocks
 
 
-def _shares(groups: list[list[int]]) -> list[float]:
+def _compute_band_fractions(groups: list[list[int]]) -> list[float]:
     """Compute the share of the groups in each band, from counts of right answers and answers."""
     found = [0, 0, 0, 0]
     for right, count in groups:

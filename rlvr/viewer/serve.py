@@ -15,21 +15,21 @@ from urllib.parse import unquote, urlsplit
 from rlvr.errors import ConfigError
 
 HOST = "127.0.0.1"
-PATIENCE_S = 10.0
+CONNECTION_TIMEOUT_S = 10.0
 """The timeout of a connection for sending its request or reading the reply."""
 Pages = Callable[[str], Path | None]
 """A function from a path, such as `` or `first/view.html`, to the file to send; None if there is no such page."""
 
 
-class Served:
+class PageServer:
     """A local web server for pages, as a context manager: it stops at the end of the block."""
 
     def __init__(self, pages: Pages, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(12)
-        self.sent = threading.Event()
+        self.page_sent = threading.Event()
         """Set when a page was sent; clear it to wait for the next one."""
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(self, pages))
+            self._server = ThreadingHTTPServer((HOST, port), _make_handler(self, pages))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "not a valid port"
             raise ConfigError(f"port {port} cannot be used: {why}; give another --port up to 65535, or 0 for a free one") from error
@@ -41,25 +41,25 @@ class Served:
         """The address to open."""
         return f"http://{HOST}:{self._server.server_address[1]}/{self.token}/"
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> PageServer:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(CONNECTION_TIMEOUT_S)
 
 
-def _handler(served: Served, pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _make_handler(page_server: PageServer, pages: Pages) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE_S
+        timeout = CONNECTION_TIMEOUT_S
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            mine = path.startswith(f"/{served.token}/") and host in (HOST, "localhost")  # another host name means DNS rebinding
-            page = pages(path.removeprefix(f"/{served.token}/")) if mine else None
+            mine = path.startswith(f"/{page_server.token}/") and host in (HOST, "localhost")  # another host name means DNS rebinding
+            page = pages(path.removeprefix(f"/{page_server.token}/")) if mine else None
             if page is None:
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
@@ -71,7 +71,7 @@ def _handler(served: Served, pages: Pages) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
-                served.sent.set()
+                page_server.page_sent.set()
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing."""

@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.samples import REPORT, ROWS, write_whole
-from rlvr.mdp.transcript import tokenizer_of
-from rlvr.viewer.compared import conditions, evaluated, settings_of, trained
-from rlvr.viewer.heads import METRICS, source_of
-from rlvr.viewer.viewparts import CHUNK, parts_of
+from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
+from rlvr.mdp.transcript import load_tokenizer_or_none
+from rlvr.viewer.compared import compare_eval_runs, compare_training_runs, group_by_settings, load_settings
+from rlvr.viewer.heads import METRICS_FILE, load_source
+from rlvr.viewer.viewparts import EPISODES_PER_CHUNK, pack_episodes
 
-PAGE = Path(__file__).parent / "page"
+PAGE_FOLDER = Path(__file__).parent / "page"
 STYLES = ("page.css", "list.css")
-DRAWN = ("marks.js", "charts.js")
+COMMON_SCRIPTS = ("marks.js", "charts.js")
 """The scripts that every page has."""
-SCRIPTS = (*DRAWN, "export.js", "curves.js", "math.js", "run.js", "turns.js", "tokens.js", "episode.js", "list.js", "page.js")
-MARK = b'content="rlvr view"'
+SCRIPTS = (*COMMON_SCRIPTS, "export.js", "curves.js", "math.js", "run.js", "turns.js", "tokens.js", "episode.js", "list.js", "page.js")
+PAGE_MARK = b'content="rlvr view"'
 """Identifies a page written by rlvr, which may be overwritten."""
-PAUSE_S = 5.0
+POLL_INTERVAL_S = 5.0
 """The interval between checks of a watched run; longer if writing its page takes long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPage:
     """A written page: its path, the number of its episodes or runs, and its size.
 
     >>> Written(Path("runs/a/view.html"), episodes=1536, bytes=90_000).episodes
@@ -46,18 +46,18 @@ class Written:
     """
 
     path: Path
-    episodes: int
-    bytes: int
+    num_episodes: int
+    size_bytes: int
 
 
-def view(
+def write_page(
     run: str | Path,
     out: str | Path | None = None,
     *,
     others: Sequence[str | Path] = (),
     against: str | Path | None = None,
     reload_s: int = 0,
-) -> Written:
+) -> WrittenPage:
     """Write the page of a training run or an evaluation, by default as `view.html` in its folder.
 
     Other runs of the same kind, `others` and `against`, are shown next to the first run: their curves or metrics, the difference to the
@@ -66,15 +66,15 @@ def view(
     """
     folders = [Path(folder) for folder in (run, *others, *([against] if against else []))]
     out = Path(out) if out else None
-    if out and not ours(out):
+    if out and not is_own_page(out):
         raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
     out = out or folders[0] / "view.html"
-    _checked(folders)
+    _check_distinct(folders)
     heads: list[dict[str, Any]] = []
     parts: dict[str, str] = {}
     for nth, folder in enumerate(folders):
-        source = source_of(folder)
-        mine = parts_of(source.rows, tokenizer_of(source.tokenizer), f"{nth}-" if nth else "")
+        source = load_source(folder)
+        mine = pack_episodes(source.rows, load_tokenizer_or_none(source.tokenizer), f"{nth}-" if nth else "")
         if not mine.count and not source.head["panels"]:
             raise NotFound(f"{folder} has nothing to show yet: it has no step and no episode; try again later")
         more = mine.panels if source.head["kind"] == "training" else []
@@ -82,18 +82,18 @@ def view(
         parts |= mine.parts
         if heads[0]["kind"] != heads[-1]["kind"]:
             raise ConfigError(f"{folders[0]} and {folder} cannot be compared: one is a training run, the other an evaluation")
-    head = {"runs": heads, "chunk": CHUNK, "reload_s": reload_s} | _together(folders, heads, alone=bool(against))
-    return Written(out, heads[0]["episodes"], written(out, page_of("page.html", SCRIPTS, head, parts)))
+    head = {"runs": heads, "chunk": EPISODES_PER_CHUNK, "reload_s": reload_s} | _describe_runs(folders, heads, is_last_alone=bool(against))
+    return WrittenPage(out, heads[0]["episodes"], write_page_file(out, render_page("page.html", SCRIPTS, head, parts)))
 
 
-def _checked(folders: Sequence[Path]) -> None:
+def _check_distinct(folders: Sequence[Path]) -> None:
     """Raise ConfigError if a run is given twice."""
     twice = [folder for nth, folder in enumerate(folders) if folder.resolve() in [other.resolve() for other in folders[:nth]]]
     if twice:
         raise ConfigError(f"{twice[0]} is given twice; name each run once")
 
 
-def _together(folders: Sequence[Path], heads: list[dict[str, Any]], *, alone: bool) -> dict[str, Any]:
+def _describe_runs(folders: Sequence[Path], heads: list[dict[str, Any]], *, is_last_alone: bool) -> dict[str, Any]:
     """Build the data of several runs: distinct names, conditions and differences. `alone`: the last run is a condition of its own."""
     names = [head["name"] for head in heads]
     for folder, head in zip(folders, heads, strict=True):
@@ -101,79 +101,79 @@ def _together(folders: Sequence[Path], heads: list[dict[str, Any]], *, alone: bo
             head["name"] = f"{folder.resolve().parent.name}/{head['name']}"
     if heads[0]["kind"] == "evaluation":
         return {"labels": [head["name"] for head in heads], "at": [*range(len(heads))]} | (
-            {"compared": evaluated(folders)} if len(heads) > 1 else {}
+            {"compared": compare_eval_runs(folders)} if len(heads) > 1 else {}
         )
-    settings = [settings_of(folder) for folder in folders]
-    if alone:
+    settings = [load_settings(folder) for folder in folders]
+    if is_last_alone:
         settings[-1] |= {"": "B"}
-    labels, at = conditions([head["name"] for head in heads], settings)
-    return {"labels": labels, "at": at} | ({"compared": trained(folders, labels, at)} if len(heads) > 1 else {})
+    labels, at = group_by_settings([head["name"] for head in heads], settings)
+    return {"labels": labels, "at": at} | ({"compared": compare_training_runs(folders, labels, at)} if len(heads) > 1 else {})
 
 
-def watch(
+def watch_run(
     run: str | Path,
     out: str | Path | None = None,
     *,
     others: Sequence[str | Path] = (),
     against: str | Path | None = None,
-    told: Callable[[Written], None] = lambda written: None,
-    pause_s: float = PAUSE_S,
-) -> Written:
+    on_written: Callable[[WrittenPage], None] = lambda written: None,
+    poll_interval_s: float = POLL_INTERVAL_S,
+) -> WrittenPage:
     """Rewrite the page whenever the run's logs grow, until the run is finished or Ctrl-C; the last page does not reload."""
     run = Path(run)
-    source_of(run)
+    load_source(run)
     size = -1
-    pause = pause_s
+    pause = poll_interval_s
     with suppress(KeyboardInterrupt):
-        while not (run / REPORT).is_file():
+        while not (run / REPORT_FILE).is_file():
             began = time.monotonic()
-            if (now := size_of(run)) != size:
+            if (now := get_log_size(run)) != size:
                 size = now
                 with suppress(NotFound):  # nothing to show yet
-                    told(view(run, out, others=others, against=against, reload_s=math.ceil(pause)))
-                pause = max(pause_s, 4 * (time.monotonic() - began))
+                    on_written(write_page(run, out, others=others, against=against, reload_s=math.ceil(pause)))
+                pause = max(poll_interval_s, 4 * (time.monotonic() - began))
             time.sleep(pause)
-    return view(run, out, others=others, against=against)
+    return write_page(run, out, others=others, against=against)
 
 
-def ours(path: Path) -> bool:
+def is_own_page(path: Path) -> bool:
     """Whether a page may be written to a path: the path is free, or holds an earlier page."""
     if not path.is_file():
         return True
     with path.open("rb") as file:
-        return MARK in file.read(200)
+        return PAGE_MARK in file.read(200)
 
 
-def size_of(run: Path) -> int:
+def get_log_size(run: Path) -> int:
     """Return the size of a run's logs in bytes."""
-    return sum((run / name).stat().st_size for name in (ROWS, METRICS) if (run / name).is_file())
+    return sum((run / name).stat().st_size for name in (ROWS_FILE, METRICS_FILE) if (run / name).is_file())
 
 
-def written(out: Path, text: str) -> int:
+def write_page_file(out: Path, text: str) -> int:
     """Write a page atomically and return its size in bytes."""
     try:
-        write_whole(out, text)
+        write_atomic(out, text)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     return out.stat().st_size
 
 
-def page_of(frame: str, scripts: Sequence[str], head: Mapping[str, Any], parts: Mapping[str, str]) -> str:
+def render_page(frame: str, scripts: Sequence[str], head: Mapping[str, Any], parts: Mapping[str, str]) -> str:
     """Build the complete page. Its content security policy allows only the page's own script, by digest, and no network access."""
-    style, script = ("".join((PAGE / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
-    data = "\n".join(_part(name, text) for name, text in parts.items())
-    first = _part("head", base64.b64encode(json.dumps(head).encode()).decode())
-    page = (PAGE / frame).read_text("utf-8")
+    style, script = ("".join((PAGE_FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
+    policy = f"default-src 'none'; script-src '{_compute_csp_digest(script)}'; style-src '{_compute_csp_digest(style)}'; base-uri 'none'; form-action 'none'"
+    data = "\n".join(_make_data_element(name, text) for name, text in parts.items())
+    first = _make_data_element("head", base64.b64encode(json.dumps(head).encode()).decode())
+    page = (PAGE_FOLDER / frame).read_text("utf-8")
     for mark, text in (("POLICY", policy), ("STYLE", style), ("HEAD", first), ("SCRIPT", script), ("DATA", data)):
         before, _, after = page.partition(f"<!--{mark}-->")
         page = before + text + after
     return page
 
 
-def _part(name: str, text: str) -> str:
+def _make_data_element(name: str, text: str) -> str:
     return f'<script type="text/plain" id="{name}">{text}</script>'
 
 
-def _digest(text: str) -> str:
+def _compute_csp_digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

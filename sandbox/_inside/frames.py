@@ -10,15 +10,15 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-HEADER = struct.Struct(">II")
-LARGEST, SMALL = 1 << 30, 1 << 16
+FRAME_HEADER = struct.Struct(">II")
+MAX_FRAME_BYTES, MAX_JOINED_BYTES = 1 << 30, 1 << 16
 
 
-class Torn(Exception):
+class ConnectionBroken(Exception):
     """Raised when the stream ended, a peer did not reply in time, or the received bytes are not a frame."""
 
 
-def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
+def pack_frame(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
     r"""Serialize a frame into the chunks to send: one chunk if it is small; large parts are not copied, to save memory.
 
     >>> pack({}, {})
@@ -26,17 +26,17 @@ def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
     """
     head = json.dumps({**header, "parts": [[name, len(data)] for name, data in parts.items()]}).encode()
     size = sum(map(len, parts.values()))
-    pieces = [HEADER.pack(len(head), size) + head, *parts.values()]
-    return pieces if size > SMALL else [b"".join(pieces)]
+    pieces = [FRAME_HEADER.pack(len(head), size) + head, *parts.values()]
+    return pieces if size > MAX_JOINED_BYTES else [b"".join(pieces)]
 
 
-def unpack(exactly: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read the next frame with `exactly`, a function that reads the given number of bytes or raises `ConnectionBroken`."""
-    header_length, blob_length = HEADER.unpack(exactly(HEADER.size))
-    if header_length > LARGEST or blob_length > LARGEST:
-        raise Torn(f"a frame of {header_length} and {blob_length} bytes")
-    header: dict[str, Any] = json.loads(exactly(header_length))
-    blob, at, parts = memoryview(exactly(blob_length)), 0, {}
+def unpack_frame(read_exactly: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read the next frame with `read_exactly`, a function that reads the given number of bytes or raises `ConnectionBroken`."""
+    header_length, blob_length = FRAME_HEADER.unpack(read_exactly(FRAME_HEADER.size))
+    if header_length > MAX_FRAME_BYTES or blob_length > MAX_FRAME_BYTES:
+        raise ConnectionBroken(f"a frame of {header_length} and {blob_length} bytes")
+    header: dict[str, Any] = json.loads(read_exactly(header_length))
+    blob, at, parts = memoryview(read_exactly(blob_length)), 0, {}
     for name, length in header.pop("parts", []):
         parts[name] = bytes(blob[at : at + length])
         at += length

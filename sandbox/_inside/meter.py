@@ -11,31 +11,31 @@ import contextlib
 import os
 from collections.abc import Callable
 
-GROUP = "/sys/fs/cgroup"
-TICK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
-EXITING = 4  # among the flags of a process
+CGROUP_ROOT = "/sys/fs/cgroup"
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+EXITING_FLAG = 4  # among the flags of a process
 
 
-def descendants(root: int, spared: set[int]) -> list[int]:
-    """Return the pids of all living descendants of `root`, except those in `spared`."""
+def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
+    """Return the pids of all living descendants of `compute_root`, except those in `spared_pids`."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            fields = stat(int(name))
-            if fields and not dead(fields):
+            fields = read_process_stat(int(name))
+            if fields and not is_dead(fields):
                 parents[int(name)] = int(fields[1])
     below = []
     for pid in parents:
         above: int | None = pid
         while above is not None and above != root and above > 1:
             above = parents.get(above)
-        if above == root and pid != root and pid not in spared:
+        if above == root and pid != root and pid not in spared_pids:
             below.append(pid)
     return below
 
 
-def stat(pid: int) -> list[str]:
+def read_process_stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat starting at the state; empty if the process no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
@@ -44,18 +44,18 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def dead(fields: list[str]) -> bool:
+def is_dead(fields: list[str]) -> bool:
     """Return whether a process is dead. State Z alone is not enough: a living process whose first thread has exited has it too."""
     return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
-def ending(pid: int) -> int | None:
+def find_exiting_status(pid: int) -> int | None:
     """Return the wait status of a process that has stopped running while the kernel still tears down its namespaces; else None."""
-    fields = stat(pid)
-    return int(fields[49]) if len(fields) > 49 and int(fields[6]) & EXITING else None
+    fields = read_process_stat(pid)
+    return int(fields[49]) if len(fields) > 49 and int(fields[6]) & EXITING_FLAG else None
 
 
-def waited(pid: int) -> float:
+def read_cpu_wait_s(pid: int) -> float:
     """Return the seconds that a process was runnable but waited for a processor; they do not count against its limit."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb", 0) as file:
@@ -64,121 +64,121 @@ def waited(pid: int) -> float:
         return 0.0
 
 
-class GroupMeter:
+class CgroupMeter:
     """Meter that reads the container's control group, version 1 or 2; the files stay open, so a reading costs microseconds."""
 
     def __init__(self) -> None:
-        two = os.path.exists(f"{GROUP}/cgroup.controllers")
+        two = os.path.exists(f"{CGROUP_ROOT}/cgroup.controllers")
         self.name = "cgroup v2" if two else "cgroup v1"
-        self._memory = _opened("memory.current" if two else "memory/memory.usage_in_bytes")
-        self._stat = _opened("memory.stat" if two else "memory/memory.stat")
-        self._kills = _opened("memory.events" if two else "memory/memory.oom_control")
-        self._cpu = _opened("cpu.stat" if two else "cpuacct/cpuacct.usage")
-        self._seconds: Callable[[bytes], float] = (lambda raw: _field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
-        self._idle = 0
-        if self._kills < 0 or self._cpu < 0:
+        self._memory = _open_cgroup_file("memory.current" if two else "memory/memory.usage_in_bytes")
+        self._stat = _open_cgroup_file("memory.stat" if two else "memory/memory.stat")
+        self._oom_kills = _open_cgroup_file("memory.events" if two else "memory/memory.oom_control")
+        self._cpu = _open_cgroup_file("cpu.stat" if two else "cpuacct/cpuacct.usage")
+        self._parse_cpu_s: Callable[[bytes], float] = (lambda raw: _parse_field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
+        self._baseline_bytes = 0
+        if self._oom_kills < 0 or self._cpu < 0:
             raise OSError("the control group cannot be read")
 
-    def begin(self) -> int:
+    def set_baseline(self) -> int:
         """Record the memory in use before a program starts (such as kernel caches of earlier programs), so that it is not charged."""
-        self._idle = self.exact()
-        return self.memory()
+        self._baseline_bytes = self.get_unreclaimable_bytes()
+        return self.get_memory_bytes()
 
-    def memory(self) -> int:
+    def get_memory_bytes(self) -> int:
         """Return the bytes in use above the baseline; `over` excludes the page cache, which this cheap reading does not."""
-        return int(os.pread(self._memory, 64, 0)) - self._idle
+        return int(os.pread(self._memory, 64, 0)) - self._baseline_bytes
 
-    def over(self, limit: int) -> bool:
+    def exceeds_memory(self, limit: int) -> bool:
         """Return whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
-        return self.memory() > limit and self.exact() - self._idle > limit
+        return self.get_memory_bytes() > limit and self.get_unreclaimable_bytes() - self._baseline_bytes > limit
 
-    def exact(self) -> int:
+    def get_unreclaimable_bytes(self) -> int:
         """Return the bytes in use without the page cache, which the kernel could free at any time."""
         raw = os.pread(self._stat, 16384, 0)
-        return int(os.pread(self._memory, 64, 0)) - _field(raw, b"active_file") - _field(raw, b"inactive_file")
+        return int(os.pread(self._memory, 64, 0)) - _parse_field(raw, b"active_file") - _parse_field(raw, b"inactive_file")
 
-    def cpu(self) -> float:
+    def get_cpu_s(self) -> float:
         """Return the processor time, in seconds, of everything in the container since it started."""
-        return self._seconds(os.pread(self._cpu, 4096, 0))
+        return self._parse_cpu_s(os.pread(self._cpu, 4096, 0))
 
-    def kills(self) -> int:
+    def count_oom_kills(self) -> int:
         """Return how often the kernel killed a process here because memory ran out."""
-        return _field(os.pread(self._kills, 4096, 0), b"oom_kill")
+        return _parse_field(os.pread(self._oom_kills, 4096, 0), b"oom_kill")
 
 
-class TreeMeter:
+class ProcessTableMeter:
     """Meter that adds up the usage of the supervisor's descendants; used where there is no control group."""
 
     name = "process table"
 
-    def __init__(self, root: int, spared: set[int]) -> None:
-        self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
+    def __init__(self, root: int, spared_pids: set[int]) -> None:
+        self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
 
-    def begin(self) -> int:
+    def set_baseline(self) -> int:
         """Return 0: before a program starts, it has no processes."""
         return 0
 
-    def memory(self) -> int:
+    def get_memory_bytes(self) -> int:
         """Return the bytes of memory of all living descendants; shared memory is divided among the processes that share it."""
         total = 0
-        for pid in descendants(self._root, self._spared):
-            for thread in _threads(pid):  # any living thread can report it; the first one may have exited
+        for pid in list_descendants(self._root, self._spared_pids):
+            for thread in _list_threads(pid):  # any living thread can report it; the first one may have exited
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
-                    total += _field(file.read().replace(b":", b""), b"Pss") << 10
+                    total += _parse_field(file.read().replace(b":", b""), b"Pss") << 10
                     break
         return total
 
-    def over(self, limit: int) -> bool:
+    def exceeds_memory(self, limit: int) -> bool:
         """Return whether more than `limit` bytes are in use: an upper bound first, because the exact count is slow."""
-        return self._bound() > limit and self.memory() > limit
+        return self._estimate_max_memory_bytes() > limit and self.get_memory_bytes() > limit
 
-    def _bound(self) -> int:
+    def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
         total = 0
-        for pid in descendants(self._root, self._spared):
-            for thread in _threads(pid):
+        for pid in list_descendants(self._root, self._spared_pids):
+            for thread in _list_threads(pid):
                 with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread}/statm", "rb", 0) as file:
                     if pages := int(file.read().split()[1]):
-                        total += pages * PAGE
+                        total += pages * PAGE_BYTES
                         break
         return total
 
-    def cpu(self) -> float:
+    def get_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
         living: dict[int, float] = {}
-        for pid in descendants(self._root, self._spared):
-            fields = stat(pid)
+        for pid in list_descendants(self._root, self._spared_pids):
+            fields = read_process_stat(pid)
             if fields:
-                living[pid] = (int(fields[11]) + int(fields[12])) / TICK
-        self._gone += sum(seconds for pid, seconds in self._seen.items() if pid not in living)
-        self._seen = living
-        return self._gone + sum(living.values())
+                living[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+        self._exited_cpu_s += sum(seconds for pid, seconds in self._cpu_s_by_pid.items() if pid not in living)
+        self._cpu_s_by_pid = living
+        return self._exited_cpu_s + sum(living.values())
 
-    def kills(self) -> int:
+    def count_oom_kills(self) -> int:
         """Return 0: without a control group, kills for lack of memory are not counted."""
         return 0
 
 
-def meter(root: int, spared: set[int], use_group: bool) -> GroupMeter | TreeMeter:
+def make_meter(root: int, spared_pids: set[int], use_cgroup: bool) -> CgroupMeter | ProcessTableMeter:
     """Return the best available meter."""
-    if use_group:
+    if use_cgroup:
         with contextlib.suppress(OSError, ValueError):
-            return GroupMeter()
-    return TreeMeter(root, spared)
+            return CgroupMeter()
+    return ProcessTableMeter(root, spared_pids)
 
 
-def _threads(pid: int) -> list[str]:
+def _list_threads(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
 
 
-def _opened(name: str) -> int:
-    return os.open(f"{GROUP}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+def _open_cgroup_file(name: str) -> int:
+    return os.open(f"{CGROUP_ROOT}/{name}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _field(raw: bytes, name: bytes) -> int:
+def _parse_field(raw: bytes, name: bytes) -> int:
     for line in raw.splitlines():
         key, _, value = line.partition(b" ")
         if key == name:

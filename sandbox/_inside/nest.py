@@ -26,82 +26,82 @@ from rlvr.sandbox._inside import rights
 
 NEW_PID, NEW_MOUNTS, NEW_IPC, NEW_CGROUP = 0x20000000, 0x20000, 0x8000000, 0x2000000
 PRIVATE, RECURSIVE, READ_ONLY, NOSUID, NODEV, NOEXEC, DETACH = 1 << 18, 1 << 14, 1, 2, 4, 8, 2
-PARENT_DEATH = 1
-UNSEEN = (b"/sys", b"/dev/mqueue", b"/dev/pts")
-PID = struct.Struct("i")
-BIRTH_S = 30.0
+PR_SET_PDEATHSIG = 1
+HIDDEN_MOUNTS = (b"/sys", b"/dev/mqueue", b"/dev/pts")
+PID_STRUCT = struct.Struct("i")
+FORK_TIMEOUT_S = 30.0
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Gone(Exception):
+class PeerExited(Exception):
     """Raised when our owner, zygote or namespace helper has exited: there is nothing left to do here."""
 
 
-class Nursery:
+class NamespaceHelper:
     """Supervisor's connection to the namespace helper: requests a PID namespace for each program, and learns when its init is dead."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection, self.pid = connection, pid
-        self.living: dict[int, int] = {}
+        self.live_inits: dict[int, int] = {}
         """Pids of the inits that are still alive, each with a pidfd that reports its end."""
-        self._ready: list[int] = []
-        self._asked = 0
+        self._ready_pids: list[int] = []
+        self._num_requested = 0
 
-    def ask(self, count: int) -> None:
+    def request_namespaces(self, count: int) -> None:
         """Request `count` namespaces in advance."""
         for _ in range(count):
             self.connection.send(b"+")
-            self._asked += 1
+            self._num_requested += 1
 
-    def nest(self) -> int:
+    def take_namespace(self) -> int:
         """Return the pid of the init of an unused namespace."""
-        if not self._ready and not self._asked:
-            self.ask(1)
-        deadline = time.monotonic() + BIRTH_S
-        while not self._ready:
-            if not self.hear(deadline - time.monotonic()):
-                raise Gone(f"no PID namespace was created within {BIRTH_S:.0f} s")
-        pid = self._ready.pop(0)
-        self.living[pid] = os.pidfd_open(pid)
+        if not self._ready_pids and not self._num_requested:
+            self.request_namespaces(1)
+        deadline = time.monotonic() + FORK_TIMEOUT_S
+        while not self._ready_pids:
+            if not self.receive_message(deadline - time.monotonic()):
+                raise PeerExited(f"no PID namespace was created within {FORK_TIMEOUT_S:.0f} s")
+        pid = self._ready_pids.pop(0)
+        self.live_inits[pid] = os.pidfd_open(pid)
         return pid
 
-    def ended(self, seconds: float) -> bool:
+    def wait_until_ended(self, seconds: float) -> bool:
         """Return whether all inits, and with them everything in their namespaces, are dead; wait up to `seconds` for it."""
         deadline = time.monotonic() + seconds
-        for pid, number in list(self.living.items()):
+        for pid, number in list(self.live_inits.items()):
             if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
                 return False
             os.close(number)
-            del self.living[pid]
+            del self.live_inits[pid]
         return True
 
-    def hear(self, seconds: float) -> bool:
+    def receive_message(self, seconds: float) -> bool:
         """Receive one message from the helper; return False if none arrives within `seconds`."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(64)
         if not raw:
-            raise Gone("the namespace helper exited")
-        self._ready.append(PID.unpack(raw)[0])
-        self._asked -= 1
+            raise PeerExited("the namespace helper exited")
+        self._ready_pids.append(PID_STRUCT.unpack(raw)[0])
+        self._num_requested -= 1
         return True
 
 
-def nurse(door: socket.socket) -> NoReturn:
+def run_namespace_helper(connection: socket.socket) -> NoReturn:
     """Run the namespace helper's main loop: create one init for every byte received."""
-    rights.keep(rights.SYS_ADMIN)
+    rights.keep_only(rights.CAP_SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    while door.recv(1):
-        door.send(PID.pack(patiently(lambda: make(home))))
+    while connection.recv(1):
+        connection.send(PID_STRUCT.pack(retry_fork(lambda: create_init(home))))
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(0)
 
 
-def patiently(fork: Callable[[], int]) -> int:
+def retry_fork(fork: Callable[[], int]) -> int:
     """Fork, and retry for a while if memory or processes run short: a program about to be killed may hold them."""
-    deadline = time.monotonic() + BIRTH_S / 2
+    deadline = time.monotonic() + FORK_TIMEOUT_S / 2
     while True:
         try:
             return fork()
@@ -111,28 +111,28 @@ def patiently(fork: Callable[[], int]) -> int:
             time.sleep(0.01)
 
 
-def make(home: int) -> int:
+def create_init(own_namespace: int) -> int:
     """Fork an init in a new PID namespace; return its pid in our namespace."""
     if libc.unshare(NEW_PID) != 0:
         raise OSError(ctypes.get_errno(), "no PID namespace")
     try:
         pid = os.fork()
     except OSError:
-        libc.setns(home, NEW_PID)
+        libc.setns(own_namespace, NEW_PID)
         raise
     if pid:
-        if libc.setns(home, NEW_PID) != 0:
+        if libc.setns(own_namespace, NEW_PID) != 0:
             os._exit(97)  # the next child would be created in a namespace that is ending
         return pid
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans by itself
-    libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.closerange(0, 4096)
     while True:
         signal.pause()
 
 
-def fork(init: int, home: int) -> int:
-    """Fork the zygote like `os.fork`, with the child in the namespace of `init`. The child must still call `settle`."""
+def fork_into_namespace(init: int, own_namespace: int) -> int:
+    """Fork the zygote like `os.fork_into_namespace`, with the child in the namespace of `init`. The child must still call `settle`."""
     space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.setns(space, NEW_PID) != 0:
@@ -142,26 +142,26 @@ def fork(init: int, home: int) -> int:
     try:
         pid = os.fork()
     except OSError:
-        libc.setns(home, NEW_PID)
+        libc.setns(own_namespace, NEW_PID)
         raise
-    if pid and libc.setns(home, NEW_PID) != 0:
+    if pid and libc.setns(own_namespace, NEW_PID) != 0:
         os._exit(97)
     return pid
 
 
-def prepare() -> None:
+def unshare_zygote_mounts() -> None:
     """Give the zygote, once for all programs, mount, IPC and cgroup namespaces separate from the supervisor's."""
     if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
     libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
-    for place in UNSEEN:
+    for place in HIDDEN_MOUNTS:
         libc.umount2(place, DETACH)
 
 
-def settle(oom: int) -> None:
+def mount_own_proc(oom_score: int) -> None:
     """Mount a /proc for this program alone; runs in the forked child. Raises OSError if that is not possible."""
     with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(str(oom))  # no process can lower it again: /proc is read-only in the namespace
+        file.write(str(oom_score))  # no process can lower it again: /proc is read-only in the namespace
     flags = READ_ONLY | NOSUID | NODEV | NOEXEC
     if libc.unshare(NEW_MOUNTS) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
@@ -169,21 +169,21 @@ def settle(oom: int) -> None:
         raise OSError(ctypes.get_errno(), "no separate /proc")
 
 
-def possible() -> bool:
+def has_namespace_support() -> bool:
     """Return whether PID namespaces work here, by creating and removing one in a separate process."""
     pid = os.fork()
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
             os.dup2(os.open("/dev/null", os.O_RDWR), 2)
-            signal.alarm(int(BIRTH_S))
+            signal.alarm(int(FORK_TIMEOUT_S))
             home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            prepare()
-            init = make(home)
+            unshare_zygote_mounts()
+            init = create_init(home)
             os.close(os.pidfd_open(init))
-            child = fork(init, home)
+            child = fork_into_namespace(init, home)
             if child == 0:
-                settle(0)
+                mount_own_proc(0)
                 os._exit(0 if os.getpid() == 2 and os.readlink("/proc/self") == "2" else 1)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             os.kill(init, signal.SIGKILL)
@@ -192,15 +192,15 @@ def possible() -> bool:
     return os.waitstatus_to_exitcode(ended) == 0
 
 
-def open_nursery() -> Nursery:
+def start_namespace_helper() -> NamespaceHelper:
     """Fork the namespace helper and return the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
             ours.close()
-            nurse(theirs)
+            run_namespace_helper(theirs)
         finally:
             os._exit(1)
     theirs.close()
-    return Nursery(ours, pid)
+    return NamespaceHelper(ours, pid)

@@ -18,14 +18,14 @@ ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
 AF_UNIX, NEW_NAMESPACES = 1, 0x7E020000
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
-SUPERVISOR, PROGRAM = False, True
-UNKNOWN = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
+FOR_SUPERVISOR, FOR_PROGRAM = False, True
+FIRST_UNKNOWN_CALL = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
-BOTH = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 440, 443, 444, 445, 446, 447)
+COMMON_REFUSED_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 440, 443, 444, 445, 446, 447)
 
 # machine: (audit architecture, socket, clone, clone3, refused to all, refused to programs as well)
-TABLES = {
+CALL_TABLES = {
     "x86_64": (
         (0xC000003E, 41, 56, 435),
         # ptrace, process_vm_*, shm*, sem*, msg*, mq_*, unshare, setns, mounts, keys, bpf, perf, userfaultfd, modules, lookup_dcookie, ...
@@ -45,14 +45,14 @@ TABLES = {
 }
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def instructions(machine: str, program: bool) -> bytes:
+def build_filter(machine: str, for_program: bool) -> bytes:
     """Build the filter for one processor architecture, in the kernel's format; the stricter one if `program` is true."""
-    (arch, socket, clone, clone3), to_all, to_programs = TABLES[machine]
-    refused = to_all + BOTH + (to_programs if program else ())
+    (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
+    refused = to_all + COMMON_REFUSED_CALLS + (to_programs if for_program else ())
 
     def step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)
@@ -60,7 +60,7 @@ def instructions(machine: str, program: bool) -> bytes:
     code = [step(LOAD, 4), step(JUMP_EQUAL, arch, 1, 0), step(RETURN, ERRNO | EPERM), step(LOAD, 0)]
     code += [step(JUMP_GREATER_EQUAL, 0x40000000, 0, 1), step(RETURN, ERRNO | EPERM)]  # the x32 twin of every call
     code += [step(JUMP_EQUAL, clone3, 0, 1), step(RETURN, ERRNO | ENOSYS)]  # the C library falls back to clone
-    code += [step(JUMP_GREATER_EQUAL, UNKNOWN, 0, 1), step(RETURN, ERRNO | ENOSYS)]
+    code += [step(JUMP_GREATER_EQUAL, FIRST_UNKNOWN_CALL, 0, 1), step(RETURN, ERRNO | ENOSYS)]
     for number in refused:
         code += [step(JUMP_EQUAL, number, 0, 1), step(RETURN, ERRNO | EPERM)]
     code += [step(JUMP_EQUAL, clone, 0, 4), step(LOAD, 16), step(JUMP_BITS, NEW_NAMESPACES, 0, 1), step(RETURN, ERRNO | EPERM)]
@@ -69,22 +69,22 @@ def instructions(machine: str, program: bool) -> bytes:
     return b"".join([*code, step(RETURN, ALLOW)])
 
 
-_READY: dict[bool, bytes] = {}  # a filter is built once, and inherited by every fork
+_FILTER_CACHE: dict[bool, bytes] = {}  # a filter is built once, and inherited by every fork
 
 
-def apply(program: bool) -> bool:
+def install_filter(for_program: bool) -> bool:
     """Install the filter on this process and all its children, permanently. Returns False if processor or kernel do not support it."""
-    if not known():
+    if not is_architecture_supported():
         return False
-    code = _READY.get(program) or instructions(os.uname().machine, program)
-    _READY[program] = code
-    built = _Program(len(code) // 8, code)
+    code = _FILTER_CACHE.get(for_program) or build_filter(os.uname().machine, for_program)
+    _FILTER_CACHE[for_program] = code
+    built = _FilterProgram(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
     return bool(libc.prctl(SET_SECCOMP, FILTER, ctypes.byref(built), 0, 0) == 0)
 
 
-def known() -> bool:
+def is_architecture_supported() -> bool:
     """Return whether there is a call table for this processor architecture."""
-    return os.uname().machine in TABLES
+    return os.uname().machine in CALL_TABLES

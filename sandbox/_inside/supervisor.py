@@ -21,129 +21,129 @@ from typing import Any
 
 from rlvr.sandbox._inside import ends, frames, meter, namespaces, nest, places, probe, rights, seccomp, streams, toolchains, zygote
 from rlvr.sandbox._inside.box import groups, keeper, processes
-from rlvr.sandbox._inside.nest import Gone, Nursery
-from rlvr.sandbox._inside.stage import Stage
-from rlvr.sandbox._inside.zygotes import Born, Door
+from rlvr.sandbox._inside.nest import NamespaceHelper, PeerExited
+from rlvr.sandbox._inside.stage import ProgramIO
+from rlvr.sandbox._inside.zygotes import ChildProcess, ZygoteClient
 
-LOOK_S = 0.005  # interval between measurements of a running program
-HARD = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
-END_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
-SUBREAPER, CHUNK = 36, 1 << 18
+POLL_INTERVAL_S = 0.005  # interval between measurements of a running program
+MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
+KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
+PR_SET_CHILD_SUBREAPER, CHUNK_BYTES = 36, 1 << 18
 MEGABYTE = 1 << 20
 
 
 class Supervisor:
     """Runs, watches and cleans up one program at a time."""
 
-    def __init__(self, settings: dict[str, Any], spared: set[int], door: socket.socket, nursery: Nursery | None) -> None:
-        self.places: list[str] = settings["places"]
+    def __init__(self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelper | None) -> None:
+        self.folders: list[str] = settings["places"]
         self.uid: int | None = settings["uid"]
-        self.door, self.nursery, self.filter = Door(door), nursery, seccomp.known()
-        self.meter = meter.meter(os.getpid(), spared, settings["cgroup"])
-        self.ends = ends.Ends(nursery, group=settings["cgroup"], spared=spared, users=self.uid is not None)
-        self.compiled = toolchains.Compiled()
+        self.zygote, self.namespace_helper, self.has_filter = ZygoteClient(zygote_socket), namespace_helper, seccomp.is_architecture_supported()
+        self.meter = meter.make_meter(os.getpid(), spared_pids, settings["cgroup"])
+        self.killer = ends.ProcessKiller(namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, has_own_users=self.uid is not None)
+        self.binary_cache = toolchains.BinaryCache()
 
-    def serve(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def handle_request(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Run one program from start to cleanup; return the reply's header and its raw parts.
 
-        `fatal` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it happened before the program ran.
+        `fatal_error` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it happened before the program ran.
         """
-        run = streams.Run(request["limits"])
+        run = streams.RunState(request["limits"])
         language = request["language"]
         if self.uid is not None:
             self.uid += 2  # one for the program, one for its checker; neither was used before
         fatal = ""
         try:
-            laid = self._lay_out(language, parts)
+            laid = self._write_program_files(language, parts)
             if language in toolchains.COMPILERS:
                 run = self._compile(run, language, parts["source"], laid)
-            if not run.stop:
-                self._stage(run, parts, argv=toolchains.RUNNERS.get(language, []))
-            if fatal := self._strangers(laid):
-                run.stop, run.reason = "IE", fatal
+            if not run.exit_status:
+                self._run_program(run, parts, argv=toolchains.RUNNERS.get(language, []))
+            if fatal := self._find_foreign_files(laid):
+                run.exit_status, run.reason = "IE", fatal
         except OSError as error:
-            if run.born:
-                raise Gone(f"the supervisor failed while a program ran: {error}") from error  # the program may have caused it
+            if run.children:
+                raise PeerExited(f"the supervisor failed while a program ran: {error}") from error  # the program may have caused it
             fatal = f"the program could not be set up: {error}"
-            run.stop, run.reason = "IE", fatal
+            run.exit_status, run.reason = "IE", fatal
         try:
-            self.clear()
+            self.clear_folders()
         except OSError as error:
             fatal = f"could not clean up: {error}"  # the result is valid: this concerns the next program only
-        reply = {"stop": run.stop or "OK", "exit": run.exit, "reason": run.reason, "cut": run.cut, "cpu": run.cpu, "wall": run.wall}
-        return reply | {"peak": run.peak, "fatal": fatal or run.fatal}, {name: bytes(data) for name, data in run.said.items()}
+        reply = {"stop": run.exit_status or "OK", "exit": run.exit_code, "reason": run.reason, "cut": run.truncated, "cpu": run.cpu_s, "wall": run.wall_s}
+        return reply | {"peak": run.peak_bytes, "fatal": fatal or run.fatal_error}, {name: bytes(data) for name, data in run.output.items()}
 
-    def clear(self) -> None:
+    def clear_folders(self) -> None:
         """Empty the folders that programs may write to, for the next program."""
-        places.empty(self.places, self.uid, self.uid)
+        places.empty_folders(self.folders, self.uid, self.uid)
 
-    def _lay_out(self, language: str, parts: dict[str, bytes]) -> set[tuple[int, int]]:
+    def _write_program_files(self, language: str, parts: dict[str, bytes]) -> set[tuple[int, int]]:
         """Open the folders to the program and write its files; return them by inode, since the program may rename them."""
-        places.lend(self.places, self.uid)
-        laid = {self._write(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
-        if language in toolchains.FILES:
-            laid.add(self._write(toolchains.FILES[language], parts["source"]))
+        places.grant_access(self.folders, self.uid)
+        laid = {self._write_file(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
+        if language in toolchains.SOURCE_FILES:
+            laid.add(self._write_file(toolchains.SOURCE_FILES[language], parts["source"]))
         return laid
 
-    def _compile(self, run: streams.Run, language: str, source: bytes, laid: set[tuple[int, int]]) -> streams.Run:
+    def _compile(self, run: streams.RunState, language: str, source: bytes, known_inodes: set[tuple[int, int]]) -> streams.RunState:
         """Compile under separate limits. Returns a fresh run state for the program, or the compiler's with status CE if it failed."""
-        binary = self.compiled.get(language, source)
+        binary = self.binary_cache.get(language, source)
         if binary is not None:
-            laid.add(self._write(toolchains.BINARY, binary, 0o755))
+            known_inodes.add(self._write_file(toolchains.BINARY_NAME, binary, 0o755))
             return run
-        compiling = streams.Run(toolchains.compiling(run.limits))
-        self._stage(compiling, {}, argv=toolchains.COMPILERS[language])
-        if not compiling.stop and (binary := toolchains.binary(self.places[0])):
-            self.compiled.put(language, source, binary)
-            run.fatal = compiling.fatal
+        compiling = streams.RunState(toolchains.compute_compiler_limits(run.limits))
+        self._run_program(compiling, {}, argv=toolchains.COMPILERS[language])
+        if not compiling.exit_status and (binary := toolchains.read_binary(self.folders[0])):
+            self.binary_cache.put(language, source, binary)
+            run.fatal_error = compiling.fatal_error
             return run
-        if not compiling.stop:
-            compiling.reason = f"the compiler wrote no program of at most {toolchains.LARGEST_MB} MB"
-        if compiling.stop != "IE":
-            compiling.stop, compiling.reason = "CE", compiling.reason or "it does not compile"
+        if not compiling.exit_status:
+            compiling.reason = f"the compiler wrote no program of at most {toolchains.MAX_BINARY_MB} MB"
+        if compiling.exit_status != "IE":
+            compiling.exit_status, compiling.reason = "CE", compiling.reason or "it does not compile"
         return compiling
 
-    def _strangers(self, laid: set[tuple[int, int]]) -> str:
+    def _find_foreign_files(self, known_inodes: set[tuple[int, int]]) -> str:
         """Describe files that another user wrote into the program's folders while it ran; the result cannot be trusted then."""
         if self.uid is None:
             return ""
-        found = places.foreign(self.places, {self.uid, self.uid + 1}, laid)
+        found = places.find_foreign_files(self.folders, {self.uid, self.uid + 1}, known_inodes)
         return f"another user wrote into the program's folders: {sorted(found)[:3]}" if found else ""
 
-    def _write(self, name: str, data: bytes, mode: int = 0o644) -> tuple[int, int]:
-        path = os.path.join(self.places[0], os.path.basename(name))
+    def _write_file(self, name: str, data: bytes, mode: int = 0o644) -> tuple[int, int]:
+        path = os.path.join(self.folders[0], os.path.basename(name))
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with open(number, "wb") as file:
             file.write(data)
             about = os.fstat(number)
         return about.st_dev, about.st_ino
 
-    def _stage(self, run: streams.Run, parts: dict[str, bytes], argv: list[str]) -> None:
+    def _run_program(self, run: streams.RunState, parts: dict[str, bytes], argv: list[str]) -> None:
         """Start the program (and its checker), watch it until the end, and record the result."""
-        stage = Stage(parts)
+        stage = ProgramIO(parts)
         try:
-            base = self.meter.begin()
-            cpu, kills = self.meter.cpu(), self.meter.kills()
-            if stage.judge:  # first, so that the program cannot keep its checker from starting
+            base = self.meter.set_baseline()
+            cpu, kills = self.meter.get_cpu_s(), self.meter.count_oom_kills()
+            if stage.checker_fds:  # first, so that the program cannot keep its checker from starting
                 other = None if self.uid is None else self.uid + 1
-                run.born.append(self._start(stage.judge, run.limits, [], other, "/", 500))
-                if not stage.judge_settled(END_S):
-                    run.halt("IE", "the checker could not be set up")
-            if not run.stop:
-                run.born.insert(0, self._start(stage.program, run.limits, argv, self.uid, self.places[0], 1000))
-            stage.hand_over()
+                run.children.append(self._start_process(stage.checker_fds, run.limits, [], other, "/", 500))
+                if not stage.wait_for_checker(KILL_TIMEOUT_S):
+                    run.record_stop("IE", "the checker could not be set up")
+            if not run.exit_status:
+                run.children.insert(0, self._start_process(stage.program_fds, run.limits, argv, self.uid, self.folders[0], 1000))
+            stage.close_child_ends()
             began = time.monotonic()
-            if self.nursery:
-                self.nursery.ask(len(run.born))  # in advance for the next program
-            self._watch(run, stage.ours, (base, cpu, began))
-            self._end(run)
-            streams.drain(run, stage.ours)
-            run.wall, run.cpu = time.monotonic() - began, max(run.cpu, self.meter.cpu() - cpu)
-            self._conclude(run, kills, stage.program_settled())
+            if self.namespace_helper:
+                self.namespace_helper.request_namespaces(len(run.children))  # in advance for the next program
+            self._watch_until_end(run, stage.read_ends, (base, cpu, began))
+            self._kill_program(run)
+            streams.drain_output(run, stage.read_ends)
+            run.wall_s, run.cpu_s = time.monotonic() - began, max(run.cpu_s, self.meter.get_cpu_s() - cpu)
+            self._set_exit_status(run, kills, stage.is_program_ready())
         finally:
             stage.close()
 
-    def _start(self, ports: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom: int) -> Born:
+    def _start_process(self, fds: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom_score: int) -> ChildProcess:
         seconds = int(limits["cpu_s"]) + 2
         rlimits = {
             "CPU": seconds,
@@ -157,127 +157,127 @@ class Supervisor:
         }
         if uid is not None:
             rlimits["NPROC"] = int(limits["processes"])
-        if isinstance(self.meter, meter.TreeMeter):  # nothing else enforces the limit then
+        if isinstance(self.meter, meter.ProcessTableMeter):  # nothing else enforces the limit then
             rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
         order = {
             "argv": argv,
             "uid": uid,
             "gid": uid,
             "folder": folder,
-            "oom": oom,
+            "oom": oom_score,
             "nice": 5,
             "rlimits": rlimits,
-            "filter": self.filter and self.nursery is not None,
+            "filter": self.has_filter and self.namespace_helper is not None,
         }
-        order["nest"] = self.nursery.nest() if self.nursery else 0
-        return self.door.order(ports, order)
+        order["nest"] = self.namespace_helper.take_namespace() if self.namespace_helper else 0
+        return self.zygote.fork_child(fds, order)
 
-    def _watch(self, run: streams.Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
+    def _watch_until_end(self, run: streams.RunState, read_ends: dict[int, str], start: tuple[int, float, float]) -> None:
         """Read the program's output and measure its resource use, until it ends or exceeds a limit."""
         with selectors.DefaultSelector() as selector:
-            for number in ours:
+            for number in read_ends:
                 selector.register(number, selectors.EVENT_READ)
-            selector.register(self.door.connection, selectors.EVENT_READ)
+            selector.register(self.zygote.connection, selectors.EVENT_READ)
             selector.register(0, selectors.EVENT_READ)
             looked = start[2]
-            while not run.stop and not run.born[-1].over:
-                for key, _ in selector.select(LOOK_S):
-                    if key.fileobj is self.door.connection:
-                        self.door.hear(0)
+            while not run.exit_status and not run.children[-1].has_exited:
+                for key, _ in selector.select(POLL_INTERVAL_S):
+                    if key.fileobj is self.zygote.connection:
+                        self.zygote.receive_message(0)
                     elif key.fd == 0:
-                        raise Gone("the owner exited")
-                    elif streams.read(run, key.fd, ours[key.fd]) == 0:
+                        raise PeerExited("the owner exited")
+                    elif streams.read_output(run, key.fd, read_ends[key.fd]) == 0:
                         selector.unregister(key.fd)
                 now = time.monotonic()
-                if now - looked >= LOOK_S and not run.stop:
+                if now - looked >= POLL_INTERVAL_S and not run.exit_status:
                     looked = now
-                    self._measure(run, *start, now)
+                    self._check_limits(run, *start, now)
 
-    def _measure(self, run: streams.Run, base: int, cpu: float, began: float, now: float) -> None:
+    def _check_limits(self, run: streams.RunState, base: int, cpu: float, began: float, now: float) -> None:
         limits, elapsed = run.limits, now - began
-        run.peak = max(run.peak, self.meter.memory() - base)
-        run.cpu = self.meter.cpu() - cpu
-        if self.meter.over(int(limits["memory_mb"] * MEGABYTE)):
-            run.halt("MLE", f"the program used more than {limits['memory_mb']} MB")
-        elif run.cpu > limits["cpu_s"]:
-            run.halt("TLE", f"the program used more than {limits['cpu_s']} s of processor time")
+        run.peak_bytes = max(run.peak_bytes, self.meter.get_memory_bytes() - base)
+        run.cpu_s = self.meter.get_cpu_s() - cpu
+        if self.meter.exceeds_memory(int(limits["memory_mb"] * MEGABYTE)):
+            run.record_stop("MLE", f"the program used more than {limits['memory_mb']} MB")
+        elif run.cpu_s > limits["cpu_s"]:
+            run.record_stop("TLE", f"the program used more than {limits['cpu_s']} s of processor time")
         elif elapsed > limits["wall_s"] / 2:
-            self._look_at_the_clock(run, elapsed)
+            self._check_wall_time(run, elapsed)
 
-    def _look_at_the_clock(self, run: streams.Run, elapsed: float) -> None:
+    def _check_wall_time(self, run: streams.RunState, elapsed: float) -> None:
         """Stop the program at its wall limit, excluding time spent waiting for a processor, and in any case at HARD times the limit."""
         limit = run.limits["wall_s"]
-        for born in run.born:  # a process that exited reports nothing: its last value is kept
-            if not born.over:
-                run.waited[born.pid] = max(run.waited.get(born.pid, 0.0), meter.waited(born.pid))
-        judged = run.born[-1]
-        ended = meter.stat(judged.pid)
-        late = elapsed - sum(run.waited.values()) > limit and not judged.over
-        if elapsed > HARD * limit or (late and not (ended and meter.dead(ended))):
-            run.halt("TLE", f"the program did not end within {limit} s")
+        for born in run.children:  # a process that exited reports nothing: its last value is kept
+            if not born.has_exited:
+                run.cpu_wait_s[born.pid] = max(run.cpu_wait_s.get(born.pid, 0.0), meter.read_cpu_wait_s(born.pid))
+        judged = run.children[-1]
+        ended = meter.read_process_stat(judged.pid)
+        late = elapsed - sum(run.cpu_wait_s.values()) > limit and not judged.has_exited
+        if elapsed > MAX_WALL_FACTOR * limit or (late and not (ended and meter.is_dead(ended))):
+            run.record_stop("TLE", f"the program did not end within {limit} s")
 
-    def _end(self, run: streams.Run) -> None:
+    def _kill_program(self, run: streams.RunState) -> None:
         """Kill the program's processes until the kernel confirms that none is left, or mark the container as broken."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < deadline:
-            self.ends.kill(uids)
-            while self.door.hear(0.0 if all(born.over for born in run.born) else 0.002):
+            self.killer.kill_all(uids)
+            while self.zygote.receive_message(0.0 if all(born.has_exited for born in run.children) else 0.002):
                 pass
-            processes.reap()
-            if all(born.over for born in run.born) and self.ends.none_left(0.05):
+            processes.reap_orphans()
+            if all(born.has_exited for born in run.children) and self.killer.wait_until_empty(0.05):
                 return
-        run.fatal = f"processes are left {END_S:.0f} s after they were killed"
-        if not all(born.over for born in run.born) or self.ends.left():
-            run.halt("SV", "the program could not be killed")  # otherwise the processes are not the program's, and the result is valid
+        run.fatal_error = f"processes are left {KILL_TIMEOUT_S:.0f} s after they were killed"
+        if not all(born.has_exited for born in run.children) or self.killer.list_remaining_pids():
+            run.record_stop("SV", "the program could not be killed")  # otherwise the processes are not the program's, and the result is valid
 
-    def abandon(self) -> None:
+    def shut_down(self) -> None:
         """Kill everything that runs and wipe its files, after the owner has exited."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while time.monotonic() < deadline:
-            self.ends.kill(uids)
-            processes.reap()
-            if self.ends.none_left(0.05):
+            self.killer.kill_all(uids)
+            processes.reap_orphans()
+            if self.killer.wait_until_empty(0.05):
                 break
         with contextlib.suppress(OSError):
-            self.clear()
+            self.clear_folders()
 
-    def boxes(self, found: groups.Groups, session: bytes, filtered: bool) -> keeper.Keeper:
+    def make_session_server(self, cgroup_factory: groups.CgroupFactory, session_source: bytes, has_filter: bool) -> keeper.SessionServer:
         """Return the server for sandbox sessions, which replaces running single programs."""
-        tools = (self.places, self.uid, self.door, self.nursery, filtered, self.meter, self.ends, found, session)
-        return keeper.Keeper(processes.Tools(*tools))
+        tools = (self.folders, self.uid, self.zygote, self.namespace_helper, has_filter, self.meter, self.killer, cgroup_factory, session_source)
+        return keeper.SessionServer(processes.SupervisorTools(*tools))
 
-    def _conclude(self, run: streams.Run, kills: int, settled: bool) -> None:
-        reports = [born.ending for born in run.born if born.ending]
-        run.peak = max(run.peak, *(int(report["peak_kb"]) * 1024 for report in reports), 0)
-        last = run.born[-1].ending
-        run.exit = os.waitstatus_to_exitcode(last["status"]) if last else None
-        if not settled and not run.stop:
-            run.halt("IE", f"the program could not be set up: {bytes(run.said['stderr'])[-500:].decode(errors='replace')}")
-        elif self.meter.kills() > kills and run.stop != "IE":
-            run.stop, run.reason = "MLE", "the kernel killed the program because memory ran out"
-        elif run.exit == -signal.SIGXCPU:
-            run.halt("TLE", "the program used up its processor time")
-        elif run.exit == -signal.SIGSYS:
-            run.halt("SV", "the program made a forbidden system call")
-        elif run.exit:
-            run.halt("RE", f"killed by signal {-run.exit}" if run.exit < 0 else f"exit status {run.exit}")
+    def _set_exit_status(self, run: streams.RunState, oom_kills_before: int, was_ready: bool) -> None:
+        reports = [born.exit_report for born in run.children if born.exit_report]
+        run.peak_bytes = max(run.peak_bytes, *(int(report["peak_kb"]) * 1024 for report in reports), 0)
+        last = run.children[-1].exit_report
+        run.exit_code = os.waitstatus_to_exitcode(last["status"]) if last else None
+        if not was_ready and not run.exit_status:
+            run.record_stop("IE", f"the program could not be set up: {bytes(run.output['stderr'])[-500:].decode(errors='replace')}")
+        elif self.meter.count_oom_kills() > oom_kills_before and run.exit_status != "IE":
+            run.exit_status, run.reason = "MLE", "the kernel killed the program because memory ran out"
+        elif run.exit_code == -signal.SIGXCPU:
+            run.record_stop("TLE", "the program used up its processor time")
+        elif run.exit_code == -signal.SIGSYS:
+            run.record_stop("SV", "the program made a forbidden system call")
+        elif run.exit_code:
+            run.record_stop("RE", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
 
 
-def _exactly(count: int) -> bytes:
+def _read_exactly(count: int) -> bytes:
     """Read the next `count` bytes sent by our owner."""
     data = bytearray()
     while len(data) < count:
-        more = os.read(0, min(count - len(data), CHUNK))
+        more = os.read(0, min(count - len(data), CHUNK_BYTES))
         if not more:
-            raise Gone("the owner exited")
+            raise PeerExited("the owner exited")
         data += more
     return bytes(data)
 
 
-def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
-    for piece in frames.pack(header, parts):
+def _send_reply(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+    for piece in frames.pack_frame(header, parts):
         view = memoryview(piece)
         while view:
             view = view[os.write(1, view) :]
@@ -286,46 +286,46 @@ def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
 def main(settings: dict[str, Any]) -> None:
     """Set up, fork the zygote, then handle requests until the owner exits. A forked child returns as the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    spaces = namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
-    if namespaces.OWN_DISK in spaces:
-        settings["places"] = list(namespaces.LENT)
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    rights.empty_bounding()
-    boxed = groups.find(settings["boxes"]) if settings.get("boxes") else None
-    nursery = nest.open_nursery() if settings.get("nests") and nest.possible() else None
-    zygote.warm()
+    spaces = namespaces.enter_namespaces(settings["disk_mb"]) if settings.get("namespaces") else []
+    if namespaces.OWN_DISK_LABEL in spaces:
+        settings["places"] = list(namespaces.WRITABLE_FOLDERS)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    rights.clear_bounding_set()
+    boxed = groups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
+    nursery = nest.start_namespace_helper() if settings.get("nests") and nest.has_namespace_support() else None
+    zygote.preload_modules()
     door, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
         door.close()
-        order = zygote.serve(other, nursery is not None)
+        order = zygote.serve_forks(other, nursery is not None)
         if order is None:
             os._exit(0)
-        zygote.become(order)
+        zygote.run_as_program(order)
         return
     other.close()
-    measuring = 0 if settings["cgroup"] else rights.SYS_PTRACE  # reading the memory of other users' processes needs it
-    rights.keep(rights.KILL | rights.SETUID | rights.SETGID | measuring)
-    filtered = seccomp.apply(seccomp.SUPERVISOR)
+    measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE  # reading the memory of other users' processes needs it
+    rights.keep_only(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
+    filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, nursery.pid} if nursery else {child}, door, nursery)
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
-    applied = probe.isolation(settings, filtered, supervisor.meter.name, supervisor.ends.way, spaces)
+    applied = probe.detect_isolation(settings, filtered, supervisor.meter.name, supervisor.killer.mechanism, spaces)
     if boxed is not None:
-        applied.append("each call ended by its control group" if boxed.possible else "a call that hangs ends everything in its session")
-    box = None if boxed is None else supervisor.boxes(boxed, settings["session"].encode(), filtered)
+        applied.append("each call ended by its control group" if boxed.is_available else "a call that hangs ends everything in its session")
+    box = None if boxed is None else supervisor.make_session_server(boxed, settings["session"].encode(), filtered)
     try:
-        _say({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
+        _send_reply({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
         fatal = ""
         while not fatal:
             if box:
-                box.wait()
-            reply, said = (box or supervisor).serve(*frames.unpack(_exactly))
+                box.wait_for_request()
+            reply, said = (box or supervisor).handle_request(*frames.unpack_frame(_read_exactly))
             fatal = reply["fatal"]
-            _say(reply, said)
-    except Gone as error:
+            _send_reply(reply, said)
+    except PeerExited as error:
         os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not mistaken for a failure from outside
     except OSError:
         pass
-    (box or supervisor).abandon()
+    (box or supervisor).shut_down()
     os._exit(0)

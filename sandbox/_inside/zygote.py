@@ -27,50 +27,50 @@ from typing import Any, NoReturn
 
 from rlvr.sandbox._inside import nest, rights, seccomp
 
-WARM = """
+PRELOADED_MODULES = """
     abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools
     hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
     time traceback typing
 """
-SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+PROGRAM_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 libc = nest.libc
-HIGH = 100  # descriptors are moved here while 0 to 9 are set up
-SET_DUMPABLE = 4
-GROUP = 7  # the descriptor through which a session's call joins its control group
+FIRST_PARKED_FD = 100  # descriptors are moved here while 0 to 9 are set up
+PR_SET_DUMPABLE = 4
+CGROUP_FD = 7  # the descriptor through which a session's call joins its control group
 
 
-def warm() -> None:
+def preload_modules() -> None:
     """Import the modules that most programs import, and exclude them from garbage collection."""
-    for name in WARM.split():
+    for name in PRELOADED_MODULES.split():
         __import__(name)
     gc.collect()
     gc.freeze()
 
 
-def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
+def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, Any] | None:
     """Fork a child for every order received from `door`. Returns the order in the child, and None in the parent at the end."""
-    if nested:
-        nest.prepare()
-    rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
-    if not nested:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
-        seccomp.apply(seccomp.PROGRAM)
+    if uses_namespaces:
+        nest.unshare_zygote_mounts()
+    rights.keep_only(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
+    if not uses_namespaces:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
+        seccomp.install_filter(seccomp.FOR_PROGRAM)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     living: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([door.fileno(), read], [], [])
+        ready, _, _ = select.select([connection.fileno(), read], [], [])
         if read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(read, 4096)
-            _report(door, living)
-        if door.fileno() in ready:
-            order, descriptors = _receive(door)
+            _report_exits(connection, living)
+        if connection.fileno() in ready:
+            order, descriptors = _receive_order(connection)
             if order is None:
                 return None
             init = order["nest"]
-            pid = nest.patiently(lambda init=init: nest.fork(init, home) if init else os.fork())  # type: ignore[misc]
+            pid = nest.retry_fork(lambda init=init: nest.fork_into_namespace(init, home) if init else os.fork())  # type: ignore[misc]
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -79,51 +79,51 @@ def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
             living[pid] = order["serial"]
             for number in descriptors:
                 os.close(number)
-            door.send(json.dumps({"serial": order["serial"], "pid": pid}).encode())
+            connection.send(json.dumps({"serial": order["serial"], "pid": pid}).encode())
 
 
-def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+def _receive_order(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     numbers = array.array("i")
-    message, ancillary, _, _ = door.recvmsg(65536, socket.CMSG_LEN(16 * numbers.itemsize))
+    message, ancillary, _, _ = connection.recvmsg(65536, socket.CMSG_LEN(16 * numbers.itemsize))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     return (json.loads(message) if message else None), list(numbers)
 
 
-def _report(door: socket.socket, living: dict[int, int]) -> None:
-    for pid in list(living):
+def _report_exits(connection: socket.socket, serial_by_pid: dict[int, int]) -> None:
+    for pid in list(serial_by_pid):
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
             spent = used.ru_utime + used.ru_stime
-            message = {"serial": living.pop(pid), "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
-            door.send(json.dumps(message).encode())
+            message = {"serial": serial_by_pid.pop(pid), "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
+            connection.send(json.dumps(message).encode())
 
 
-def become(order: dict[str, Any]) -> None:
+def run_as_program(order: dict[str, Any]) -> None:
     """Turn this forked child into the ordered program, and run it to its end."""
     try:
-        source = _settle(order)
+        source = _set_up_process(order)
     except BaseException:
         os.write(2, b"the child could not be set up: " + traceback.format_exc().encode())
         os._exit(213)
     if order["argv"]:
-        _execute(order["argv"])
+        _exec_program(order["argv"])
     del order
     run_python(source)
 
 
-def _settle(order: dict[str, Any]) -> bytes:
+def _set_up_process(order: dict[str, Any]) -> bytes:
     """Set up descriptors, limits, user, folder and environment of the program; return its Python source (empty if it is a command)."""
     if order["nest"]:
-        nest.settle(order["oom"])
+        nest.mount_own_proc(order["oom"])
     os.setsid()
-    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
+    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, FIRST_PARKED_FD) for number in order["descriptors"]]
     for number, place in zip(parked, order["places"], strict=True):
         os.dup2(number, place, inheritable=True)
     if order.get("group"):  # a session's call: join its cgroup before any of its code runs
-        os.write(GROUP, b"0")
-        os.close(GROUP)
+        os.write(CGROUP_FD, b"0")
+        os.close(CGROUP_FD)
     kept = set(order["places"])
     for number in range(10):
         if number not in kept:
@@ -143,14 +143,14 @@ def _settle(order: dict[str, Any]) -> bytes:
         os.setgroups([])
         os.setresgid(order["gid"], order["gid"], order["gid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    rights.none()
+    rights.drop_all()
     if order["filter"]:
-        seccomp.apply(seccomp.PROGRAM)
-    libc.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
+        seccomp.install_filter(seccomp.FOR_PROGRAM)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
     os.chdir(order["folder"])
     os.umask(0o022)
     os.environ.clear()
-    os.environ.update(SEES | {"HOME": order["folder"], "TMPDIR": order["folder"]})
+    os.environ.update(PROGRAM_ENVIRONMENT | {"HOME": order["folder"], "TMPDIR": order["folder"]})
     source = b""
     if not order["argv"]:
         with open(9, "rb") as file:
@@ -160,7 +160,7 @@ def _settle(order: dict[str, Any]) -> bytes:
     return source
 
 
-def _execute(argv: list[str]) -> NoReturn:
+def _exec_program(argv: list[str]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execve(argv[0], argv, dict(os.environ))
@@ -191,16 +191,16 @@ def run_python(source: bytes) -> None:
         exec(code, main.__dict__)
         status = 0
     except SystemExit as error:
-        status = _status(error.code)
+        status = _get_exit_status(error.code)
     except BaseException as error:
         frame = error.__traceback__.tb_next if error.__traceback__ else None
         error.__traceback__ = frame
         with contextlib.suppress(BaseException):
             sys.excepthook(type(error), error, frame)
-    leave(_finish(main, status))
+    leave(_run_exit_hooks(main, status))
 
 
-def _status(code: object) -> int:
+def _get_exit_status(code: object) -> int:
     """Return the exit status for the argument of SystemExit."""
     if code is None:
         return 0
@@ -211,7 +211,7 @@ def _status(code: object) -> int:
     return 1
 
 
-def _finish(main: types.ModuleType, status: int) -> int:
+def _run_exit_hooks(main: types.ModuleType, status: int) -> int:
     """Run what the interpreter runs on exit, but without tearing the interpreter down, which would dominate the cost."""
 
     def let_go() -> None:

@@ -12,56 +12,56 @@ import socket
 import time
 from typing import Any
 
-from rlvr.sandbox._inside.nest import BIRTH_S, Gone
+from rlvr.sandbox._inside.nest import FORK_TIMEOUT_S, PeerExited
 
 
-class Born:
+class ChildProcess:
     """A process that the zygote forked for the supervisor.
 
-    >>> Born(serial=1).over
+    >>> ChildProcess(serial=1).over
     False
     """
 
     def __init__(self, serial: int) -> None:
         self.serial, self.pid = serial, 0
-        self.ending: dict[str, Any] | None = None
+        self.exit_report: dict[str, Any] | None = None
         """The exit report once the zygote has reaped the process: status, peak_kb, cpu."""
 
     @property
-    def over(self) -> bool:
+    def has_exited(self) -> bool:
         """Whether the process has exited and been reaped."""
-        return self.ending is not None
+        return self.exit_report is not None
 
 
-class Door:
+class ZygoteClient:
     """Client that orders children from the zygote, and stores its reports about them."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self._serial, self._born = connection, 0, dict[int, Born]()
+        self.connection, self._serial, self._children = connection, 0, dict[int, ChildProcess]()
 
-    def order(self, ports: dict[int, int], order: dict[str, Any]) -> Born:
+    def fork_child(self, fds: dict[int, int], order: dict[str, Any]) -> ChildProcess:
         """Fork a child that becomes the ordered program; `ports` maps its descriptor numbers to ours."""
         self._serial += 1
-        born = self._born[self._serial] = Born(self._serial)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ports.values()))]
-        self.connection.sendmsg([json.dumps({**order, "serial": self._serial, "places": list(ports)}).encode()], rights)
-        deadline = time.monotonic() + BIRTH_S
+        born = self._children[self._serial] = ChildProcess(self._serial)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
+        self.connection.sendmsg([json.dumps({**order, "serial": self._serial, "places": list(fds)}).encode()], rights)
+        deadline = time.monotonic() + FORK_TIMEOUT_S
         while not born.pid:
-            if not self.hear(deadline - time.monotonic()):
-                raise Gone(f"the zygote forked nothing within {BIRTH_S:.0f} s")
+            if not self.receive_message(deadline - time.monotonic()):
+                raise PeerExited(f"the zygote forked nothing within {FORK_TIMEOUT_S:.0f} s")
         return born
 
-    def hear(self, seconds: float) -> bool:
+    def receive_message(self, seconds: float) -> bool:
         """Receive one message from the zygote; return False if none arrives within `seconds`."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(65536)
         if not raw:
-            raise Gone("the zygote exited")
+            raise PeerExited("the zygote exited")
         message: dict[str, Any] = json.loads(raw)
-        born = self._born[message["serial"]]
+        born = self._children[message["serial"]]
         born.pid = message.get("pid", born.pid)
         if "status" in message:
-            born.ending = message
-            del self._born[born.serial]
+            born.exit_report = message
+            del self._children[born.serial]
         return True

@@ -15,16 +15,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import Outcome, Program, Stop
-from rlvr.sandbox._inside.frames import pack, unpack
+from rlvr.contracts import ExecutionResult, ExitStatus, Program
+from rlvr.sandbox._inside.frames import pack_frame, unpack_frame
 
-HERE = Path(__file__).parents[1] / "_inside"
-FILES = (
+SUPERVISOR_FOLDER = Path(__file__).parents[1] / "_inside"
+SUPERVISOR_FILES = (
     *("frames", "meter", "namespaces", "rights", "places", "probe", "seccomp", "nest", "zygotes", "streams", "ends", "toolchains"),
     *("stage", "zygote", "box/groups", "box/calls", "box/files", "box/processes", "box/keeper", "supervisor"),
 )
-SESSION = "box/session"
-BOOT = """
+PYTHON_SESSION_FILE = "box/session"
+BOOTSTRAP_CODE = """
 import json, os, sys, types
 def exactly(count):
     data = b""
@@ -47,84 +47,84 @@ settings = given["settings"]
 del given
 module.main(settings)
 """
-COMMAND = ["python3", "-I", "-B", "-c", BOOT]
-HARD, PATIENCE_S, AFTER_S, START_S = 10.0, 60.0, 40.0, 120.0
+BOOTSTRAP_COMMAND = ["python3", "-I", "-B", "-c", BOOTSTRAP_CODE]
+MAX_WALL_FACTOR, REPLY_TIMEOUT_S, CLEANUP_TIMEOUT_S, START_TIMEOUT_S = 10.0, 60.0, 40.0, 120.0
 """The supervisor gives up after HARD times the wall limit; we wait PATIENCE_S longer before we treat it as dead. Finding out why
-and removing it takes at most AFTER_S. Their sum is the timeout of every result, counted from the start of the program."""
+and removing it takes at most CLEANUP_TIMEOUT_S. Their sum is the timeout of every result, counted from the start of the program."""
 
 
-class Channel(ABC):
+class SupervisorConnection(ABC):
     """Connection to a running supervisor over some stream."""
 
-    hello: Mapping[str, Any]
-    runs = 0
+    handshake: Mapping[str, Any]
+    num_requests = 0
 
     @abstractmethod
     def send(self, data: bytes, deadline: float) -> None:
         """Send all the data before the deadline (a `time.monotonic` value), or raise `ConnectionBroken`."""
 
     @abstractmethod
-    def receive(self, room: memoryview, deadline: float) -> int:
+    def receive(self, buffer: memoryview, deadline: float) -> int:
         """Read at least one byte into `room` before the deadline and return how many, or raise `ConnectionBroken`."""
 
     @abstractmethod
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the supervisor still listens, as far as that is known without sending a request."""
 
-    def blame(self) -> str:
+    def explain_exit(self) -> str:
         """Explain how the supervisor ended if a program may have caused it; return '' if the cause came from outside."""
         return ""
 
     @abstractmethod
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """End the stream, from any thread: a waiting request raises `ConnectionBroken`, and the supervisor ends. Call `close` next."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the supervisor, which kills its programs and exits."""
 
-    def boot(self, settings: Mapping[str, Any]) -> None:
+    def start_supervisor(self, settings: Mapping[str, Any]) -> None:
         """Send our files and receive the supervisor's first message."""
-        deadline = time.monotonic() + START_S
-        files = [(name, _text(name)) for name in FILES]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        files = [(name, _read_source(name)) for name in SUPERVISOR_FILES]
         if settings.get("boxes"):
-            settings = {**settings, "session": _text(SESSION)}
+            settings = {**settings, "session": _read_source(PYTHON_SESSION_FILE)}
         given = json.dumps({"files": files, "settings": settings}).encode()
         self.send(b"%10d" % len(given) + given, deadline)
-        self.hello, _ = unpack(lambda count: self._exactly(count, deadline))
+        self.handshake, _ = unpack_frame(lambda count: self._receive_exactly(count, deadline))
 
-    def run(self, program: Program) -> tuple[Outcome, bool]:
+    def run_program(self, program: Program) -> tuple[ExecutionResult, bool]:
         """Run a program; return the result, and whether the supervisor can continue. Raises `ConnectionBroken` if it exited."""
         limits = program.limits
-        deadline = time.monotonic() + HARD * limits.wall_s + PATIENCE_S
+        deadline = time.monotonic() + MAX_WALL_FACTOR * limits.wall_s + REPLY_TIMEOUT_S
         parts = {"source": program.source.encode("utf-8", "surrogatepass"), "stdin": program.stdin}
         parts |= {f"file:{name}": data for name, data in program.files.items()}
-        if program.judge:
-            parts |= {"judge": program.judge.source.encode(), "brief": program.judge.brief}
-        header, said = self.ask({"limits": asdict(limits), "language": program.language}, parts, deadline)
-        outcome = Outcome(
-            stop=Stop(header["stop"]),
+        if program.checker:
+            parts |= {"judge": program.checker.source.encode(), "brief": program.checker.input}
+        header, said = self.request({"limits": asdict(limits), "language": program.language}, parts, deadline)
+        outcome = ExecutionResult(
+            status=ExitStatus(header["stop"]),
             exit_code=header["exit"],
             stdout=said["stdout"],
             stderr=said["stderr"],
-            cut=header["cut"],
+            truncated=header["cut"],
             cpu_s=header["cpu"],
             wall_s=header["wall"],
             peak_mb=header["peak"] / (1 << 20),
-            isolation=tuple(self.hello["isolation"]),
+            isolation=tuple(self.handshake["isolation"]),
             reason=header["reason"],
-            report=said["report"],
+            checker_output=said["report"],
         )
-        return _syntax(outcome, program), not header["fatal"]
+        return _classify_syntax_error(outcome, program), not header["fatal"]
 
-    def ask(self, header: Mapping[str, Any], parts: Mapping[str, bytes], deadline: float) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def request(self, header: Mapping[str, Any], parts: Mapping[str, bytes], deadline: float) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Send one request and return the reply, as header and raw parts. Raises `ConnectionBroken` without a reply; never retries."""
-        self.runs += 1
-        for piece in pack(header, parts):
+        self.num_requests += 1
+        for piece in pack_frame(header, parts):
             self.send(piece, deadline)
-        return unpack(lambda count: self._exactly(count, deadline))
+        return unpack_frame(lambda count: self._receive_exactly(count, deadline))
 
-    def _exactly(self, count: int, deadline: float) -> bytearray:
+    def _receive_exactly(self, count: int, deadline: float) -> bytearray:
         """Receive the next `count` bytes into one buffer of that size: growing buffers would fragment this process's memory."""
         data, at = bytearray(count), 0
         with memoryview(data) as room:
@@ -133,25 +133,25 @@ class Channel(ABC):
         return data
 
 
-def _text(name: str) -> str:
-    return (HERE / f"{name}.py").read_text("utf-8")
+def _read_source(name: str) -> str:
+    return (SUPERVISOR_FOLDER / f"{name}.py").read_text("utf-8")
 
 
-def readable(number: int, seconds: float) -> bool:
+def wait_readable(number: int, seconds: float) -> bool:
     """Wait up to `seconds` until data (or the end of the stream) can be read from a descriptor; return whether it can."""
     poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
     poll.register(number, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def writable(number: int, seconds: float) -> bool:
+def wait_writable(number: int, seconds: float) -> bool:
     """Wait up to `seconds` until a descriptor can be written to (or a write fails at once); return whether it can."""
     poll = select.poll()
     poll.register(number, select.POLLOUT)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
+def check_program_fits(program: Program, memory_mb: int, processes: int) -> ExecutionResult | None:
     """Return an error result if the program can never run in a sandbox of this size (it requests more than there is); else None."""
     limits, why = program.limits, ""
     if limits.memory_mb > memory_mb:
@@ -161,20 +161,20 @@ def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
     for name in program.files:
         if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 200:
             why = f"a file has the name {name!r}; a file name must be plain, without a folder"
-    return Outcome(Stop.IE, reason=why, refused=True) if why else None
+    return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=why, unsupported=True) if why else None
 
 
-def lacking(program: Program, languages: Sequence[str]) -> Outcome | None:
+def check_language(program: Program, languages: Sequence[str]) -> ExecutionResult | None:
     """Return an error result if the sandbox lacks the program's language (an infrastructure fault); else None."""
     if program.language in languages:
         return None
-    return Outcome(Stop.IE, reason=f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}")
+    return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}")
 
 
-def _syntax(outcome: Outcome, program: Program) -> Outcome:
+def _classify_syntax_error(outcome: ExecutionResult, program: Program) -> ExecutionResult:
     """Change the status to a compile error if the last line of stderr is a Python syntax error; only the displayed status depends on it."""
     last = outcome.stderr.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
-    if program.language == "python" and outcome.stop is Stop.RE and outcome.exit_code == 1 and not outcome.stdout and wrong:
-        return replace(outcome, stop=Stop.CE, reason=last.decode(errors="replace")[:300])
+    if program.language == "python" and outcome.status is ExitStatus.RUNTIME_ERROR and outcome.exit_code == 1 and not outcome.stdout and wrong:
+        return replace(outcome, status=ExitStatus.COMPILE_ERROR, reason=last.decode(errors="replace")[:300])
     return outcome

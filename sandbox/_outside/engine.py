@@ -15,51 +15,51 @@ import docker.errors
 import requests.exceptions
 
 from rlvr.errors import SandboxError
-from rlvr.runs.owner import dead
+from rlvr.runs.owner import is_owner_dead
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"
-ANY_VERSION = "1.40"
-HERE = Path(__file__).parents[1]
+MIN_API_VERSION = "1.40"
+BUILD_FOLDER = Path(__file__).parents[1]
 ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one"
-IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
+IMAGE_HINT = f"build it with `docker build -t {IMAGE} {BUILD_FOLDER}`"
 
 
 def connect(timeout_s: float = 60.0) -> docker.DockerClient:
     """Return a client of the engine at DOCKER_HOST (or the default socket); raises SandboxError if none replies."""
     try:
-        knock(timeout_s)
+        check_reachable(timeout_s)
         # create the client without a request, then ask for the version: a client that fails in its constructor leaks its socket
-        asking = docker.from_env(timeout=int(timeout_s), version=ANY_VERSION)
+        asking = docker.from_env(timeout=int(timeout_s), version=MIN_API_VERSION)
         try:
             version = asking.api.version(api_version=False)["ApiVersion"]
         finally:
             asking.close()
         return docker.from_env(timeout=int(timeout_s), version=version)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"no Docker Engine replies at {_where()} ({_short(error)}); {ENGINE_HINT}") from error
+        raise SandboxError(f"no Docker Engine replies at {_get_engine_address()} ({_format_error(error)}); {ENGINE_HINT}") from error
 
 
-def knock(timeout_s: float) -> None:
+def check_reachable(timeout_s: float) -> None:
     """Raise OSError if nothing listens; tests the socket directly, because the SDK leaks sockets that it cannot connect."""
-    where = _where()
+    where = _get_engine_address()
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(timeout_s)
             door.connect(where.removeprefix("unix://"))
 
 
-def _where() -> str:
+def _get_engine_address() -> str:
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 @contextlib.contextmanager
-def faults() -> Iterator[None]:
+def wrap_engine_errors() -> Iterator[None]:
     """Turn every failure of the engine into one SandboxError."""
     try:
         yield
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"the Docker Engine failed: {_short(error)}") from error
+        raise SandboxError(f"the Docker Engine failed: {_format_error(error)}") from error
 
 
 def ensure_image(client: docker.DockerClient, image: str) -> None:
@@ -68,19 +68,19 @@ def ensure_image(client: docker.DockerClient, image: str) -> None:
         return
     try:
         if image == IMAGE:
-            stream = client.api.build(path=str(HERE), tag=image, rm=True, decode=True)
+            stream = client.api.build(path=str(BUILD_FOLDER), tag=image, rm=True, decode=True)
         else:
             stream = client.api.pull(image, stream=True, decode=True)
-        _show(f"sandbox image {image}", stream)
+        _show_progress(f"sandbox image {image}", stream)
         client.images.get(image)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, SandboxError) as error:
         hint = IMAGE_HINT if image == IMAGE else f"check that `docker pull {image}` works"
-        raise SandboxError(f"the image {image!r} was not found and could not be built ({_short(error)}); {hint}") from error
+        raise SandboxError(f"the image {image!r} was not found and could not be built ({_format_error(error)}); {hint}") from error
 
 
 def has_image(client: docker.DockerClient, image: str) -> bool:
     """Return whether the engine already has this image."""
-    with faults():
+    with wrap_engine_errors():
         try:
             client.images.get(image)
         except docker.errors.ImageNotFound:
@@ -88,7 +88,7 @@ def has_image(client: docker.DockerClient, image: str) -> bool:
         return True
 
 
-def _show(title: str, stream: Any) -> None:
+def _show_progress(title: str, stream: Any) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -103,18 +103,18 @@ def _show(title: str, stream: Any) -> None:
             bar.update(row, line=line[:80], total=detail.get("total"), completed=detail.get("current", 0))
 
 
-def sweep(client: docker.DockerClient) -> int:
+def remove_orphaned_containers(client: docker.DockerClient) -> int:
     """Remove the containers of killed runs on this machine. Returns how many there were."""
     removed = 0
-    with faults():
-        for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
-            if dead(container.labels.get(LABEL) or ""):
-                remove(client, str(container.id))
+    with wrap_engine_errors():
+        for container in client.list_container_ids.list(all=True, filters={"label": LABEL}, ignore_removed=True):
+            if is_owner_dead(container.labels.get(LABEL) or ""):
+                remove_container(client, str(container.id))
                 removed += 1
     return removed
 
 
-def remove(client: docker.DockerClient, container: str) -> None:
+def remove_container(client: docker.DockerClient, container: str) -> None:
     """Remove a container, running or not; one that is already being removed is fine."""
     try:
         client.api.remove_container(container, force=True, v=True)
@@ -123,6 +123,6 @@ def remove(client: docker.DockerClient, container: str) -> None:
             raise
 
 
-def _short(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     text = " ".join(str(getattr(error, "explanation", None) or error).split())
     return f"{type(error).__name__}: {text}"[:300]

@@ -15,116 +15,116 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from rlvr.errors import SandboxError
-from rlvr.sandbox._outside.channel import Channel
+from rlvr.sandbox._outside.channel import SupervisorConnection
 
-C = TypeVar("C", bound=Channel)
-RETIRE_AFTER = 20_000  # programs; long before a container runs out of user ids
+C = TypeVar("C", bound=SupervisorConnection)
+MAX_PROGRAMS_PER_SUPERVISOR = 20_000  # programs; long before a container runs out of user ids
 
 
-def processors() -> int:
+def count_processors() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Pool(Generic[C]):
+class SupervisorPool(Generic[C]):
     """Pool of at most `size` supervisors, started when first needed, each used by one thread at a time."""
 
-    def __init__(self, start: Callable[[], C], size: int, queue_s: float) -> None:
-        self._start, self.size, self._queue_s = start, size, queue_s
+    def __init__(self, start: Callable[[], C], size: int, queue_timeout_s: float) -> None:
+        self._start, self.size, self._queue_timeout_s = start, size, queue_timeout_s
         self._lock = threading.Lock()
         self._closed = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
-        self._free: list[C] = []
+        self._idle: list[C] = []
         self._all: set[C] = set()
-        self._room = self.size
-        self._line: deque[SimpleQueue[C | None]] = deque()
+        self._num_free_slots = self.size
+        self._waiters: deque[SimpleQueue[C | None]] = deque()
 
-    def take(self) -> C:
+    def acquire(self) -> C:
         """Acquire a supervisor: an idle one, a new one, or the next that becomes free. Raises SandboxError after the timeout.
 
         First come, first served: a supervisor that becomes free goes to the thread that has waited longest.
         """
         if os.getpid() != self._pid:
             self._lock = threading.Lock()  # the inherited lock may be held by a thread that does not exist here
-            self._begin()
-        self._bury()
+            self._reset()
+        self._close_dead()
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
-            if self._free:
-                return self._free.pop()
+            if self._idle:
+                return self._idle.pop()
             place: SimpleQueue[C | None] | None = None
-            if self._room:
-                self._room -= 1
+            if self._num_free_slots:
+                self._num_free_slots -= 1
             else:
                 place = SimpleQueue()
-                self._line.append(place)
-        handed = self._wait(place) if place else None
-        return handed or self._fresh()
+                self._waiters.append(place)
+        handed = self._wait_for_supervisor(place) if place else None
+        return handed or self._start_supervisor()
 
-    def _bury(self) -> None:
+    def _close_dead(self) -> None:
         """Close supervisors that died while idle, so that no program gets them."""
         with self._lock:
-            dead = [channel for channel in self._free if not channel.alive()]
-            self._free = [channel for channel in self._free if channel not in dead]
+            dead = [channel for channel in self._idle if not channel.is_alive()]
+            self._idle = [channel for channel in self._idle if channel not in dead]
         for channel in dead:
-            self._put_away(channel)
+            self._close_supervisor(channel)
 
-    def _put_away(self, channel: C) -> None:
+    def _close_supervisor(self, channel: C) -> None:
         try:
             channel.close()
         finally:
             with self._lock:
                 self._all.discard(channel)
-                self._vacate()
+                self._free_slot()
 
-    def _wait(self, place: SimpleQueue[C | None]) -> C | None:
+    def _wait_for_supervisor(self, waiter: SimpleQueue[C | None]) -> C | None:
         """Wait in the queue for a supervisor; None permits the thread to start a new one."""
         try:
-            handed = place.get(timeout=self._queue_s)
+            handed = waiter.get(timeout=self._queue_timeout_s)
         except Empty:
             with self._lock:
-                if place in self._line:
-                    self._line.remove(place)
-                    raise SandboxError(f"no supervisor became free within {self._queue_s:.0f} s; all {self.size} are busy") from None
-            handed = place.get()  # it was handed over at the last moment
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                    raise SandboxError(f"no supervisor became free within {self._queue_timeout_s:.0f} s; all {self.size} are busy") from None
+            handed = waiter.get()  # it was handed over at the last moment
         if self._closed:
             raise SandboxError("the sandbox is closed")
         return handed
 
-    def _fresh(self) -> C:
+    def _start_supervisor(self) -> C:
         try:
             fresh = self._start()
         except BaseException:
             with self._lock:
-                self._vacate()
+                self._free_slot()
             raise
         with self._lock:
             self._all.add(fresh)
         return fresh
 
-    def give(self, channel: C, *, sound: bool) -> None:
+    def release(self, channel: C, *, is_healthy: bool) -> None:
         """Return a supervisor to the pool; close it if it is broken."""
         with self._lock:
-            if sound and channel.runs < RETIRE_AFTER and not self._closed:
-                if self._line:
-                    self._line.popleft().put(channel)
+            if is_healthy and channel.num_requests < MAX_PROGRAMS_PER_SUPERVISOR and not self._closed:
+                if self._waiters:
+                    self._waiters.popleft().put(channel)
                 else:
-                    self._free.append(channel)
+                    self._idle.append(channel)
                 return
-        self._put_away(channel)
+        self._close_supervisor(channel)
 
-    def _vacate(self) -> None:
+    def _free_slot(self) -> None:
         """Free a slot: the next thread in the queue may start a new supervisor."""
-        if self._line:
-            self._line.popleft().put(None)
+        if self._waiters:
+            self._waiters.popleft().put(None)
         else:
-            self._room += 1
+            self._num_free_slots += 1
 
-    def living(self) -> list[C]:
+    def list_supervisors(self) -> list[C]:
         """Return every running supervisor."""
         with self._lock:
             return list(self._all)
@@ -135,10 +135,10 @@ class Pool(Generic[C]):
             return
         with self._lock:
             self._closed = True
-            channels, self._free = list(self._all), []
+            channels, self._idle = list(self._all), []
             self._all.clear()
-            while self._line:
-                self._line.popleft().put(None)
+            while self._waiters:
+                self._waiters.popleft().put(None)
         for channel in channels:
             with contextlib.suppress(Exception):
                 channel.close()

@@ -15,7 +15,7 @@ import yaml
 
 from rlvr.adapters.exporting import export_env
 from rlvr.adapters.formats import FORMATS
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.errors import ConfigError
 from tests.adapters import stand_ins
 from tests.adapters.worlds import Engine, config, tokenizer, wire
@@ -181,7 +181,7 @@ def test_verifiers_file_needs_its_framework_alone(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_exported_is_one_message(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["export-env", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert run_command(["export-env", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
@@ -193,6 +193,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export-env", "arithmetic", "--to", "trl", "--count", "2", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert run_command(["export-env", "arithmetic", "--to", "trl", "--count", "2", "--out", str(tmp_path / "out"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["files"] == ["rlvr_arithmetic.py", "rows.jsonl"] and said["tasks"] == 2

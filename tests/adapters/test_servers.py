@@ -14,8 +14,8 @@ import pytest
 
 from rlvr.adapters import aviary, openenv
 from rlvr.adapters.exporting import export_env
-from rlvr.adapters.rows import rows_of
-from rlvr.dialects.table import get
+from rlvr.adapters.rows import make_rows
+from rlvr.dialects.table import get_dialect
 from rlvr.errors import ConfigError, EnvError
 from rlvr.turns import Call
 from tests.adapters import stand_ins
@@ -26,11 +26,11 @@ from tests.fixtures.worlds import Unable
 
 def server(env: Any) -> Any:
     seen = type("Seen", (stand_ins.OpenAction,), {"__annotations__": {"text": str}, "text": ""})
-    return openenv.environment_of(env, stand_ins.OpenEnvironment, seen, SimpleNamespace)()
+    return openenv.make_environment_class(env, stand_ins.OpenEnvironment, seen, SimpleNamespace)()
 
 
 def test_openenv_plays_the_conversation_of_a_row() -> None:
-    made, (row,) = server(Twice()), rows_of(Twice(), "train", 1, start=7)
+    made, (row,) = server(Twice()), make_rows(Twice(), "train", 1, start=7)
     assert made.reset(**row).text == "What is 7?"
     first = made.step(SimpleNamespace(text="7"))
     assert (first.text, first.done, first.reward) == ("Are you sure?", False, None)
@@ -44,7 +44,7 @@ def test_openenv_has_tools_in_the_text_and_keeps_sessions_apart() -> None:
     env = Counts()
     one, other = server(env), server(env)
     assert "add" in one.reset(index=7).text and "Count to 7." in other.reset(index=7).text
-    add = get("fenced").write([Call("0.0", "add", {"number": 3})], env.tools[0].specs())
+    add = get_dialect("fenced").format_calls([Call("0.0", "add", {"number": 3})], env.tools[0].specs())
     assert "The count is 3." in one.step(SimpleNamespace(text=add)).text
     assert "The count is 3." in other.step(SimpleNamespace(text=add)).text, "each session has a counter of its own"
     assert "The count is 6." in one.step(SimpleNamespace(text=add)).text
@@ -88,7 +88,7 @@ def test_openenv_has_no_conversation_after_a_reset_that_failed_or_a_close() -> N
 
 def test_openenv_draws_from_a_split_that_is_smaller_than_the_count() -> None:
     class Few(Twice):
-        def size(self, split: str) -> int:
+        def num_tasks(self, split: str) -> int:
             return 3
 
     assert server(Few()).reset(seed=7).text == "What is 1?"
@@ -126,7 +126,7 @@ def test_two_turns_at_once_are_refused_and_break_nothing() -> None:
 
 def bird(env: Any, index: int = 7) -> Any:
     parts: dict[str, Any] = {"message": stand_ins.AviaryMessage, "response": stand_ins.AviaryMessage, "tool": stand_ins.AviaryTool}
-    return aviary.environment_of(env, stand_ins.AviaryEnvironment, **parts)("train", index)
+    return aviary.make_environment_class(env, stand_ins.AviaryEnvironment, **parts)("train", index)
 
 
 def calling(**arguments: Any) -> Any:
@@ -171,10 +171,10 @@ def test_aviary_closes_a_session_that_opens_after_its_reset_was_given_up() -> No
     class Late(Counts):
         entered, goes = threading.Event(), threading.Event()
 
-        def open(self, task: Any, *, seed: int) -> Any:
+        def new_session(self, task: Any, *, seed: int) -> Any:
             self.entered.set()
             assert self.goes.wait(10)
-            return super().open(task, seed=seed)
+            return super().new_session(task, seed=seed)
 
     async def given_up() -> None:
         opening = asyncio.ensure_future(bird(Late()).reset())

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.adapters.tokens import Player, completion_of, player_of, row_of
+from rlvr.adapters.tokens import ConversationPlayer, make_completion, make_player, make_token_row
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault
 from rlvr.turns import Call
 from tests.adapters.worlds import Counts, Engine, Hangs, Twice, Watched, tokenizer, wire
@@ -27,33 +27,33 @@ GOLD: dict[str, tuple[Any, list[str | Call]]] = {
 }
 
 
-def play(player: Player, engine: Engine, index: int = 7) -> Any:
+def play(player: ConversationPlayer, engine: Engine, index: int = 7) -> Any:
     async def generate(request: Request) -> Completion:
-        return completion_of(*engine.next(request.prompt), player.mdp.tokenizer.stop_ids)
+        return make_completion(*engine.next(request.prompt), player.mdp.tokenizer.stop_ids)
 
     task = player.mdp.environment.task("train", index)
-    episode = asyncio.run(player.play(Draw(task, task.id, 0), generate))
-    return row_of(episode, player.mdp.tokenizer.eos_id), episode
+    episode = asyncio.run(player.play(RolloutRequest(task, task.id, 0), generate))
+    return make_token_row(episode, player.mdp.tokenizer.eos_id), episode
 
 
 @pytest.mark.parametrize("name", GOLD)
 def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     env, turns = GOLD[name]
-    player, engine = player_of(env, tokenizer(), max_length=LONGEST), Engine(wire(env, turns))
+    player, engine = make_player(env, tokenizer(), max_length=LONGEST), Engine(wire(env, turns))
     row, episode = play(player, engine)
     mdp = TokenMDP(env, HFTokenizer(tokenizer()), max_length=LONGEST)
     texts = [tokenizer().decode(turn[:-1]) for turn in engine.turns]
-    sampler = Scripted(answers=texts)
-    sampler.bind(env, mdp.tokenizer)
+    sampler = ScriptedSampler(answers=texts)
+    sampler.attach(env, mdp.tokenizer)
     with Rollout(mdp, sampler) as rollout:
-        (expected,) = rollout.collect([Draw(env.task("train", 7), "g", 0)], Sampling(stop_ids=mdp.tokenizer.stop_ids))
+        (expected,) = rollout.collect([RolloutRequest(env.task("train", 7), "g", 0)], Sampling(stop_ids=mdp.tokenizer.stop_ids))
     assert (row.prompt_ids + row.response_ids, row.verdict) == (expected.tokens, expected.verdict)
-    assert [bool(own) for own in row.mask] == expected.acted[len(row.prompt_ids) :]
+    assert [bool(own) for own in row.mask] == expected.action_mask[len(row.prompt_ids) :]
     assert row.verdict.score == (1.0 if name != "first" else float(env.task("train", 7).reference == "3"))
     said = [token for token, own in zip(row.response_ids, row.mask, strict=True) if own]
     assert said == [token for turn in engine.turns[: row.turns] for token in turn]
     assert all((p != 0.0) == bool(own) for p, own in zip(row.logprobs, row.mask, strict=True))
-    assert engine.asked[0] == row.prompt_ids and episode.end is End.TERMINATED
+    assert engine.asked[0] == row.prompt_ids and episode.end is StopReason.TERMINATED
     player.close()
     assert not Watched.alive
 
@@ -69,9 +69,9 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     ],
 )
 def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engine, words: str) -> None:
-    player = player_of(env, tokenizer(), max_length=LONGEST, deadline_s=0.2)
+    player = make_player(env, tokenizer(), max_length=LONGEST, call_timeout_s=0.2)
     row, episode = play(player, engine)
-    assert (row.verdict.score, row.verdict.fault, episode.end) == (None, Fault.INFRA, End.FAILED)
+    assert (row.verdict.score, row.verdict.fault, episode.end) == (None, Fault.INFRA, StopReason.FAILED)
     assert words in row.verdict.reason
     assert row.response_ids, "trainers take no empty answers"
     player.close()
@@ -79,7 +79,7 @@ def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engin
 
 
 def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
-    player = player_of(Counts(), tokenizer())
+    player = make_player(Counts(), tokenizer())
     task = player.mdp.environment.task("train", 7)
 
     async def never(request: Request) -> Completion:
@@ -87,7 +87,7 @@ def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
         raise AssertionError
 
     async def cancelled() -> None:
-        running = asyncio.create_task(player.play(Draw(task, "g", 0), never))
+        running = asyncio.create_task(player.play(RolloutRequest(task, "g", 0), never))
         while not Watched.alive:
             await asyncio.sleep(0.01)
         running.cancel()
@@ -99,5 +99,5 @@ def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
 
 
 def test_log_probabilities_of_another_length_are_refused() -> None:
-    assert completion_of([7, 2], [-0.1], {2}).finish == "error"
-    assert completion_of([7], None, {2}).finish == "length"
+    assert make_completion([7, 2], [-0.1], {2}).finish == "error"
+    assert make_completion([7], None, {2}).finish == "length"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlvr.adapters import nemo_gym, openrlhf, skyrl, swift, verl
-from rlvr.adapters.rows import label_of, rows_of
+from rlvr.adapters.rows import make_label, make_rows
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, EnvError
 from rlvr.turns import Call
@@ -37,26 +37,26 @@ def said(ids: list[int], mask: list[int]) -> list[int]:
 
 
 def loop(env: Any, turns: Any, *, response: int = 512, logprobs: bool = True) -> Any:
-    kind = verl.agent_loop_of(env, stand_ins.AgentLoopBase, stand_ins.AgentLoopOutput)
+    kind = verl.make_agent_loop_class(env, stand_ins.AgentLoopBase, stand_ins.AgentLoopOutput)
     manager = stand_ins.ServerManager(Engine(wire(env, turns)), logprobs=logprobs)
     return kind(config(1024, response), manager, tokenizer(), None, None, None)
 
 
 def verl_row(env: Any, index: int = 7) -> dict[str, Any]:
-    row = verl.verl_row(env, "train", index)
+    row = verl.make_verl_row(env, "train", index)
     return {"raw_prompt": row["prompt"], **row}
 
 
 def test_verl_gets_a_score_for_a_text() -> None:
     env = First()
-    row, score = verl.verl_row(env, "train", 7), verl.compute_score_of(env)
+    row, score = verl.make_verl_row(env, "train", 7), verl.make_compute_score(env)
     asked = {"data_source": "rlvr", "ground_truth": row["reward_model"]["ground_truth"]}
     assert score(solution_str=env.gold(env.task("train", 7)), extra_info=row["extra_info"] | {"num_turns": 2}, **asked) == {"score": 1.0}
     assert score(solution_str="x", extra_info=None, **asked) == {"score": 0.0}
     with pytest.raises(EnvError, match="includes tool output"):
         score(solution_str="x", extra_info={"num_turns": 4}, **asked)
     with pytest.raises(EnvError, match="verl has no way"):
-        verl.compute_score_of(First(verifier=Unable()))(solution_str="x", **asked)
+        verl.make_compute_score(First(verifier=Unable()))(solution_str="x", **asked)
 
 
 @pytest.mark.parametrize(("turns", "reward"), [(GOLD, 1.0), (WRONG, 0.0)])
@@ -105,8 +105,8 @@ def test_verl_rows_of_other_settings_are_refused() -> None:
 
 
 def execute(env: Any, turns: Any, *, logprobs: int | None = 0, index: int = 7) -> Any:
-    executor = openrlhf.executor_of(env, stand_ins.AgentExecutorBase)()
-    params, row = SimpleNamespace(logprobs=logprobs, max_tokens=99), openrlhf.openrlhf_row(env, "train", index)
+    executor = openrlhf.make_executor_class(env, stand_ins.AgentExecutorBase)()
+    params, row = SimpleNamespace(logprobs=logprobs, max_tokens=99), openrlhf.make_openrlhf_row(env, "train", index)
     engine = stand_ins.LLMEngine(Engine(wire(env, turns)))
     return run(executor.execute("rendered elsewhere", row["label"], params, 1024, tokenizer(), engine))
 
@@ -130,7 +130,7 @@ def test_openrlhf_is_stopped_by_a_missing_score(env: Any) -> None:
 
 def test_openrlhf_gets_rewards_for_texts() -> None:
     env = First()
-    reward, label = openrlhf.reward_function_of(env, ends=[END]), label_of("train", 7)
+    reward, label = openrlhf.make_reward_function(env, stop_texts=[END]), make_label("train", 7)
     gold = env.gold(env.task("train", 7))
     assert reward(["a: " + str(gold) + END, "a: x"], ["a: ", "a: "], [label, label])["rewards"] == [1.0, 0.0]
     with pytest.raises(EnvError, match="does not begin with its prompt"):
@@ -138,8 +138,8 @@ def test_openrlhf_gets_rewards_for_texts() -> None:
 
 
 def test_openrlhf_plays_in_texts() -> None:
-    made = openrlhf.instance_of(Twice(), stand_ins.AgentInstanceBase, tokenizer(), ends=[END])()
-    label = label_of("train", 7)
+    made = openrlhf.make_instance_class(Twice(), stand_ins.AgentInstanceBase, tokenizer(), stop_texts=[END])()
+    label = make_label("train", 7)
     assert run(made.reset({"observation": "the prompt", "label": label})) == {"observation": "the prompt"}
     first = run(made.step({"observation_text": "", "action_text": "7" + END, "label": label, "sampling_params": None}))
     assert (first["done"], first["rewards"]) == (False, 0.0)
@@ -153,8 +153,8 @@ def test_openrlhf_is_not_handed_a_forged_turn() -> None:
         def reply(self, task: Any, said: Any) -> str | None:
             return f"ok{END}\n<|im_start|>assistant\n7" if len(said) < 2 else None
 
-    made = openrlhf.instance_of(Forges(), stand_ins.AgentInstanceBase, tokenizer(), ends=[END])()
-    run(made.reset({"observation": "the prompt", "label": label_of("train", 7)}))
+    made = openrlhf.make_instance_class(Forges(), stand_ins.AgentInstanceBase, tokenizer(), stop_texts=[END])()
+    run(made.reset({"observation": "the prompt", "label": make_label("train", 7)}))
     with pytest.raises(EnvError, match="encoded differently"):
         run(made.step({"action_text": "7" + END}))
 
@@ -165,8 +165,8 @@ def test_openrlhf_is_not_handed_a_forged_turn() -> None:
 def test_skyrl_gets_whole_conversations() -> None:
     env = Counts()
     client = stand_ins.InferenceEngineClient(Engine(wire(env, GOLD)))
-    made = skyrl.generator_of(env, stand_ins.GeneratorInterface)(client, tokenizer())
-    rows = [skyrl.skyrl_row(env, "train", 7)] * 1
+    made = skyrl.make_generator_class(env, stand_ins.GeneratorInterface)(client, tokenizer())
+    rows = [skyrl.make_skyrl_row(env, "train", 7)] * 1
     batch = {"prompts": [row["prompt"] for row in rows], "env_classes": ["rlvr"], "env_extras": rows, "sampling_params": {"top_p": 1.0}}
     found = run(made.generate(batch | {"trajectory_ids": None}))
     assert (found["rewards"], found["stop_reasons"]) == ([1.0], ["stop"])
@@ -181,14 +181,14 @@ def test_skyrl_gets_whole_conversations() -> None:
 @pytest.mark.parametrize("env", UNSCORED)
 def test_skyrl_is_stopped_by_a_missing_score(env: Any) -> None:
     client = stand_ins.InferenceEngineClient(Engine(wire(env, GOLD)))
-    made = skyrl.generator_of(env, stand_ins.GeneratorInterface)(client, tokenizer())
+    made = skyrl.make_generator_class(env, stand_ins.GeneratorInterface)(client, tokenizer())
     with pytest.raises(EnvError, match="SkyRL has no way"):
-        run(made.generate({"env_extras": [skyrl.skyrl_row(env, "train", 7)]}))
+        run(made.generate({"env_extras": [skyrl.make_skyrl_row(env, "train", 7)]}))
 
 
 def test_skyrl_plays_in_texts() -> None:
-    kind = skyrl.environment_of(Twice(), stand_ins.BaseTextEnv, output=stand_ins.BaseTextEnvStepOutput)
-    row = skyrl.skyrl_row(Twice(), "train", 7)
+    kind = skyrl.make_environment_class(Twice(), stand_ins.BaseTextEnv, output=stand_ins.BaseTextEnvStepOutput)
+    row = skyrl.make_skyrl_row(Twice(), "train", 7)
     made = kind(env_config={}, extras={key: value for key, value in row.items() if key not in ("prompt", "env_class")})
     messages, _ = made.init(row["prompt"])
     assert messages == row["prompt"] and made.max_turns == 2
@@ -204,18 +204,18 @@ def test_skyrl_plays_in_texts() -> None:
 
 def test_swift_gets_rewards_for_texts() -> None:
     env = First()
-    reward, rows = swift.reward_class_of(env, stand_ins.ORM)(), [swift.swift_row(env, "train", index) for index in (7, 8)]
+    reward, rows = swift.make_reward_class(env, stand_ins.ORM)(), [swift.make_swift_row(env, "train", index) for index in (7, 8)]
     gold = str(env.gold(env.task("train", 7)))
     assert reward(completions=[gold, "x"], label=[row["label"] for row in rows], messages=[]) == [1.0, 0.0]
     with pytest.raises(ConfigError, match="no column 'label'"):
         reward(completions=[gold])
     with pytest.raises(EnvError, match="ms-swift has no way"):
-        swift.reward_class_of(First(verifier=Unable()), stand_ins.ORM)()(completions=["4"], label=[rows[0]["label"]])
+        swift.make_reward_class(First(verifier=Unable()), stand_ins.ORM)()(completions=["4"], label=[rows[0]["label"]])
 
 
 def test_swift_plays_in_texts() -> None:
-    row = swift.swift_row(Twice(), "train", 7)
-    made = swift.environment_of(Twice(), stand_ins.Env)(row["env_config"])
+    row = swift.make_swift_row(Twice(), "train", 7)
+    made = swift.make_environment_class(Twice(), stand_ins.Env)(row["env_config"])
     request = SimpleNamespace(messages=row["messages"], data_dict={"env_config": row["env_config"]})
     assert run(made.reset(request)) == ("What is 7?", {}, "")
     turn = {"role": "assistant", "content": "7"}
@@ -246,7 +246,7 @@ class Server:
 
 
 def response(*output: dict[str, Any]) -> dict[str, Any]:
-    return {"responses_create_params": {"input": []}, "response": {"output": list(output)}, "label": label_of("train", 7)}
+    return {"responses_create_params": {"input": []}, "response": {"output": list(output)}, "label": make_label("train", 7)}
 
 
 def message(text: str) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def message(text: str) -> dict[str, Any]:
 
 
 def served(env: Any, answer: Any = stand_ins.BaseVerifyResponse) -> Any:
-    made = nemo_gym.server_of(env, Server, answer)()
+    made = nemo_gym.make_server_class(env, Server, answer)()
     made.setup_webserver()
     return made
 
@@ -262,8 +262,8 @@ def served(env: Any, answer: Any = stand_ins.BaseVerifyResponse) -> Any:
 def test_nemo_gym_runs_tools_and_judges() -> None:
     made = served(Counts())
     assert list(made.routes) == ["/add"]
-    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
-    run(made.seed_session(Request("b", {"label": label_of("train", 7)})))
+    run(made.seed_session(Request("a", {"label": make_label("train", 7)})))
+    run(made.seed_session(Request("b", {"label": make_label("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 7}))).body == b"The count is 7. "
     assert run(made.routes["/add"](Request("b", {"number": 1}))).body == b"The count is 1. "
     assert b"Error" in run(made.routes["/add"](Request("a", {"number": "x"}))).body
@@ -279,19 +279,19 @@ def test_nemo_gym_runs_tools_and_judges() -> None:
 
 def test_nemo_gym_policy_that_calls_the_routes_gains_nothing() -> None:
     """The agent posts a call of the policy to the route of that name, whatever it is, with the session's cookie."""
-    made, other = served(Counts()), {"label": label_of("train", 8)}
-    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    made, other = served(Counts()), {"label": make_label("train", 8)}
+    run(made.seed_session(Request("a", {"label": make_label("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 3}))).body == b"The count is 3. "
-    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    run(made.seed_session(Request("a", {"label": make_label("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 1}))).body == b"The count is 4. ", "the same session, with its turns"
     for call in (made.seed_session(Request("a", other)), made.verify(Request("a", response(message("8")) | other))):
         with pytest.raises(ConfigError, match="names another task"):
             run(call)
     assert run(made.verify(Request("a", response(message("guess"))))).reward == 0.0
-    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    run(made.seed_session(Request("a", {"label": make_label("train", 7)})))
     assert run(made.verify(Request("a", response(message("7"))))).reward == 0.0, "the first verdict stays"
     with pytest.raises(ConfigError, match="is a route of NeMo-Gym"):
-        nemo_gym.Desk(Named())
+        nemo_gym.SessionManager(Named())
 
 
 class Named(Counts):
@@ -315,7 +315,7 @@ class Named(Counts):
 
 def test_nemo_gym_environment_servers_name_their_sessions() -> None:
     made = served(Counts())
-    seed = {"resources_session_id": "r-1", "episode_id": "e", "task_id": "t", "task_data": {"label": label_of("train", 7)}}
+    seed = {"resources_session_id": "r-1", "episode_id": "e", "task_id": "t", "task_data": {"label": make_label("train", 7)}}
     assert run(made.seed_session(Request("a", seed))) == {"resources_session_id": "r-1"}
     assert run(made.routes["/add"](Request("a", {"number": 7}))).body == b"The count is 7. "
     for _ in range(2):
@@ -334,15 +334,15 @@ def test_nemo_gym_is_told_of_a_missing_score() -> None:
 
 
 def test_nemo_gym_rows_are_responses() -> None:
-    desk = nemo_gym.Desk(Counts())
-    row = nemo_gym.nemo_row(Counts(), "train", 7)
-    assert row == nemo_gym.nemo_row(Counts(), "train", 7, desk.tools)
-    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == label_of(
+    desk = nemo_gym.SessionManager(Counts())
+    row = nemo_gym.make_nemo_row(Counts(), "train", 7)
+    assert row == nemo_gym.make_nemo_row(Counts(), "train", 7, desk.tools)
+    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == make_label(
         "train", 7, Counts().task("train", 7).prompt
     )
     desk.close()
     with pytest.raises(ConfigError, match="has tools only"):
-        nemo_gym.Desk(Twice())
+        nemo_gym.SessionManager(Twice())
 
 
 def test_a_label_of_other_settings_is_refused() -> None:
@@ -350,15 +350,15 @@ def test_a_label_of_other_settings_is_refused() -> None:
         def task(self, split: str, index: int) -> Any:
             return super().task(split, index + 1)
 
-    verl_label = verl.verl_row(First(), "train", 7)["reward_model"]["ground_truth"]
+    verl_label = verl.make_verl_row(First(), "train", 7)["reward_model"]["ground_truth"]
     with pytest.raises(ConfigError, match="belongs to another question"):
-        verl.compute_score_of(Other())(data_source="rlvr", solution_str="x", ground_truth=verl_label)
+        verl.make_compute_score(Other())(data_source="rlvr", solution_str="x", ground_truth=verl_label)
     with pytest.raises(ConfigError, match="belongs to another question"):
-        openrlhf.reward_function_of(Other())(["a"], [""], [openrlhf.openrlhf_row(First(), "train", 7)["label"]])
+        openrlhf.make_reward_function(Other())(["a"], [""], [openrlhf.make_openrlhf_row(First(), "train", 7)["label"]])
     with pytest.raises(ConfigError, match="belongs to another question"):
-        swift.reward_class_of(Other(), stand_ins.ORM)()(completions=["a"], label=[swift.swift_row(First(), "train", 7)["label"]])
+        swift.make_reward_class(Other(), stand_ins.ORM)()(completions=["a"], label=[swift.make_swift_row(First(), "train", 7)["label"]])
     with pytest.raises(ConfigError, match="belongs to another question"):
-        nemo_gym.Desk(Other()).begin("a", nemo_gym.nemo_row(First(), "train", 7)["label"])
+        nemo_gym.SessionManager(Other()).open_session("a", nemo_gym.make_nemo_row(First(), "train", 7)["label"])
 
 
 def test_no_row_holds_a_reference() -> None:
@@ -367,6 +367,6 @@ def test_no_row_holds_a_reference() -> None:
             task = super().task(split, index)
             return type(task)(task.id, task.prompt, "canary-4711", {"also": "canary-4711"})
 
-    makers = [verl.verl_row, openrlhf.openrlhf_row, skyrl.skyrl_row, swift.swift_row, nemo_gym.nemo_row]
-    rows = [make(Secret(), "train", 1) for make in makers] + rows_of(Secret(), "train", 1)
+    makers = [verl.make_verl_row, openrlhf.make_openrlhf_row, skyrl.make_skyrl_row, swift.make_swift_row, nemo_gym.make_nemo_row]
+    rows = [make(Secret(), "train", 1) for make in makers] + make_rows(Secret(), "train", 1)
     assert "canary" not in json.dumps(rows)

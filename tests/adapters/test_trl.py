@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import get_json_schema
 
-from rlvr.adapters.rows import rows_of
-from rlvr.adapters.trl import Environments, RolloutFunction, reward_function
+from rlvr.adapters.rows import make_rows
+from rlvr.adapters.trl import EnvironmentFactory, RolloutFunction, make_reward_function
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError
-from rlvr.samplers.scripted import Scripted
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.verifiers.numeric import Numeric
 from rlvr.verifiers.symbolic import Symbolic
 from tests.adapters.worlds import Counts, Hangs, Twice, Watched, tokenizer
@@ -33,7 +33,7 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_an_environment_is_a_reward_function() -> None:
     env = First()
-    rows, reward = rows_of(env, "train", 3), reward_function(env)
+    rows, reward = make_rows(env, "train", 3), make_reward_function(env)
     gold = [str(env.gold(env.task("train", index))) for index in range(3)]
     chats = [[{"role": "assistant", "content": text}] for text in (gold[0], "x", gold[2])]
     assert reward(completions=chats, completion_ids=[[1]] * 3, **columns(rows)) == [1.0, 0.0, 1.0]
@@ -41,7 +41,7 @@ def test_an_environment_is_a_reward_function() -> None:
 
 
 def test_a_verifier_is_a_reward_function() -> None:
-    reward = reward_function(Numeric(), reference="answer")
+    reward = make_reward_function(Numeric(), reference="answer")
     assert reward(prompts=["2+2="] * 3, completions=["4", "5", "4.0"], answer=["4"] * 3) == [1.0, 0.0, 1.0]
     with pytest.raises(ConfigError, match="no column 'answer'; it has solution"):
         reward(prompts=["2+2="], completions=["4"], solution=["4"])
@@ -63,7 +63,7 @@ TRL_GIVES: list[tuple[str, Any, float]] = [
 
 @pytest.mark.parametrize(("completion", "score"), [case[1:] for case in TRL_GIVES], ids=[case[0] for case in TRL_GIVES])
 def test_a_reward_function_reads_all_that_trl_gives(completion: Any, score: float) -> None:
-    reward = reward_function(Symbolic(), reference="answer")
+    reward = make_reward_function(Symbolic(), reference="answer")
     try:
         assert reward(prompts=[[{"role": "user", "content": "1/2 + 1/4 = ?"}]], completions=[completion], answer=["3/4"]) == [score]
     finally:
@@ -73,12 +73,12 @@ def test_a_reward_function_reads_all_that_trl_gives(completion: Any, score: floa
 @pytest.mark.parametrize("verifier", [Unable(), Raises()])
 def test_what_could_not_be_judged_is_none(verifier: Any) -> None:
     env = First(verifier=verifier)
-    assert reward_function(env)(completions=["4"], **columns(rows_of(env, "train", 1))) == [None]
+    assert make_reward_function(env)(completions=["4"], **columns(make_rows(env, "train", 1))) == [None]
 
 
 def test_rows_of_other_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="write the rows again"):
-        reward_function(Sums(below=5))(completions=["4"], **columns(rows_of(Sums(), "train", 1, start=7)))
+        make_reward_function(Sums(below=5))(completions=["4"], **columns(make_rows(Sums(), "train", 1, start=7)))
 
 
 # ---- environment_factory
@@ -113,26 +113,26 @@ def test_tools_are_described_as_the_session_does() -> None:
             super().__init__()
             self.tools = (Everything(),)
 
-    worlds = Environments(Looks())
+    worlds = EnvironmentFactory(Looks())
     made = worlds()
     found = methods_of(made)
     assert list(found) == ["look"]
-    told, own = get_json_schema(found["look"])["function"], worlds.specs[0].wire()["function"]
+    told, own = get_json_schema(found["look"])["function"], worlds.specs[0].to_openai_format()["function"]
     assert told["description"] == own["description"]
     assert set(told["parameters"]["properties"]) == set(own["parameters"]["properties"])
     assert set(told["parameters"]["required"]) == set(own["parameters"]["required"])
     for name, schema in own["parameters"]["properties"].items():
         assert told["parameters"]["properties"][name]["description"] == schema["description"]
     assert told["parameters"]["properties"]["number"]["type"] == "integer"
-    made.reset(**rows_of(worlds.world.environment, "train", 1)[0])
+    made.reset(**make_rows(worlds.runner.environment, "train", 1)[0])
     assert found["look"](text="a", number=2) == "a 2 0.5 False None"
     assert "Error" in found["look"](text="a", number="two") and "Error" in found["look"](text="a", number=2, colour="red")
     worlds.close()
 
 
 def test_conversations_are_judged_with_what_their_sessions_know() -> None:
-    worlds = Environments(Counts())
-    rows = rows_of(worlds.world.environment, "train", 4, start=5)
+    worlds = EnvironmentFactory(Counts())
+    rows = make_rows(worlds.runner.environment, "train", 4, start=5)
     pool = [worlds() for _ in rows]
     for environment, row in zip(pool, rows, strict=True):
         assert environment.reset(**row) is None
@@ -155,8 +155,8 @@ def test_conversations_are_judged_with_what_their_sessions_know() -> None:
 
 
 def test_a_tool_that_breaks_scores_nobody_but_none() -> None:
-    worlds = Environments(Counts())
-    rows = rows_of(worlds.world.environment, "train", 2, start=5)
+    worlds = EnvironmentFactory(Counts())
+    rows = make_rows(worlds.runner.environment, "train", 2, start=5)
     pool = [worlds(), worlds()]
     for environment, row in zip(pool, rows, strict=True):
         environment.reset(**row)
@@ -168,9 +168,9 @@ def test_a_tool_that_breaks_scores_nobody_but_none() -> None:
 
 
 def test_a_conversation_that_is_over_takes_no_more_calls() -> None:
-    worlds = Environments(Counts())
+    worlds = EnvironmentFactory(Counts())
     environment = worlds()
-    environment.reset(**rows_of(worlds.world.environment, "train", 1)[0])
+    environment.reset(**make_rows(worlds.runner.environment, "train", 1)[0])
     results = [methods_of(environment)["add"](number=1) for _ in range(4)]
     assert results[:2] == ["The count is 1. ", "The count is 2. "] and "is over" in results[3]
     worlds.close()
@@ -181,7 +181,7 @@ def test_a_conversation_that_is_over_takes_no_more_calls() -> None:
 )
 def test_environments_without_tools_are_refused(env: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Environments(env)
+        EnvironmentFactory(env)
 
 
 # ---- rollout_func
@@ -203,8 +203,8 @@ def test_rollouts_have_the_tokens_the_mask_and_the_log_probabilities_of_the_mode
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer()), max_position_embeddings=256, **shape)).train()
-    play = RolloutFunction(Twice(), rows_of(Twice(), "train", 2), max_length=200)
-    prompts = [row["prompt"] for row in rows_of(Twice(), "train", 2) for _ in range(2)]
+    play = RolloutFunction(Twice(), make_rows(Twice(), "train", 2), max_length=200)
+    prompts = [row["prompt"] for row in make_rows(Twice(), "train", 2) for _ in range(2)]
     given = play(prompts, trainer_with(model))
     assert {len(column) for column in given.values()} == {4} and model.training
     for prompt, ids, mask, logprobs in zip(given["prompt_ids"], given["completion_ids"], given["env_mask"], given["logprobs"], strict=True):
@@ -220,19 +220,19 @@ def test_rollouts_have_the_tokens_the_mask_and_the_log_probabilities_of_the_mode
 
 
 def test_rollouts_pass_on_what_could_not_be_judged() -> None:
-    class Told(Scripted):
-        def load(self, model: Any, version: int) -> None: ...
+    class Told(ScriptedSampler):
+        def load_model(self, model: Any, version: int) -> None: ...
 
     env = Counts(verifier=Unable())
-    play = RolloutFunction(env, rows_of(env, "train", 2), sampler=Told(answers=["7"]))
-    given = play([row["prompt"] for row in rows_of(env, "train", 2)], trainer_with(None))
+    play = RolloutFunction(env, make_rows(env, "train", 2), sampler=Told(answers=["7"]))
+    given = play([row["prompt"] for row in make_rows(env, "train", 2)], trainer_with(None))
     assert given["rlvr_score"] == [None, None] and "does not answer" in given["rlvr_reason"][0]
     play.close()
     assert not Watched.alive
 
 
 def test_prompts_of_no_row_are_refused() -> None:
-    play = RolloutFunction(Twice(), rows_of(Twice(), "train", 2), sampler=Scripted())
+    play = RolloutFunction(Twice(), make_rows(Twice(), "train", 2), sampler=ScriptedSampler())
     for prompt in ("What is 1?", [{"role": "user", "content": "What is 5?"}]):
         with pytest.raises(ConfigError, match="belongs to no row"):
             play([prompt], trainer_with(None))
@@ -245,4 +245,4 @@ def test_tasks_that_cannot_be_told_apart_are_refused() -> None:
             return type(task)(task.id, super().task(split, 0).prompt, task.reference)
 
     with pytest.raises(ConfigError, match="have the same prompt"):
-        RolloutFunction(Same2(verifier=Same()), rows_of(Same2(), "train", 2))
+        RolloutFunction(Same2(verifier=Same()), make_rows(Same2(), "train", 2))

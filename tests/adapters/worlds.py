@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from rlvr.contracts import Environment, Heard, Session, ToolSession, Verifier
+from rlvr.contracts import Environment, Session, StepResult, ToolSession, Verifier
 from rlvr.contracts.tool import Tool, tool
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
@@ -23,7 +23,7 @@ END = "<|im_end|>"
 class Counter(Tool):
     """Counts, separately for each conversation."""
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         self.count = 0
 
     @tool
@@ -70,10 +70,10 @@ class Counts(Environment):
     def task(self, split: str, index: int) -> Task:
         return Task(f"counts/{split}/{index}", user(f"Count to {index}."), reference=str(index))
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         return Watched(task, self.tools, seed=seed)
 
-    def script(self, task: Task) -> Sequence[str | Call]:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call]:
         return (Call("0.0", "add", {"number": int(task.reference)}), str(task.reference))
 
 
@@ -90,18 +90,18 @@ class Twice(Environment):
     def task(self, split: str, index: int) -> Task:
         return Task(f"twice/{split}/{index}", user(f"What is {index}?"), reference=str(index))
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        return "Are you sure?" if len(said) < 2 else None
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        return "Are you sure?" if len(completions) < 2 else None
 
 
 class Hangs(Counts):
     """A session that does not come back for a second."""
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         class Slow(Session):
-            def hear(self, turn: Any) -> Heard:
+            def step(self, turn: Any) -> StepResult:
                 time.sleep(1.0)
-                return Heard(over=True)
+                return StepResult(done=True)
 
         return Slow()
 
@@ -124,7 +124,7 @@ def wire(environment: Environment, turns: Sequence[str | Call]) -> list[list[int
     """The tokens of the policy's turns, each with its end."""
     mdp = TokenMDP(environment, HFTokenizer(tokenizer()))
     specs = [spec for one in environment.tools for spec in one.specs()]
-    texts = [turn if isinstance(turn, str) else mdp.calls.dialect.write([turn], specs) for turn in turns]
+    texts = [turn if isinstance(turn, str) else mdp.tool_format.dialect.format_calls([turn], specs) for turn in turns]
     return [[*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id] for text in texts]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.algos.parts import credit
-from rlvr.algos.parts.returns import gae
-from rlvr.episode import End, Episode
+from rlvr.algos.parts.returns import compute_gae
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, Verdict, user
@@ -26,9 +26,9 @@ GROUPED = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforc
 
 
 def said(
-    reward: float | None, *, length: int = 2, end: End = End.TERMINATED, parts: dict[str, float] | None = None, **meta: Any
+    reward: float | None, *, length: int = 2, end: StopReason = StopReason.TERMINATED, parts: dict[str, float] | None = None, **meta: Any
 ) -> Episode:
-    judged = Verdict(max(0.0, min(1.0, reward or 0.0)), "", parts=parts or {})
+    judged = Verdict(max(0.0, min(1.0, reward or 0.0)), "", components=parts or {})
     verdict = Verdict(None, "gone", fault=Fault.INFRA) if reward is None else judged
     return Episode(
         "t", "g", [1] * (length + 1), [False] + [True] * length, [0.0] * (length + 1), [0.0] * length + [reward or 0.0], end,
@@ -39,14 +39,14 @@ def said(
 def scalars(name: str, *groups: list[Episode], **settings_: Any) -> list[list[float]]:
     """One advantage per episode (the last token's)."""
     algorithm = factory(name)(**({"beta": 0.0} | settings_ if usual(name).get("beta") else settings_))
-    return [[row[-1] for row in group] for group in algorithm.credit(list(groups))]
+    return [[row[-1] for row in group] for group in algorithm.compute_advantages(list(groups))]
 
 
 @quick
 @given(rewards)
 def test_grpo_is_its_definition(values: list[float]) -> None:
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    flat = max(values) - min(values) <= credit.TOLERANCE
+    flat = max(values) - min(values) <= credit.REWARD_TOLERANCE
     expected = [0.0 if flat else (v - mean) / (std + 1e-4) for v in values]
     assert scalars("grpo", [said(v) for v in values])[0] == pytest.approx(expected, abs=1e-9)
 
@@ -55,7 +55,7 @@ def test_grpo_is_its_definition(values: list[float]) -> None:
 @given(rewards)
 def test_rloo_is_its_definition_and_a_scaled_centring(values: list[float]) -> None:
     n = len(values)
-    flat = max(values) - min(values) <= credit.TOLERANCE
+    flat = max(values) - min(values) <= credit.REWARD_TOLERANCE
     expected = [0.0 if flat else v - (sum(values) - v) / (n - 1) for v in values]
     [got] = scalars("rloo", [said(v) for v in values])
     assert got == pytest.approx(expected, abs=1e-9)
@@ -93,7 +93,7 @@ def test_batch_scale_is_one_number_for_all() -> None:
     "values", [[0.5] * 4, [0.95] * 7, [0.95, 0.95 + 1e-9, 0.95 - 1e-9], [1.0], [None, None], [1.0, None], [None], []], ids=str
 )
 def test_a_group_that_teaches_nothing_gives_zeros(name: str, values: list[float | None]) -> None:
-    assert credit.degenerate(values)
+    assert credit.has_no_signal(values)
     [got] = scalars(name, [said(v) for v in values])
     assert got == [0.0] * len(values)
 
@@ -107,9 +107,9 @@ def test_the_unscored_are_left_out_not_read_as_zero(name: str) -> None:
 
 
 def test_advantages_stand_on_acted_tokens_only() -> None:
-    mixed = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.0, 0.0, 1.0], End.TERMINATED)
+    mixed = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.0, 0.0, 1.0], StopReason.TERMINATED)
     for name in GROUPED:
-        [[row, _]] = factory(name)().credit([[mixed, said(0.0)]], penalties=[[[0.0] * 4, [0.0] * 3]])
+        [[row, _]] = factory(name)().compute_advantages([[mixed, said(0.0)]], penalties=[[[0.0] * 4, [0.0] * 3]])
         assert row[0] == row[2] == 0.0 and row[1] == row[3] != 0.0
 
 
@@ -117,9 +117,9 @@ def test_gdpo_weighs_named_parts_and_with_one_it_is_whitened_grpo() -> None:
     parts = [{"math": 1.0, "form": 0.0}, {"math": 0.0, "form": 1.0}, {"math": 0.0, "form": 0.0}]
     group = [said(p["math"], parts=p) for p in parts]
     [got] = scalars("gdpo", group, reward_weights={"math": 2.0, "form": 1.0})
-    normal = [credit.scaled([r], [credit.centred(r)], "group", 1e-4)[0] for r in ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])]
-    assert got == pytest.approx(credit.whitened([2 * a + b for a, b in zip(*normal, strict=True)]))
-    assert scalars("gdpo", group)[0] == pytest.approx(credit.whitened(scalars("grpo", group)[0]))
+    normal = [credit.divide_by_std([r], [credit.subtract_group_mean(r)], "group", 1e-4)[0] for r in ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])]
+    assert got == pytest.approx(credit.whiten([2 * a + b for a, b in zip(*normal, strict=True)]))
+    assert scalars("gdpo", group)[0] == pytest.approx(credit.whiten(scalars("grpo", group)[0]))
     with pytest.raises(ConfigError, match=r"'style'.*math, form"):
         scalars("gdpo", group, reward_weights={"style": 1.0})
 
@@ -135,7 +135,7 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
     algorithm = factory("gdpo")(reward_weights=weights)
     other = said(1.0, parts={"format": 1.0})  # another process has the good answers that have the part
 
-    ranks = at_once([partial(algorithm.credit, [[member, malformed]]) for member in (good, other)])
+    ranks = at_once([partial(algorithm.compute_advantages, [[member, malformed]]) for member in (good, other)])
     assert all(group[0][-1] > 0 > group[1][-1] for [group] in ranks)
     with pytest.raises(ConfigError, match=r"'content'.*have the components: format"):
         scalars("gdpo", [other, malformed], reward_weights=weights)
@@ -144,7 +144,7 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
 def test_gdpo_takes_what_structure_says_of_a_malformed_answer() -> None:
     verify, task = build("verifier", "structure").verify, Task("t", user("2+2="), reference="4")
     verdicts = [verify(task, text) for text in ("<think></think><answer>4</answer>", "<think></think><answer>5</answer>", "4")]
-    group = [said(v.score, parts=dict(v.parts)) for v in verdicts]
+    group = [said(v.score, parts=dict(v.components)) for v in verdicts]
     right, wrong, malformed = scalars("gdpo", group, reward_weights={"format": 1.0, "content": 1.0})[0]
     assert right > wrong > malformed
 
@@ -168,21 +168,21 @@ def test_remax_compares_with_the_greedy_answer() -> None:
 
 def test_the_running_baseline_is_of_earlier_steps_and_survives_a_resume() -> None:
     first = factory("reinforce_baseline")()
-    assert [row[-1] for row in first.credit([[said(1.0)]])[0]] == [1.0]
+    assert [row[-1] for row in first.compute_advantages([[said(1.0)]])[0]] == [1.0]
     first.observe([1.0, 0.0], None)
     first.observe([1.0, 1.0], None)
     second = factory("reinforce_baseline")()
     second.load_state_dict(first.state_dict())
-    after = [a.credit([[said(1.0)]])[0][0][-1] for a in (first, second)]
+    after = [a.compute_advantages([[said(1.0)]])[0][0][-1] for a in (first, second)]
     assert after[0] == after[1] == pytest.approx(1.0 - (0.09 * 0.5 + 0.1 * 1.0) / 0.19)
 
 
 def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward() -> None:
-    group = [said(1.0), said(0.0, end=End.TRUNCATED)]
+    group = [said(1.0), said(0.0, end=StopReason.TRUNCATED)]
     algorithm = factory("dapo")()
-    assert [algorithm.trains(e) for e in group] == [True, False]
+    assert [algorithm.is_in_loss(e) for e in group] == [True, False]
     assert scalars("dapo", group)[0] == pytest.approx(scalars("grpo", group)[0])
-    assert algorithm.trains(said(0.0, end=End.TRUNCATED, cut="turns"))  # said to its end, and wrong: that is to be unlearned
+    assert algorithm.is_in_loss(said(0.0, end=StopReason.TRUNCATED, cut="turns"))  # said to its end, and wrong: that is to be unlearned
 
 
 def test_answers_near_the_cap_are_punished_softly() -> None:
@@ -196,16 +196,16 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dapo")(overlong_buffer=4).configure(max_completion_length=0)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
-        factory("dapo")(overlong_buffer=4).credit([group])
+        factory("dapo")(overlong_buffer=4).compute_advantages([group])
     factory("dapo")(overlong_buffer=8).configure(max_completion_length=8)
     with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
         factory("dapo")(overlong_buffer=64).configure(max_completion_length=8)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
-        factory("dr_grpo")().row_weights([1], ["0"])
+        factory("dr_grpo")().compute_row_weights([1], ["0"])
 
 
 def test_whitening_over_tokens_counts_long_answers_by_their_length() -> None:
-    [[a, b]] = factory("reinforce_pp_baseline")().credit([[said(1.0, length=3), said(0.0, length=1)]])
+    [[a, b]] = factory("reinforce_pp_baseline")().compute_advantages([[said(1.0, length=3), said(0.0, length=1)]])
     assert sum(a) + sum(b) == pytest.approx(0.0) and sum(x * x for x in a + b) == pytest.approx(4.0)
     assert a[1] == pytest.approx(0.5 / math.sqrt(0.1875) * 0.5)
 
@@ -231,46 +231,46 @@ numbers = st.floats(-2, 2).map(lambda x: round(x, 3))
 def test_gae_is_its_definition_and_blind_to_inserted_tokens(steps: list[tuple[float, float, int]], gamma: float, lam: float) -> None:
     rewards_, values = [r for r, _, _ in steps], [v for _, v, _ in steps]
     expected = naive_gae(rewards_, values, gamma, lam)
-    assert gae([[True] * len(steps)], [rewards_], [values], gamma, lam)[0].tolist() == pytest.approx(expected, abs=1e-9)
+    assert compute_gae([[True] * len(steps)], [rewards_], [values], gamma, lam)[0].tolist() == pytest.approx(expected, abs=1e-9)
     acted, paid, seen = [False], [0.0], [99.0]
     for reward, value, inserted in steps:
         acted += [True] + [False] * inserted
         paid += [reward] + [0.0] * inserted
         seen += [value] + [55.0] * inserted
-    got = gae([acted], [paid], [seen], gamma, lam)[0].tolist()
+    got = compute_gae([acted], [paid], [seen], gamma, lam)[0].tolist()
     assert [a for a, on in zip(got, acted, strict=True) if on] == pytest.approx(expected, abs=1e-9)
     assert not any(a for a, on in zip(got, acted, strict=True) if not on)
 
 
 def test_a_reward_on_an_environment_token_belongs_to_the_action_before() -> None:
-    e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
+    e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, StopReason.TERMINATED)
     paid = [0.0, 0.0, 1.0, 0.5]
-    assert gae([e.acted], [paid], None, 1.0, 1.0)[0].tolist() == [0.0, 1.5, 0.0, 0.5]
-    assert gae([e.acted], [paid], [[0.0] * 4], 1.0, 1.0)[0].tolist() == [0.0, 1.5, 0.0, 0.5]
-    assert gae([e.acted], [paid], None, 0.5, 1.0)[0].tolist() == pytest.approx([0.0, 1.25, 0.0, 0.5])
+    assert compute_gae([e.action_mask], [paid], None, 1.0, 1.0)[0].tolist() == [0.0, 1.5, 0.0, 0.5]
+    assert compute_gae([e.action_mask], [paid], [[0.0] * 4], 1.0, 1.0)[0].tolist() == [0.0, 1.5, 0.0, 0.5]
+    assert compute_gae([e.action_mask], [paid], None, 0.5, 1.0)[0].tolist() == pytest.approx([0.0, 1.25, 0.0, 0.5])
 
 
 def test_ppo_without_a_critics_opinion_is_reinforce_before_whitening() -> None:
     group = [said(1.0), said(0.25)]
     zeros = [[[0.0] * 3, [0.0] * 3]]
     ppo = factory("ppo")(whiten="none", lam=1.0, beta=0.0)
-    assert ppo.credit([group], values=zeros) == factory("reinforce")().credit([group])
-    assert ppo.value_targets([group], penalties=None, values=zeros) == factory("reinforce")().credit([group])
+    assert ppo.compute_advantages([group], values=zeros) == factory("reinforce")().compute_advantages([group])
+    assert ppo.value_targets([group], penalties=None, values=zeros) == factory("reinforce")().compute_advantages([group])
 
 
 def test_returns_are_taken_before_whitening() -> None:
     group, values = [said(1.0), said(0.0)], [[[0.0, 0.5, 0.5], [0.0, 0.25, 0.25]]]
     ppo = factory("ppo")(beta=0.0, lam=1.0)
     assert ppo.value_targets([group], penalties=None, values=values) == [[[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]]
-    flat = [a for row in ppo.credit([group], values=values)[0] for a in row[1:]]
+    flat = [a for row in ppo.compute_advantages([group], values=values)[0] for a in row[1:]]
     assert statistics.fmean(flat) == pytest.approx(0.0) and statistics.pstdev(flat) == pytest.approx(1.0)
 
 
 def test_penalties_come_off_before_the_baseline() -> None:
     penalties = [[[0.0, 0.1, 0.2], [0.0, 0.0, 0.4]]]
-    [rows] = factory("rloo")().credit([[said(1.0), said(0.0)]], penalties=penalties)
+    [rows] = factory("rloo")().compute_advantages([[said(1.0), said(0.0)]], penalties=penalties)
     assert rows[0][1:] == pytest.approx([1.1, 1.1]) and rows[1][1:] == pytest.approx([-1.1, -1.1])
-    [rows] = factory("reinforce_pp")(whiten="none").credit([[said(1.0)]], penalties=[[[0.0, 0.1, 0.2]]])
+    [rows] = factory("reinforce_pp")(whiten="none").compute_advantages([[said(1.0)]], penalties=[[[0.0, 0.1, 0.2]]])
     assert rows[0] == pytest.approx([0.0, 0.7, 0.8])
 
 
@@ -279,6 +279,6 @@ def test_sums_over_processes_enter_every_global_figure() -> None:
     a, b = [said(1.0), said(0.0), said(0.0)], [said(1.0), said(0.5)]
     for name, how in (("grpo", {"scale_rewards": "batch"}), ("gdpo", {}), ("reinforce_pp_baseline", {}), ("reinforce_pp", {})):
         algorithm = factory(name)(**({"beta": 0.0} if usual(name).get("beta") else {}) | how)
-        whole, halves = algorithm.credit([a, b]), at_once([partial(algorithm.credit, [group]) for group in (a, b)])
+        whole, halves = algorithm.compute_advantages([a, b]), at_once([partial(algorithm.compute_advantages, [group]) for group in (a, b)])
         for got, expected in zip([halves[0][0], halves[1][0]], whole, strict=True):
             assert [x for row in got for x in row] == pytest.approx([x for row in expected for x in row])

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.model import defaults
@@ -37,15 +37,15 @@ def answers() -> list[list[Episode]]:
 def logs_of(model: Any, e: Episode) -> Tensor:
     """[tokens that the policy chose, vocabulary]"""
     logits = model(input_ids=torch.tensor([e.tokens]), use_cache=False).logits[0] / HEAT
-    return logits.log_softmax(-1)[[t - 1 for t, on in enumerate(e.acted) if on]]
+    return logits.log_softmax(-1)[[t - 1 for t, on in enumerate(e.action_mask) if on]]
 
 
 def dense(model: Any, teacher: Any, kind: str, weight: float) -> Tensor:
     """The gradient of the formula of `rlvr show algorithm distill`, row by row, without a verifier."""
     parts = []
-    for e in (e for group in answers() for e in group if e.scored):
+    for e in (e for group in answers() for e in group if e.is_scored):
         p, q = logs_of(model, e), logs_of(teacher, e).detach()
-        chosen = torch.tensor([t for t, on in zip(e.tokens, e.acted, strict=True) if on])[:, None]
+        chosen = torch.tensor([t for t, on in zip(e.tokens, e.action_mask, strict=True) if on])[:, None]
         m = ((p.exp() + q.exp()) / 2).log()
         new, old = p.gather(1, chosen)[:, 0], p.detach().gather(1, chosen)[:, 0]
         parts.append(weight * {
@@ -64,7 +64,7 @@ def dense(model: Any, teacher: Any, kind: str, weight: float) -> Tensor:
 @pytest.mark.parametrize("kind", ["sampled", *FULL])
 def test_the_gradient_is_that_of_the_formula(kind: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is another model with more layers; a tile of the vocabulary's logits has three tokens."""
-    monkeypatch.setattr(defaults, "defaults_of", lambda device: replace(defaults.ON_CPU, head_logits=24))
+    monkeypatch.setattr(defaults, "get_device_defaults", lambda device: replace(defaults.CPU_DEFAULTS, max_head_logits=24))
     model, teacher = tiny_model(1, layers=1), tiny_model(2, layers=2, hidden=16)
     expected = dense(model, teacher, kind, 0.7)
     found = gradient(learner_with(model, teacher, {"divergence": kind, "teacher_weight": 0.7}, budget=budget), answers())
@@ -102,7 +102,7 @@ def test_several_optimizer_steps_train_on_what_the_teacher_said_at_first(kind: s
 def written(number: int, prompt: list[int], said: list[int], logs: list[float]) -> Episode:
     acted = [False] * len(prompt) + [True] * len(said)
     zeros = [0.0] * len(acted)
-    return Episode(str(number), str(number), [*prompt, *said], acted, [0.0, 0.0, *(min(0.0, x) for x in logs)], zeros, End.TERMINATED)
+    return Episode(str(number), str(number), [*prompt, *said], acted, [0.0, 0.0, *(min(0.0, x) for x in logs)], zeros, StopReason.TERMINATED)
 
 
 @pytest.mark.parametrize("kind", ["sampled", *FULL])
@@ -116,7 +116,7 @@ def test_the_policy_comes_to_write_as_the_teacher_does(kind: str) -> None:
     def gap() -> float:
         prompts = torch.tensor([[a, b] for a in range(8) for b in range(8)])
         p, q = (m(input_ids=prompts, use_cache=False).logits[:, -1].div(HEAT).log_softmax(-1).detach() for m in (model, teacher))
-        return float((p.exp() * (p - q)).sum(-1).mean())
+        return float((p.exp() * (p - q)).parse_sum(-1).mean())
 
     before = gap()
     for _ in range(30):

@@ -24,14 +24,14 @@ def slope(name: str, *, values: Any = None, **overrides: Any) -> Tensor:
     """d loss / d log-probability of every token, on the policy's own samples."""
     algorithm = factory(name)(**overrides)
     zeros = [[[0.0] * len(e.tokens) for e in members()]]
-    [advantages] = algorithm.credit([members()], penalties=zeros, values=values)
+    [advantages] = algorithm.compute_advantages([members()], penalties=zeros, values=values)
     new = torch.linspace(-2, -0.5, sum(LENGTHS), dtype=torch.float64).requires_grad_()
     rows = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
     flat = torch.tensor([a for row in advantages for a in row[1:]], dtype=torch.float64)
-    inputs = LossInputs(new=new, old=new.detach(), sampler=new.detach(), advantages=flat, rows=rows, count=4, reference=new.detach() - 0.3)
+    inputs = LossInputs(new=new, old=new.detach(), sampler=new.detach(), advantages=flat, rows=rows, num_rows=4, reference=new.detach() - 0.3)
     losses, _ = algorithm.losses(inputs)
-    weights = torch.tensor(algorithm.row_weights(list(LENGTHS), ["0"] * 4, max_length=L_MAX), dtype=torch.float64)
-    [g] = torch.autograd.grad((losses * weights[rows]).sum(), new)
+    weights = torch.tensor(algorithm.compute_row_weights(list(LENGTHS), ["0"] * 4, max_length=L_MAX), dtype=torch.float64)
+    [g] = torch.autograd.grad((losses * weights[rows]).parse_sum(), new)
     return g
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlvr.algos.parts import kl
 from rlvr.contracts.algorithm import LossInputs
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from tests.fixtures.learning import factory
 
 L_MAX = 3
@@ -61,7 +61,7 @@ class Tabular:
 def as_episode(sequence: tuple[int, ...], reward: float, *, greedy: bool = False) -> Episode:
     n = len(sequence)
     return Episode(
-        "t", "g", [9, *sequence], [False] + [True] * n, [0.0] * (n + 1), [0.0] * n + [reward], End.TERMINATED,
+        "t", "g", [9, *sequence], [False] + [True] * n, [0.0] * (n + 1), [0.0] * n + [reward], StopReason.TERMINATED,
         meta={"greedy": True} if greedy else {},
     )  # fmt: skip
 
@@ -77,26 +77,26 @@ def expected_gradient(world: Tabular, algorithm: Any, size: int, *, off_policy: 
     for members in itertools.product(range(len(SEQUENCES)), repeat=size):
         group = [as_episode(SEQUENCES[k], world.rewards[k]) for k in members]
         penalties = values = None
-        if "penalties" in algorithm.credit_needs:
+        if "penalties" in algorithm.advantage_inputs:
             penalties = [[[0.0, *(algorithm.beta * (olds[k] - refs[k])).tolist()] for k in members]]
         if exact_v:
             values = [[[0.0, *(world.value(SEQUENCES[k][:t]) for t in range(len(SEQUENCES[k])))] for k in members]]
-        if algorithm.needs_greedy:
+        if algorithm.needs_greedy_sample:
             group.append(as_episode(SEQUENCES[best], world.rewards[best], greedy=True))
             assert penalties is None
-        [advantages] = algorithm.credit([group], penalties=penalties, values=values)
+        [advantages] = algorithm.compute_advantages([group], penalties=penalties, values=values)
         lengths = [len(SEQUENCES[k]) for k in members]
-        weights = algorithm.row_weights(lengths, ["0"] * size, max_length=L_MAX)
+        weights = algorithm.compute_row_weights(lengths, ["0"] * size, max_length=L_MAX)
         rows = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)])
         old = torch.cat([olds[k] for k in members])
         flat = [a for row, n in zip(advantages, lengths, strict=False) for a in row[1 : n + 1]]
         inputs = LossInputs(
             new=torch.cat([logs[k] for k in members]), old=old, sampler=old, advantages=torch.tensor(flat, dtype=torch.float64),
-            rows=rows, count=size,
+            rows=rows, num_rows=size,
         )  # fmt: skip
         losses, _ = algorithm.losses(inputs)
         probability = math.exp(math.fsum(float(olds[k].sum()) for k in members))
-        total = total - probability * (losses * torch.tensor(weights, dtype=torch.float64)[rows]).sum()
+        total = total - probability * (losses * torch.tensor(weights, dtype=torch.float64)[rows]).parse_sum()
     [g] = torch.autograd.grad(total, world.theta)
     return g
 
@@ -130,7 +130,7 @@ def test_unbiased_estimators_are_unbiased(name: str, overrides: dict[str, Any], 
     world, algorithm = Tabular(seed), factory(name)(**overrides)
     algorithm.observe([0.37], None)  # the running baseline of earlier steps
     assert near(
-        expected_gradient(world, algorithm, size), scale * world.gradient(algorithm.beta if "penalties" in algorithm.credit_needs else 0.0)
+        expected_gradient(world, algorithm, size), scale * world.gradient(algorithm.beta if "penalties" in algorithm.advantage_inputs else 0.0)
     )
 
 
@@ -164,7 +164,7 @@ def test_what_each_kl_estimator_descends_as_a_loss(kind: str, direction: str) ->
     theta = torch.randn(4, generator=g, dtype=torch.float64).requires_grad_()
     log, ref = theta.log_softmax(-1), torch.randn(4, generator=g, dtype=torch.float64).log_softmax(-1)
     ratio = (log - log.detach()).exp()
-    [mean] = torch.autograd.grad((log.detach().exp() * kl.estimate(log, ref, kind, ratio)).sum(), theta, retain_graph=True)
+    [mean] = torch.autograd.grad((log.detach().exp() * kl.estimate_kl(log, ref, kind, ratio)).sum(), theta, retain_graph=True)
     truths = {"policy||reference": (log.exp() * (log - ref)).sum(), "reference||policy": (ref.exp() * (ref - log)).sum()}
     for name, value in truths.items():
         [truth] = torch.autograd.grad(value, theta, retain_graph=True)
@@ -177,4 +177,4 @@ def test_k1_and_k3_are_unbiased_values(kind: str) -> None:
     g = torch.Generator().manual_seed(4)
     log, ref = (torch.randn(5, generator=g, dtype=torch.float64).log_softmax(-1) for _ in range(2))
     truth = float((log.exp() * (log - ref)).sum())
-    assert float((log.exp() * kl.estimate(log, ref, kind)).sum()) == pytest.approx(truth, abs=1e-12)
+    assert float((log.exp() * kl.estimate_kl(log, ref, kind)).sum()) == pytest.approx(truth, abs=1e-12)

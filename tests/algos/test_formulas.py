@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.contracts.algorithm import LossInputs, Scores
-from rlvr.episode import End, Episode
-from rlvr.plugins.registry import build, entries
+from rlvr.contracts.algorithm import LossInputs, TokenStats
+from rlvr.episode import Episode, StopReason
+from rlvr.plugins.registry import build, list_entries
 
 ARMS, RIGHT = 4, (1, 3)
 Credit = Callable[[int, int], tuple[float, float]]
@@ -72,12 +72,12 @@ LEFT_OUT = {"dpo", "online_dpo", "online_ipo", "kto", "sft", "best_of_n"}
 
 
 def test_every_policy_gradient_is_here() -> None:
-    assert {entry.name for entry in entries("algorithm")} == {*CASES, *LEFT_OUT, "distill"}
+    assert {entry.name for entry in list_entries("algorithm")} == {*CASES, *LEFT_OUT, "distill"}
 
 
 def answer(arm: int, *, greedy: bool = False) -> Episode:
     reward = float(arm in RIGHT)
-    return Episode("t", "g", [9, arm], [False, True], [0.0] * 2, [0.0, reward], End.TERMINATED, meta={"greedy": True} if greedy else {})
+    return Episode("t", "g", [9, arm], [False, True], [0.0] * 2, [0.0, reward], StopReason.TERMINATED, meta={"greedy": True} if greedy else {})
 
 
 def spread(members: tuple[int, ...], value: float, extra: int) -> list[list[list[float]]]:
@@ -91,11 +91,11 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
     chance = float(old.exp()[list(RIGHT)].sum())
     total = torch.zeros((), dtype=torch.float64)
     for members in itertools.product(range(ARMS), repeat=size):
-        extra = int(algorithm.needs_greedy)
+        extra = int(algorithm.needs_greedy_sample)
         group = [*(answer(arm) for arm in members), *([answer(best, greedy=True)] if extra else [])]
         known = {"values": chance, "entropy": 0.7, "old": -1.0, "reference": -1.0}
-        scores = Scores(**{need: spread(members, known[need], extra) for need in algorithm.credit_needs})
-        [credit] = algorithm.credit([group], scores)
+        scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.advantage_inputs})
+        [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)
         columns = {
             "old": old[pick],
@@ -103,11 +103,11 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
         }
         more: dict[str, Any] = {} if reference is None else {"reference": reference[pick]}
-        if algorithm.prepares:
+        if algorithm.needs_batch_stats:
             more["prepared"] = algorithm.prepare(columns)
-        losses, _ = algorithm.losses(LossInputs(new=logs[pick], rows=torch.arange(size), count=size, **columns, **more))
-        weights = torch.tensor(algorithm.row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)
-        total = total - math.exp(float(old[pick].sum())) * (losses * weights).sum()
+        losses, _ = algorithm.losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
+        weights = torch.tensor(algorithm.compute_row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)
+        total = total - math.exp(float(old[pick].sum())) * (losses * weights).parse_sum()
     [gradient] = torch.autograd.grad(total, theta)
     return gradient
 

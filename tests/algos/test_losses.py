@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlvr.algos.parts import kl, mismatch, surrogate
-from rlvr.algos.parts.aggregate import AGGREGATIONS, row_weights
-from rlvr.algos.parts.terms import value_loss
+from rlvr.algos.parts.aggregate import AGGREGATIONS, compute_row_weights
+from rlvr.algos.parts.terms import compute_value_loss
 from rlvr.contracts.algorithm import LossInputs
 from tests.fixtures.learning import FRESH, factory
 
@@ -57,17 +57,17 @@ class World:
             sampler=self.sampler[m],
             advantages=self.advantages[m],
             rows=rows,
-            count=m.shape[0],
+            num_rows=m.shape[0],
             reference=self.reference[m],
             entropy=self.entropy[m] if entropy else None,
             values=self.values[m] if critic else None,
             old_values=self.old_values[m] if critic else None,
             returns=self.returns[m] if critic else None,
-            prepared=self.prepared[m],
+            batch_stats=self.prepared[m],
         )
 
     def weights(self, how: str) -> Tensor:
-        per_row = row_weights(self.lengths, self.prompts, how, max_length=L_MAX)
+        per_row = compute_row_weights(self.lengths, self.prompts, how, max_length=L_MAX)
         return torch.tensor(per_row, dtype=torch.float64)[:, None].expand(self.mask.shape)[self.mask]
 
 
@@ -124,7 +124,7 @@ def naive_surrogate(w: World, i: int, t: int, s: Any) -> Any:
     if hasattr(s, "epsilon"):
         high = s.epsilon if s.epsilon_high is None else s.epsilon_high
         held = min(max(r, r.new_tensor(1 - s.epsilon)), r.new_tensor(1 + high))
-        inner = r * a if getattr(s, "delta", None) is None else min(r, r.new_tensor(s.delta)) * a
+        inner = r * a if getattr(s, "delta", None) is None else min(r, r.new_tensor(s.is_delta)) * a
         return -min(inner, held * a)
     if hasattr(s, "sapo_temperature_pos"):
         tau = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg
@@ -200,7 +200,7 @@ def test_every_preset_is_the_naive_loop(name: str, overrides: dict[str, Any], se
 
     losses, figures = algorithm.losses(w.inputs(critic=critic))
     assert all(len(v) == len(losses) for v in figures.values())
-    same((losses * w.weights(s.loss_aggregation)).sum(), naive_aggregate(w, token, s.loss_aggregation), w.new, w.values, w.entropy)
+    same((losses * w.weights(s.loss_aggregation)).parse_sum(), naive_aggregate(w, token, s.loss_aggregation), w.new, w.values, w.entropy)
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
@@ -214,7 +214,7 @@ def test_every_aggregation_is_the_naive_loop(how: str, seed: int) -> None:
 # ---- the geometry of the clip ---------------------------------------------------------------------------------------------
 
 
-def slope(make: Callable[[Tensor], surrogate.Surrogate], log_ratio: float) -> float:
+def slope(make: Callable[[Tensor], surrogate.SurrogateLoss], log_ratio: float) -> float:
     x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     [g] = torch.autograd.grad(make(x).loss.sum(), x)
     return float(g)
@@ -226,19 +226,19 @@ def test_the_clip_stops_the_gradient_exactly_where_it_should(a: float, r: float)
     advantage = torch.tensor([a], dtype=torch.float64)
     x = math.log(r)
     held = (a > 0 and r > 1.28) or (a < 0 and r < 0.8)
-    result = surrogate.clip(torch.tensor([r], dtype=torch.float64), advantage, 0.2, 0.28)
-    assert (slope(lambda z: surrogate.clip(z.exp(), advantage, 0.2, 0.28), x) == 0) == held
-    assert bool(result.low + result.high) == held and bool(result.high) == (held and a > 0)
-    assert (slope(lambda z: surrogate.clip(z.exp(), advantage, 0.2, 0.28, 2.0), x) == 0) == (held or (a < 0 and r > 2.0))
-    assert slope(lambda z: surrogate.weighted(z.exp(), advantage, z, 2.0), x) == pytest.approx(-a * min(r, 2.0))
+    result = surrogate.compute_clipped_loss(torch.tensor([r], dtype=torch.float64), advantage, 0.2, 0.28)
+    assert (slope(lambda z: surrogate.compute_clipped_loss(z.exp(), advantage, 0.2, 0.28), x) == 0) == held
+    assert bool(result.clipped_low + result.clipped_high) == held and bool(result.clipped_high) == (held and a > 0)
+    assert (slope(lambda z: surrogate.compute_clipped_loss(z.exp(), advantage, 0.2, 0.28, 2.0), x) == 0) == (held or (a < 0 and r > 2.0))
+    assert slope(lambda z: surrogate.compute_weighted_loss(z.exp(), advantage, z, 2.0), x) == pytest.approx(-a * min(r, 2.0))
 
 
 def test_the_soft_gate_has_slope_one_and_fades() -> None:
     for a in (1.0, -1.0):
         advantage = torch.tensor([a], dtype=torch.float64)
 
-        def gate(z: Tensor, a: Tensor = advantage) -> surrogate.Surrogate:
-            return surrogate.gated(z.exp(), a, 1.0, 1.05)
+        def gate(z: Tensor, a: Tensor = advantage) -> surrogate.SurrogateLoss:
+            return surrogate.compute_gated_loss(z.exp(), a, 1.0, 1.05)
 
         slopes = [abs(slope(gate, math.log(r))) / r for r in (1, 1.5, 2, 4, 8)]
         assert slopes[0] == pytest.approx(1.0) and slopes == sorted(slopes, reverse=True)
@@ -247,9 +247,9 @@ def test_the_soft_gate_has_slope_one_and_fades() -> None:
 def test_a_huge_gap_stays_finite() -> None:
     new = torch.tensor([0.0, -1e4], dtype=torch.float64, requires_grad=True)
     old, rows = torch.tensor([-1e4, 0.0], dtype=torch.float64), torch.tensor([0, 1])
-    for level in surrogate.LEVELS:
-        assert torch.isfinite(surrogate.log_ratio(new, old, rows, 2, level).exp()).all()
-    assert all(torch.isfinite(kl.estimate(new, old, kind)).all() for kind in kl.ESTIMATORS)
+    for level in surrogate.RATIO_LEVELS:
+        assert torch.isfinite(surrogate.compute_log_ratio(new, old, rows, 2, level).exp()).all()
+    assert all(torch.isfinite(kl.estimate_kl(new, old, kind)).all() for kind in kl.KL_ESTIMATORS)
 
 
 # ---- mismatch --------------------------------------------------------------------------------------------------------------
@@ -258,31 +258,31 @@ def test_a_huge_gap_stays_finite() -> None:
 def test_a_perfect_sampler_needs_no_correction_and_measures_clean() -> None:
     old, rows = torch.full((6,), -1.5, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 2])
     for how in mismatch.CORRECTIONS[1:]:
-        assert torch.equal(mismatch.correction(old, old, rows, 3, how, cap=2.0, floor=0.5), torch.ones(6, dtype=torch.float64))
-    row = mismatch.measurements(old, old)
+        assert torch.equal(mismatch.compute_correction(old, old, rows, 3, how, cap=2.0, floor=0.5), torch.ones(6, dtype=torch.float64))
+    row = mismatch.compute_mismatch_metrics(old, old)
     assert row["sampling/effective_sample_size"] == 1.0 and row["mismatch_kl"] == 0.0 and row["sampling/ratio_max"] == 1.0
 
 
 def test_measurements_are_of_the_raw_ratios() -> None:
     old, sampler = torch.tensor([0.0, math.log(4.0)]), torch.tensor([0.0, 0.0])
-    row = mismatch.measurements(old, sampler)
+    row = mismatch.compute_mismatch_metrics(old, sampler)
     assert row["sampling/ratio_max"] == pytest.approx(4.0) and row["sampling/ratio_min"] == 1.0
     assert row["sampling/effective_sample_size"] == pytest.approx(25 / 34)
     assert row["mismatch_kl"] == pytest.approx((3 - math.log(4.0)) / 2)
-    assert mismatch.measurements(old[:0], sampler[:0]) == {}
+    assert mismatch.compute_mismatch_metrics(old[:0], sampler[:0]) == {}
 
 
 def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
-    controller = kl.Controller(0.1, target=0.5, horizon=100)
-    controller.observe(5.0, 50)
+    controller = kl.KLController(0.1, target=0.5, horizon=100)
+    controller.update(5.0, 50)
     high = controller.beta
-    controller.observe(0.0, 100)
+    controller.update(0.0, 100)
     assert high == pytest.approx(0.11) and controller.beta == pytest.approx(0.088)
-    few = kl.Controller(0.1, target=0.5, horizon=10)
-    few.observe(0.0, 256)  # one step of many horizons
+    few = kl.KLController(0.1, target=0.5, horizon=10)
+    few.update(0.0, 256)  # one step of many horizons
     assert few.beta == pytest.approx(0.08)
-    fixed = kl.Controller(0.1)
-    fixed.observe(5.0, 50)
+    fixed = kl.KLController(0.1)
+    fixed.update(5.0, 50)
     assert fixed.beta == 0.1
 
 
@@ -290,16 +290,16 @@ def test_value_pretraining_trains_the_critic_alone_and_then_stops() -> None:
     w, algorithm = World(1), factory("ppo")(value_pretraining_steps=2)
     for step in range(4):
         losses, _ = algorithm.losses(w.inputs(critic=True))
-        policy, critic = torch.autograd.grad(losses.sum(), (w.new, w.values))
-        assert (not policy.any()) == (step < 2) == algorithm.critic_alone and float(critic.abs().sum()) > 0
+        policy, critic = torch.autograd.grad(losses.parse_sum(), (w.new, w.values))
+        assert (not policy.any()) == (step < 2) == algorithm.is_critic_warmup and float(critic.abs().sum()) > 0
         algorithm.observe([1.0], None)
         resumed = factory("ppo")(value_pretraining_steps=2)
         resumed.load_state_dict(algorithm.state_dict())
-        assert algorithm.critic_alone == resumed.critic_alone == (step + 1 < 2)
+        assert algorithm.is_critic_warmup == resumed.is_critic_warmup == (step + 1 < 2)
         algorithm = resumed
 
 
 def test_value_loss_takes_the_worse_side() -> None:
     v, old, returns = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 0.0, 1.0))
-    assert float(value_loss(v, old, returns, None)) == 0.0
-    assert float(value_loss(v, old, returns, 0.2)) == pytest.approx(0.32)
+    assert float(compute_value_loss(v, old, returns, None)) == 0.0
+    assert float(compute_value_loss(v, old, returns, 0.2)) == pytest.approx(0.32)

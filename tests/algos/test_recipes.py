@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError, NotFound
-from rlvr.plugins.registry import build, load, parameters
+from rlvr.plugins.registry import build, get_parameters, load_factory
 from tests.fixtures.learning import PRESETS, usual
 
 NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
@@ -24,9 +24,9 @@ def test_every_named_preset_is_there_and_builds() -> None:
     assert sorted(PRESETS) == sorted(NAMES)
     for name in NAMES:
         algorithm: Any = build("algorithm", name)
-        recipe: Any = load("algorithm", name)
-        assert vars(algorithm.settings) == recipe.usual and set(recipe.defaults) <= set(recipe.usual)
-        assert not any(differs for _, _, differs in algorithm.describe())
+        recipe: Any = load_factory("algorithm", name)
+        assert vars(algorithm.settings) == recipe.default_settings and set(recipe.defaults) <= set(recipe.default_settings)
+        assert not any(differs for _, _, differs in algorithm.describe_settings())
         told = recipe.__doc__ or ""
         assert re.search(r"^paper +\d", told, re.M) and re.search(r"^differs from the paper +\w", told, re.M) and "L " in told
 
@@ -42,12 +42,12 @@ def test_each_recipe_sets_every_half() -> None:
 
 
 def test_the_file_of_grpo_is_short_enough_to_be_read() -> None:
-    lines = inspect.getsource(inspect.getmodule(load("algorithm", "grpo").parts["loss"])).splitlines()  # type: ignore[attr-defined, arg-type]
+    lines = inspect.getsource(inspect.getmodule(load_factory("algorithm", "grpo").parts["loss"])).splitlines()  # type: ignore[attr-defined, arg-type]
     assert len(lines) < 60
 
 
 def test_the_signature_is_the_schema() -> None:
-    shown = parameters(load("algorithm", "gspo"))
+    shown = get_parameters(load_factory("algorithm", "gspo"))
     assert shown["epsilon"].default == 3e-4 and shown["epsilon"].kind is inspect.Parameter.KEYWORD_ONLY
     assert set(shown) == set(usual("gspo")) and "lam" not in shown and "lam" in usual("ppo") and "vf_coef" not in shown
 
@@ -55,11 +55,11 @@ def test_the_signature_is_the_schema() -> None:
 def test_an_override_is_a_difference() -> None:
     algorithm = build("algorithm", "grpo", epsilon="1e-1", num_iterations=2.0, beta=0, epsilon_high=None)
     assert algorithm.settings.epsilon == 0.1 and algorithm.num_iterations == 2 and type(algorithm.num_iterations) is int
-    assert {n for n, _, differs in algorithm.describe() if differs} == {"epsilon", "num_iterations"}
+    assert {n for n, _, differs in algorithm.describe_settings() if differs} == {"epsilon", "num_iterations"}
 
 
 def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
-    needs = {n: (a.needs_reference, a.needs_value, a.needs_greedy) for n in NAMES for a in [build("algorithm", n)]}
+    needs = {n: (a.needs_reference, a.needs_value, a.needs_greedy_sample) for n in NAMES for a in [build("algorithm", n)]}
     assert {n for n, (reference, _, _) in needs.items() if reference} == {
         "reinforce_pp",
         "reinforce_pp_baseline",
@@ -193,7 +193,7 @@ def test_its_neighbours_are_taken(name: str, overrides: dict[str, Any]) -> None:
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(NotFound, match="did you mean 'grpo'"):
-        load("algorithm", "grop")
+        load_factory("algorithm", "grop")
 
 
 def test_the_table_needs_no_torch() -> None:

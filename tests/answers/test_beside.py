@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.answers import find
-from rlvr.answers.beside import DENIALS_LATER, RESULTS, RETRACTIONS, TURNS
+from rlvr.answers import extract_answer
+from rlvr.answers.beside import CONTRAST_PATTERNS, LATER_DENIAL_PATTERNS, LATER_RESULT_PATTERNS, RETRACTION_PATTERNS
 
 DECLARATIONS = [r"So we get \boxed{42}.", "<answer>42</answer>", "The answer is 42."]
 
 
 @pytest.mark.parametrize("head", DECLARATIONS)
-@pytest.mark.parametrize(("pattern", "text"), [*RETRACTIONS, *TURNS, *DENIALS_LATER, *RESULTS])
+@pytest.mark.parametrize(("pattern", "text"), [*RETRACTION_PATTERNS, *CONTRAST_PATTERNS, *LATER_DENIAL_PATTERNS, *LATER_RESULT_PATTERNS])
 def test_an_answer_that_is_taken_back_does_not_count(head: str, pattern: str, text: str) -> None:
-    assert find(f"{head}\n\n{text}").text is None
+    assert extract_answer(f"{head}\n\n{text}").text is None
 
 
 @pytest.mark.parametrize("head", DECLARATIONS)
@@ -28,13 +28,13 @@ def test_an_answer_that_is_taken_back_does_not_count(head: str, pattern: str, te
     ],
 )
 def test_a_remark_leaves_the_answer(head: str, text: str) -> None:
-    assert find(f"{head}\n\n{text}").text == "42"
+    assert extract_answer(f"{head}\n\n{text}").text == "42"
 
 
 @pytest.mark.parametrize("head", DECLARATIONS[:2])
 @pytest.mark.parametrize("text", ["Wait, let me check that again: 6 * 7 = 42. Yes.", "Wait, did I make a mistake? No, 6 * 7 = 42."])
 def test_a_doubt_that_comes_back_to_the_answer_leaves_it(head: str, text: str) -> None:
-    assert find(f"{head}\n\n{text}").text == "42"
+    assert extract_answer(f"{head}\n\n{text}").text == "42"
 
 
 @pytest.mark.parametrize("head", DECLARATIONS[:2])
@@ -51,7 +51,7 @@ def test_a_doubt_that_comes_back_to_the_answer_leaves_it(head: str, text: str) -
     ],
 )
 def test_another_answer_after_the_first_is_named(head: str, text: str, value: str) -> None:
-    assert find(f"{head}\n\n{text}").several == ("42", value)
+    assert extract_answer(f"{head}\n\n{text}").candidates == ("42", value)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_another_answer_after_the_first_is_named(head: str, text: str, value: st
     ],
 )
 def test_the_same_answer_again_or_words_about_it_change_nothing(text: str) -> None:
-    assert find("\\boxed{42}\n\n" + text).text == "42"
+    assert extract_answer("\\boxed{42}\n\n" + text).text == "42"
 
 
 OFFERED = [
@@ -89,14 +89,14 @@ OFFERED = [
 
 @pytest.mark.parametrize(("text", "several"), OFFERED)
 def test_a_value_offered_beside_the_answer_is_named(text: str, several: tuple[str, ...]) -> None:
-    assert find(text).several == several
+    assert extract_answer(text).candidates == several
 
 
 @pytest.mark.parametrize(
     "text", ["The answer is not <answer>42</answer>.", "<answer>42</answer> is wrong.", r"not <answer>\boxed{42}</answer>"]
 )
 def test_a_tag_that_is_denied_does_not_count(text: str) -> None:
-    assert find(text).text is None
+    assert extract_answer(text).text is None
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_tag_that_is_denied_does_not_count(text: str) -> None:
     ],
 )
 def test_a_phrase_that_is_denied_does_not_count(text: str) -> None:
-    assert find(text).text is None or find(text).reason == "the whole text"
-    assert find(text, "final_line").text is None
-    assert find(text + "\nThe answer is 43.", "final_line").text == "43"
+    assert extract_answer(text).text is None or extract_answer(text).reason == "the whole text"
+    assert extract_answer(text, "final_line").text is None
+    assert extract_answer(text + "\nThe answer is 43.", "final_line").text == "43"
 
 
 def test_two_values_in_two_rows_are_no_answer() -> None:
-    assert find("Answer:\n42\n43").several == ("42", "43")
-    assert find("Answer:\n42\n\n42").text == "42"
+    assert extract_answer("Answer:\n42\n43").candidates == ("42", "43")
+    assert extract_answer("Answer:\n42\n\n42").text == "42"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 
 FOUND = [
     ("#### 42\n\nLet me know if you have questions!", "42"),
@@ -48,9 +48,9 @@ NOT_FOUND = [
 
 @pytest.mark.parametrize(("text", "answer"), FOUND)
 def test_a_conclusion_is_found(text: str, answer: str) -> None:
-    assert find(text).text == answer
+    assert extract_answer(text).text == answer
 
 
 @pytest.mark.parametrize("text", NOT_FOUND)
 def test_what_concludes_nothing_is_no_answer(text: str) -> None:
-    assert find(text).text is None
+    assert extract_answer(text).text is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.answers import find
+from rlvr.answers import extract_answer
 from rlvr.errors import ConfigError
 
 FOUND = [
@@ -126,32 +126,32 @@ NOT_FOUND = [
 
 @pytest.mark.parametrize(("channel", "text", "answer"), FOUND)
 def test_the_declared_answer_is_found(channel: str, text: str, answer: str) -> None:
-    assert find(text, channel).text == answer
+    assert extract_answer(text, channel).text == answer
 
 
 @pytest.mark.parametrize(("channel", "text"), NOT_FOUND)
 def test_what_is_not_declared_is_no_answer(channel: str, text: str) -> None:
-    found = find(text, channel)
+    found = extract_answer(text, channel)
     assert found.text is None
     assert found.reason
 
 
 def test_several_answers_are_named_and_the_last_can_be_asked_for() -> None:
-    assert find(r"\boxed{41}\boxed{42}").several == ("41", "42")
-    assert find(r"\boxed{41}\boxed{42}", several="last").text == "42"
+    assert extract_answer(r"\boxed{41}\boxed{42}").candidates == ("41", "42")
+    assert extract_answer(r"\boxed{41}\boxed{42}", multiple_answers="last").text == "42"
 
 
 def test_an_unknown_channel_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="'boxed'"):
-        find("1", "boxd")
+        extract_answer("1", "boxd")
 
 
 def test_numbers_beside_the_box_are_told_apart_by_value() -> None:
-    assert find(r"\boxed{7} or 8").several == ("7", "8")
-    assert find(r"\boxed{\frac12} or 0.5").several == (r"\frac12", "0.5")  # whoever can compare them decides
-    assert find(r"\boxed{0.5} or 50\%").text == "0.5"
+    assert extract_answer(r"\boxed{7} or 8").candidates == ("7", "8")
+    assert extract_answer(r"\boxed{\frac12} or 0.5").candidates == (r"\frac12", "0.5")  # whoever can compare them decides
+    assert extract_answer(r"\boxed{0.5} or 50\%").text == "0.5"
 
 
 def test_what_hangs_at_the_edges_is_no_part_of_code_or_of_a_whole_text() -> None:
-    assert find("```\na ✅\n```<|im_end|>", "fence").text == "a ✅\n"
-    assert find("a ✅", "whole").text == "a ✅"
+    assert extract_answer("```\na ✅\n```<|im_end|>", "fence").text == "a ✅\n"
+    assert extract_answer("a ✅", "whole").text == "a ✅"

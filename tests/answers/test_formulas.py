@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlvr.answers import find
-from rlvr.answers.formulas import PART_AFTER, PART_BEFORE
+from rlvr.answers import extract_answer
+from rlvr.answers.formulas import FORMULA_AFTER_PATTERNS, FORMULA_BEFORE_PATTERNS
 
 
-@pytest.mark.parametrize(("pattern", "what", "text"), [*PART_BEFORE, *PART_AFTER])
+@pytest.mark.parametrize(("pattern", "what", "text"), [*FORMULA_BEFORE_PATTERNS, *FORMULA_AFTER_PATTERNS])
 def test_a_part_of_a_formula_is_no_answer(pattern: str, what: str, text: str) -> None:
-    assert find(text).text is None
-    assert find(text).reason == "the box is only a part of a formula"
+    assert extract_answer(text).text is None
+    assert extract_answer(text).reason == "the box is only a part of a formula"
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_a_part_of_a_formula_is_no_answer(pattern: str, what: str, text: str) ->
     ],
 )
 def test_a_whole_value_is_an_answer(text: str) -> None:
-    assert find(text).text == "7"
+    assert extract_answer(text).text == "7"
 
 
 def test_a_percent_sign_behind_the_box_belongs_to_the_value() -> None:
-    assert find(r"$\boxed{7}\%$").text == r"7\%"
-    assert find("It depends on whether order counts. With it we get \\boxed{7}. So without it we get \\boxed{8}.").several == ("7", "8")
+    assert extract_answer(r"$\boxed{7}\%$").text == r"7\%"
+    assert extract_answer("It depends on whether order counts. With it we get \\boxed{7}. So without it we get \\boxed{8}.").candidates == ("7", "8")

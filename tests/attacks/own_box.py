@@ -10,8 +10,8 @@ from typing import Any
 
 from rlvr.contracts import Sandbox, Transcript
 from rlvr.contracts.tool import Tool
-from rlvr.envs._box import BoxSession
-from rlvr.mdp.sessions import judged_whole
+from rlvr.envs._box import SandboxFilesSession
+from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.task import Task, Verdict, user
 from rlvr.turns import Call, Turn
 from rlvr.verifiers.final_state import FinalState
@@ -106,13 +106,13 @@ LATER: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 def judged(sandbox: Sandbox, tools: Sequence[Tool], one: Breakage) -> tuple[Verdict, list[str]]:
     """Break a box of the sandbox, call every tool once more, and judge what is left: the verdict, and what the tools said."""
-    session, told = BoxSession(TASK, tools, sandbox=sandbox, files={"data.txt": b"kept"}, judged=["out.txt", "data.txt"]), list[str]()
+    session, told = SandboxFilesSession(TASK, tools, sandbox=sandbox, files={"data.txt": b"kept"}, artifact_paths=["out.txt", "data.txt"]), list[str]()
     try:
         calls = [(name, {"command" if name == "bash" else "code": text}) for name, text in one.calls]
         for number, (name, arguments) in enumerate([*calls, *LATER]):
             time.sleep(one.pause if number == len(calls) else 0)
-            heard = session.hear(Turn("", calls=(Call(f"{number}.0", name, arguments),)))
+            heard = session.step(Turn("", calls=(Call(f"{number}.0", name, arguments),)))
             told += [message["content"] for message in heard.messages] if heard else []
-        return judged_whole(FinalState(), TASK, Transcript("", session.evidence())), told
+        return verify_transcript_safely(FinalState(), TASK, Transcript("", session.artifacts())), told
     finally:
         session.close()

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from benchmarks import nano
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.plugins.registry import build
 from rlvr.task import Verdict
@@ -21,7 +21,7 @@ def as_episode(answer: nano.Answer, logs: list[float], group: str) -> Episode:
     n, t = len(answer.prompt), len(answer.tokens)
     return Episode(
         group, group, [*answer.prompt, *answer.tokens], [False] * n + [True] * t, [0.0] * n + logs, [0.0] * (n + t - 1) + [answer.reward],
-        End.TERMINATED, verdict=Verdict(answer.reward, ""),
+        StopReason.TERMINATED, verdict=Verdict(answer.reward, ""),
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def whole(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("budget", [8192, 40])
 @pytest.mark.parametrize("stale", [False, True])
 def test_the_gradient_of_the_learner_is_that_of_the_single_file(budget: int, stale: bool) -> None:
-    """`stale`: the answers come from other weights, so that the ratios are not 1 and some are clipped."""
+    """`is_off_policy`: the answers come from other weights, so that the ratios are not 1 and some are clipped."""
     sampler, model = nano.make_model(1), nano.make_model(2 if stale else 1)
     groups = collected(sampler)
     ids, acted = nano.pad([a for group in groups for a in group])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import PACKAGE
+from rlvr.plugins.registry import PACKAGE_FOLDER
 
 BROKEN = '''
 """Plugins with faults."""
@@ -265,7 +265,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("arguments", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_one_message_and_exit_code_2(arguments: list[str], words: list[str], desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(desk)
-    code = run(arguments)
+    code = run_command(arguments)
     said = capsys.readouterr()
     assert code == 2, said
     assert said.err.startswith("error: ") and len(said.err.strip().splitlines()) == 1 and len(said.err) < 900, said.err
@@ -283,7 +283,7 @@ def test_there_are_enough_cases() -> None:
     [("Raises", "a fault of the author's"), ("NaN", "nan"), ("Two", "2.0"), ("Number", "not a Verdict"), ("Leaves", "SystemExit")],
 )
 def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 1
+    assert run_command(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 1
     said = capsys.readouterr().out
     assert '"score": null' in said and '"fault": "infra"' in said and words in said
 
@@ -292,14 +292,14 @@ def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, cap
 def test_a_verifier_that_waits_for_ever_is_not_waited_for(
     what: list[str], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlvr.commands.verifying.DEADLINE_S", 0.3)
+    monkeypatch.setattr("rlvr.commands.verifying.VERIFY_TIMEOUT_S", 0.3)
     (desk / "pair.jsonl").write_text('{"id": 1, "reference": "4", "answer": "4"}\n', "utf-8")
-    assert run(["verify", "broken.py:Waits", *what, "--json"]) == 1
+    assert run_command(["verify", "broken.py:Waits", *what, "--json"]) == 1
     assert '"score": null, "reason": "the verifier gave no verdict within 0.3 s", "fault": "infra"' in capsys.readouterr().out
 
 
 def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 1
+    assert run_command(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 1
     said = capsys.readouterr().out
     assert '"avg": null' in said and '"unscored": 3' in said
 
@@ -319,26 +319,26 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
 def test_a_plugin_that_raises_is_told_where_and_is_no_success(
     arguments: list[str], words: list[str], desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments) == 2
+    assert run_command(arguments) == 2
     said = capsys.readouterr().err
     assert [word for word in words if word not in said] == [] and "bug in rlvr" not in said and said.startswith("error: "), said
 
 
 @pytest.mark.parametrize(("kind", "name"), [("verifier", "Leaves"), ("verifier", "LeavesAtOnce"), ("env", "Left"), ("env", "Unclosable")])
 def test_what_leaves_has_failed_its_kit(kind: str, name: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["check", kind, f"broken.py:{name}"]) == 1
+    assert run_command(["check", kind, f"broken.py:{name}"]) == 1
     assert ("in close" if name == "Unclosable" else "SystemExit: 0") in capsys.readouterr().out
 
 
 def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rlvr.config.config import load
+    from rlvr.config.config import load_config
     from rlvr.runs.runlog import RunLog
 
-    RunLog.create(desk / "begun", load("quickstart")).close()
+    RunLog.create(desk / "begun", load_config("quickstart")).close()
     before = contents(desk)
     with pytest.raises(ConfigError, match="seed"):
-        RunLog.reopen(desk / "begun", load("quickstart", ["seed=5"]))
-    assert run(["train", "quickstart", "seed=5", "--resume", "--out", "begun"]) == 2  # and there is nothing to resume from
+        RunLog.reopen(desk / "begun", load_config("quickstart", ["seed=5"]))
+    assert run_command(["train", "quickstart", "seed=5", "--resume", "--out", "begun"]) == 2  # and there is nothing to resume from
     said = capsys.readouterr().err
     assert "begun" in said and "--out" in said and "Traceback" not in said and contents(desk) == before
 
@@ -353,7 +353,7 @@ def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: py
 )
 def test_a_missing_extra_is_named(package: str, arguments: list[str], words: str, desk: Path) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from rlvr.commands.cli import run; sys.exit(run({arguments!r}))"
-    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    env = os.environ | {"PYTHONPATH": str(PACKAGE_FOLDER.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=desk, env=env)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -368,12 +368,12 @@ def test_an_internal_error_is_one_line_and_says_how_to_see_more(
         raise KeyError("our own mistake")
 
     monkeypatch.setattr(listing, "list_plugins", fault)
-    assert run(["list"]) == 3
+    assert run_command(["list"]) == 3
     said = capsys.readouterr().err
     assert "our own mistake" in said and "RLVR_TRACEBACK=1" in said and "Traceback" not in said
     monkeypatch.setenv("RLVR_TRACEBACK", "1")
     with pytest.raises(KeyError):
-        run(["list"])
+        run_command(["list"])
 
 
 def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/metrics.jsonl")
 
     monkeypatch.setattr(listing, "list_plugins", full)
-    assert run(["list"]) == 3
+    assert run_command(["list"]) == 3
     said = capsys.readouterr().err
     assert "the disk is full (writing runs/a/metrics.jsonl)" in said and "bug in rlvr" not in said
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.commands.cli import run
-from rlvr.conformance.checks import stream
-from rlvr.conformance.steps import Check
+from rlvr.commands.cli import run_command
+from rlvr.conformance.checks import iter_checks
+from rlvr.conformance.steps import CheckResult
 
 
 def test_check_runs_the_kit_on_each_that_is_offered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three breaks its contract, one is refused: the first is found, the second is not checked, and the third is checked."""
-    monkeypatch.setattr("rlvr.commands.checking.stream", lambda *given: islice(stream(*given), 9))  # up to the gold answer
+    monkeypatch.setattr("rlvr.commands.checking.iter_checks", lambda *given: islice(iter_checks(*given), 9))  # up to the gold answer
     (tmp_path / "many.py").write_text(
         "from rlvr.envs.arithmetic import Arithmetic\n\n\n"
         "class Many(Arithmetic):\n"
@@ -34,18 +34,18 @@ def test_check_runs_the_kit_on_each_that_is_offered(
         '        return "1000000" if self.kind == "bad" else super().gold(task)\n'
     )
     where = f"{tmp_path / 'many.py'}:Many"
-    assert run(["check", "env", where, "--offered", "--json"]) == 1
+    assert run_command(["check", "env", where, "--offered", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["ok"]) for row in found["offered"]] == [("bad", False), ("fine", True)]
     assert {check["name"] for check in found["offered"][0]["checks"] if not check["ok"]} >= {"the gold answer scores 1"}
     monkeypatch.setattr(
-        "rlvr.commands.checking.stream", lambda kind, name, settings: [Check("it can be built", settings["kind"] == "fine")]
+        "rlvr.commands.checking.iter_checks", lambda kind, name, settings: [CheckResult("it can be built", settings["kind"] == "fine")]
     )
-    assert run(["check", "env", where, "--offered"]) == 1
+    assert run_command(["check", "env", where, "--offered"]) == 1
     assert "1 of 2 passed" in capsys.readouterr().out
     for line, words in (
         (["check", "env", "arithmetic", "--offered"], "'arithmetic' is not one"),
         (["check", "env", where, "--offered", "--set", "kind=fine"], "leave out --set kind=fine"),
     ):
-        assert run(line) == 2
+        assert run_command(line) == 2
         assert words in capsys.readouterr().err

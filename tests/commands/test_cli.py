@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.commands.cli import app, run
-from rlvr.commands.evaluating import money
-from rlvr.commands.settings import settings_from
-from rlvr.commands.verifying import AHEAD, in_order
+from rlvr.commands.cli import app, run_command
+from rlvr.commands.evaluating import format_cost
+from rlvr.commands.settings import parse_settings
+from rlvr.commands.verifying import MAX_QUEUED_PER_WORKER, verify_in_order
 from rlvr.config.config import RunConfig
-from rlvr.plugins.registry import PACKAGE, entries
+from rlvr.plugins.registry import PACKAGE_FOLDER, list_entries
 from rlvr.task import Verdict
 
 Said = pytest.CaptureFixture[str]
 
 
 def obey(line: list[str], capsys: Said, code: int = 0) -> str:
-    assert run(line) == code
+    assert run_command(line) == code
     said = capsys.readouterr()
     assert said.err == "", said.err
     return said.out
@@ -44,7 +44,7 @@ def test_a_command_that_a_person_ends_says_so(monkeypatch: pytest.MonkeyPatch, c
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rlvr.commands.listing.list_plugins", ended)
-    assert run(["list"]) == 130
+    assert run_command(["list"]) == 130
     assert capsys.readouterr().err == "stopped\n"
 
 
@@ -103,7 +103,7 @@ def test_list_of_what_is_no_collection_is_one_message(capsys: Said) -> None:
         (["list", "envs", "--of", "arithmetic"], "is one environment"),
         (["list", "tools", "--of", "gymnasium"], "write `rlvr list envs"),
     ):
-        assert run(line) == 2
+        assert run_command(line) == 2
         assert words in capsys.readouterr().err
 
 
@@ -132,11 +132,11 @@ def test_show_config_explains_every_setting_of_a_run(capsys: Said) -> None:
     assert set(rows) == keys(schema, "") and [key for key, row in rows.items() if not row["about"]] == []
     about = rows["rollout.prompts_per_step"]
     assert (about["default"], about["limits"]) == ("32", "at least 1") and "tasks" in about["about"]
-    assert rows["rollout.overlong"]["limits"] == "one of wait, cut" and rows["model.lora.rank"]["default"] == "required"
+    assert rows["rollout.straggler_policy"]["limits"] == "one of wait, cut" and rows["model.lora.rank"]["default"] == "required"
     said = obey(["show", "config", "train"], capsys)
     assert "train.steps" in said and "constant_with_warmup" in said and "\nrollout." not in said
-    (only,) = parsed(["show", "config", "log.keep"], capsys)
-    assert only["key"] == "log.keep" and only["about"]
+    (only,) = parsed(["show", "config", "log.save_total_limit"], capsys)
+    assert only["key"] == "log.save_total_limit" and only["about"]
     assert parsed(["show", "recipe", "quickstart"], capsys)["name"] == "quickstart"
 
 
@@ -202,9 +202,9 @@ def test_answers_are_judged_at_once_in_order_and_not_far_ahead() -> None:
         return Verdict(1.0, "judged")
 
     seen = []
-    for row, _ in in_order(rows(), judge, workers=4):
+    for row, _ in verify_in_order(rows(), judge, workers=4):
         seen.append(row["id"])
-        assert read - len(seen) <= 4 * AHEAD
+        assert read - len(seen) <= 4 * MAX_QUEUED_PER_WORKER
     assert seen == list(range(120)) and 2 <= most <= 4
 
 
@@ -233,7 +233,7 @@ def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
 
 @pytest.mark.parametrize(("amount", "shown"), [(0, "0.00"), (1234.5, "1234.50"), (0.1, "0.10"), (0.099, "0.099"), (0.00123, "0.0012")])
 def test_a_cost_says_something_however_small_it_is(amount: float, shown: str) -> None:
-    assert money(amount) == shown
+    assert format_cost(amount) == shown
 
 
 def test_the_cost_is_shown_with_its_prices(capsys: Said) -> None:
@@ -242,16 +242,16 @@ def test_the_cost_is_shown_with_its_prices(capsys: Said) -> None:
 
 
 def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
-    from rlvr.config.config import load
+    from rlvr.config.config import load_config
 
     out = tmp_path / "run"
-    recipe = load("quickstart", ["tokenizer=bytes"])
+    recipe = load_config("quickstart", ["tokenizer=bytes"])
     settings = [word for key, value in recipe.env.items() if key != "name" for word in ("--set", f"{key}={json.dumps(value)}")]
     room = str(recipe.rollout.max_completion_length)
     obey(
         ["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "6", "--max-new-tokens", room, "--out", str(out), *settings], capsys
     )
-    (out / "config.yaml").write_text(recipe.dump(), "utf-8")
+    (out / "config.yaml").write_text(recipe.to_yaml(), "utf-8")
     assert parsed(["replay", str(out)], capsys)["mismatches"] == 0
     assert "6 episodes stepped again, 0 differ" in obey(["replay", str(out)], capsys)
     rows = [json.loads(line) for line in (out / "episodes.jsonl").read_text("utf-8").splitlines()]
@@ -274,7 +274,7 @@ def test_doctor_looks_at_everything(capsys: Said) -> None:
 def test_without_an_engine_one_message_says_so(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     for line in ("check sandbox docker", "eval code_contest --policy scripted:gold --tasks 1"):
-        assert run(line.split()) == 2
+        assert run_command(line.split()) == 2
         said = capsys.readouterr().err
         assert "nothing.sock" in said and "start Docker" in said and said.count("\n") == 1
     found = {finding["name"]: finding for finding in parsed(["doctor"], capsys)["findings"]}
@@ -294,7 +294,7 @@ from rlvr.commands.cli import run
 for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval cracked --policy scripted:gold"):
     print("code", run(line.split()), flush=True)
 """
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE.parent}"}
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE_FOLDER.parent}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
     lines = done.stdout.splitlines()
     assert lines[1::2] == ["code 0", "code 0", "code 1"] and lines[-1] == "code 2", done.stdout + done.stderr
@@ -306,27 +306,27 @@ for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    env = os.environ | {"PYTHONPATH": str(PACKAGE_FOLDER.parent)}
     command = f"{sys.executable} -m rlvr list --json | head -c 10"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, env=env)
     assert len(done.stdout) == 10 and done.stderr == "" and done.returncode == 0
 
 
 def test_settings_are_yaml() -> None:
-    read = settings_from(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, channel: boxed}", "e=yes please", "f=", "g=a=b"])
+    read = parse_settings(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, channel: boxed}", "e=yes please", "f=", "g=a=b"])
     assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "channel": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
 
 
 def test_the_version_is_one() -> None:
     import tomllib
 
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((PACKAGE_FOLDER.parent / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == rlvr.__version__
 
 
 @pytest.mark.parametrize("kind", ["env", "verifier", "sandbox", "sampler", "algorithm"])
 def test_every_setting_is_explained(kind: str, capsys: Said) -> None:
-    for entry in entries(kind):
+    for entry in list_entries(kind):
         row = parsed(["show", kind, entry.name], capsys)
         assert [f"{entry.name}.{setting['name']}" for setting in row["settings"] if not setting["about"]] == []
 

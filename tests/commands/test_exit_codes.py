@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.commands.cli import app, run
-from rlvr.commands.cli.failures import explain
+from rlvr.commands.cli import app, run_command
+from rlvr.commands.cli.failures import report_exception
 
 Said = pytest.CaptureFixture[str]
 BROKEN = """
@@ -101,7 +101,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "labelled.jsonl").write_text('{"reference": "4", "answer": "5", "label": 0}\n', "utf-8")
     (folder / "unjudged.jsonl").write_text(line + '{"id": 2, "reference": "four", "answer": "4"}\n' + line, "utf-8")
     for name, script in (("a", "gold"), ("b", "noop"), ("tampered", "gold")):
-        assert run(f"eval arithmetic --policy scripted:{script} --tasks 3 --out {folder / name} --json".split()) == 0
+        assert run_command(f"eval arithmetic --policy scripted:{script} --tasks 3 --out {folder / name} --json".split()) == 0
         (folder / name / "config.yaml").write_text("env: arithmetic\ntokenizer: bytes\nmodel: {path: none}\n", "utf-8")
     log = folder / "tampered" / "episodes.jsonl"
     log.write_text(log.read_text("utf-8").replace('"reward": 1.0', '"reward": 0.0'), "utf-8")
@@ -111,7 +111,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("typed", "code"), EXIT_CODES, ids=[typed or "rlvr" for typed, _ in EXIT_CODES])
 def test_exit_codes(typed: str, code: int, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     monkeypatch.chdir(desk)
-    assert run(typed.split()) == code, capsys.readouterr()
+    assert run_command(typed.split()) == code, capsys.readouterr()
 
 
 def test_every_command_stands_in_the_table_of_exit_codes() -> None:
@@ -122,4 +122,4 @@ def test_every_command_stands_in_the_table_of_exit_codes() -> None:
 @pytest.mark.parametrize(("raised", "code"), [(143, 143), (0, 0), (1, 0), (None, 0)])
 def test_a_command_that_a_signal_ended_in_order_has_its_exit_code(raised: int | None, code: int) -> None:
     """143 is SIGTERM; 1 is what Typer gives when the reader of a pipe has closed it."""
-    assert explain(SystemExit(raised)) == code
+    assert report_exception(SystemExit(raised)) == code

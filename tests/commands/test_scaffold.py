@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run
-from rlvr.conformance import check_plugin, failures
-from rlvr.plugins.registry import PACKAGE
+from rlvr.commands.cli import run_command
+from rlvr.conformance import check_plugin, list_failures
+from rlvr.plugins.registry import PACKAGE_FOLDER
 
 TRAIN = "tokenizer=chars warmstart=null train.steps=1 eval.tasks=4 rollout.prompts_per_step=2 rollout.num_generations=2"
 
@@ -44,20 +44,20 @@ def installed(desk: Path, *folders: str) -> dict[str, str]:
     (site,) = (desk / "place").glob("lib/python*/site-packages")
     (desk / "hook").mkdir()
     (desk / "hook" / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(site)!r})\n", "utf-8")
-    return os.environ | {"PYTHONPATH": f"{desk / 'hook'}{os.pathsep}{PACKAGE.parent}", "OMP_NUM_THREADS": "1", "RLVR_TRACEBACK": ""}
+    return os.environ | {"PYTHONPATH": f"{desk / 'hook'}{os.pathsep}{PACKAGE_FOLDER.parent}", "OMP_NUM_THREADS": "1", "RLVR_TRACEBACK": ""}
 
 
 @pytest.mark.parametrize("kind", ["env", "verifier", "tool", "algorithm"])
 def test_the_readme_of_a_package_links_nothing_that_is_not_there(kind: str, desk: Path) -> None:
-    assert run(["new", kind, "my_quite_long_name"]) == 0
+    assert run_command(["new", kind, "my_quite_long_name"]) == 0
     text = (desk / "rlvr-my-quite-long-name" / "README.md").read_text("utf-8")
     assert f"rlvr check {kind} my_quite_long_name\n" in text and "http" not in text and "   " not in text and "$" not in text
 
 
 @pytest.mark.slow
 def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> None:
-    assert run(["new", "env", "my_doubling"]) == 0
-    assert run(["new", "verifier", "my_words"]) == 0
+    assert run_command(["new", "env", "my_doubling"]) == 0
+    assert run_command(["new", "verifier", "my_words"]) == 0
     variables = installed(desk, "rlvr-my-doubling", "rlvr-my-words")
     commands = [
         "list envs --json",
@@ -90,13 +90,13 @@ def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> 
     [*((kind, "rlvr_my_thing", "MyThing") for kind in ("env", "verifier", "tool")), ("algorithm", "rlvr_my_thing", "make")],
 )
 def test_what_is_written_is_sound_as_it_stands(kind: str, package: str, cls: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["new", kind, "my_thing", "--out", "here", "--json"]) == 0
+    assert run_command(["new", kind, "my_thing", "--out", "here", "--json"]) == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert sorted(said["files"]) == sorted(str(p.relative_to(desk / "here")) for p in (desk / "here").rglob("*") if p.is_file())
-    assert failures(check_plugin(kind, f"here/{package}/__init__.py:{cls}")) == []
+    assert list_failures(check_plugin(kind, f"here/{package}/__init__.py:{cls}")) == []
     project = tomllib.loads((desk / "here" / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["entry-points"] == {f"rlvr.{kind}s": {"my_thing": f"{package}:{cls}"}}
-    config = PACKAGE.parent / "pyproject.toml"
+    config = PACKAGE_FOLDER.parent / "pyproject.toml"
     for tool in (["ruff", "check"], ["ruff", "format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", *tool, "--config", str(config), f"here/{package}"], capture_output=True, text=True, timeout=60

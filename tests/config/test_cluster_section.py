@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.section import checked
+from rlvr.config.section import validate_section
 from rlvr.errors import ConfigError
 
 
@@ -19,22 +19,22 @@ from rlvr.errors import ConfigError
         ({"collectors": 10**9}, "collectors: input should be less than or equal to 10000"),
         ({"cpus": float("nan")}, "cpus: input should be a finite number"),
         ({"cpus": 0.00001}, "cpus: it is 1e-05; Ray shares processors out in steps of 0.0001; write for example 0.5"),
-        ({"judge_cpus": 0.12345}, "judge_cpus: it is 0.12345; Ray shares processors out"),
+        ({"verifier_cpus": 0.12345}, "judge_cpus: it is 0.12345; Ray shares processors out"),
         ({"gpus": 1.5}, "gpus: it is 1.5; more than one GPU must be a whole number of them, such as 1"),
         ({"address": "ray://head:10001"}, r"address: it is 'ray://head:10001'; allowed: local, auto, or HOST:PORT as `ray start --head`"),
         ({"address": ""}, "address: it is ''; allowed: local, auto, or HOST:PORT"),
         ({"address": "head:xx"}, "address: it is 'head:xx'; allowed: local, auto, or HOST:PORT"),
-        ({"pulse_s": 0}, "pulse_s: input should be greater than 0, got 0"),
+        ({"heartbeat_timeout_s": 0}, "pulse_s: input should be greater than 0, got 0"),
         ({"colectors": 2}, "there is no key 'colectors'; did you mean 'collectors'"),
     ],
 )
 def test_what_a_cluster_cannot_be_is_one_sentence(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        checked(ClusterConfig, given, "cluster")
+        validate_section(ClusterConfig, given, "cluster")
 
 
 @pytest.mark.parametrize(
     "given", [{"address": "[fe80::1]:6379"}, {"address": "head-1.my_net:6379"}, {"cpus": 1.5}, {"gpus": 0.3333}, {"gpus": 2}]
 )
 def test_what_a_cluster_can_be(given: dict[str, Any]) -> None:
-    checked(ClusterConfig, given, "cluster")
+    validate_section(ClusterConfig, given, "cluster")

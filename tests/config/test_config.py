@@ -7,53 +7,53 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlvr.config.config import RunConfig, load, recipes
-from rlvr.config.training import SCHEDULES
+from rlvr.config.config import RunConfig, find_recipes, load_config
+from rlvr.config.training import LR_SCHEDULERS
 from rlvr.errors import ConfigError, NotFound
 from rlvr.learn.update.optimization import Optimization
-from rlvr.runs.runlog import differing
+from rlvr.runs.runlog import find_differences
 
 
 def test_every_shipped_recipe_is_valid(tmp_path: Path) -> None:
-    assert "quickstart" in recipes()
+    assert "quickstart" in find_recipes()
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text(load("quickstart").dump(), "utf-8")
-    for name, path in recipes().items():
+    (tmp_path / "config.yaml").write_text(load_config("quickstart").to_yaml(), "utf-8")
+    for name, path in find_recipes().items():
         given = [f"data.run={tmp_path}"] if "run: null" in path.read_text("utf-8") else []
-        assert isinstance(load(name, given), RunConfig)
+        assert isinstance(load_config(name, given), RunConfig)
 
 
 def test_a_run_to_learn_from_and_a_rollout_of_another_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text(load("quickstart").dump(), "utf-8")
+    (tmp_path / "config.yaml").write_text(load_config("quickstart").to_yaml(), "utf-8")
     with pytest.raises(ConfigError, match="rollout: input should be a valid dictionary"):
-        load("dpo", [f"data.run={tmp_path}", "rollout=3"])
+        load_config("dpo", [f"data.run={tmp_path}", "rollout=3"])
     for spoiled in ("seed: 0\n", "- 1\n"):
         (tmp_path / "config.yaml").write_text(spoiled)
         with pytest.raises(ConfigError, match=r"config\.yaml: "):
-            load("dpo", [f"data.run={tmp_path}"])
+            load_config("dpo", [f"data.run={tmp_path}"])
 
 
 def test_overrides_reach_any_depth_and_are_read_as_yaml() -> None:
-    config = load(
+    config = load_config(
         "quickstart", ["seed=3", "train.learning_rate=1e-4", "algorithm={name: rloo, beta: 0.1}", "env.levels=['1+1']", "warmstart=null"]
     )
-    assert (config.seed, config.train.learning_rate, config.warmstart) == (3, 1e-4, None)
+    assert (config.seed, config.train.learning_rate, config.sft_warmup) == (3, 1e-4, None)
     assert config.algorithm == {"name": "rloo", "beta": 0.1} and config.env["levels"] == ["1+1"]
 
 
 def test_an_override_extends_a_plugin_given_by_name(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("env: arithmetic\ntokenizer: chars\nmodel: {config: {model_type: qwen2}}\ntrain: {learning_rate: 2e-3}\n")
-    config = load(str(path), ["env.levels=['1+1']"])
+    config = load_config(str(path), ["env.levels=['1+1']"])
     assert config.env == {"name": "arithmetic", "levels": ["1+1"]} and config.train.learning_rate == 2e-3
 
 
 def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
-    config = load("quickstart", ["seed=5"])
-    (tmp_path / "config.yaml").write_text(config.dump())
-    assert load(str(tmp_path / "config.yaml")) == config
-    assert differing(config, load("quickstart", ["seed=6", "train.steps=1"])) == ["seed: 5 -> 6", f"train.steps: {config.train.steps} -> 1"]
+    config = load_config("quickstart", ["seed=5"])
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load_config(str(tmp_path / "config.yaml")) == config
+    assert find_differences(config, load_config("quickstart", ["seed=6", "train.steps=1"])) == ["seed: 5 -> 6", f"train.steps: {config.train.steps} -> 1"]
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        load("quickstart", overrides)
+        load_config("quickstart", overrides)
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="did you mean 'quickstart'"):
-        load("quickstrat")
+        load_config("quickstrat")
     for text, told in (("[1, 2]", "contains list"), ("a: [", "not valid YAML"), ("", "contains NoneType")):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=told):
-            load(str(tmp_path / "x.yaml"))
+            load_config(str(tmp_path / "x.yaml"))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", LR_SCHEDULERS)
 def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
     for warmup in (0, 2, 4):
         made = Optimization(learning_rate=1e-2, lr_scheduler=name, warmup_steps=warmup)
-        optimizer, schedule = made.made_for([torch.nn.Parameter(torch.zeros(1))], 8)
+        optimizer, schedule = made.build_optimizer([torch.nn.Parameter(torch.zeros(1))], 8)
         rates = []
         for _ in range(7):
             rates.append(schedule.get_last_lr()[0])
@@ -113,6 +113,6 @@ def test_a_key_without_its_section_and_a_value_without_brackets_are_explained() 
     with pytest.raises(
         ConfigError, match=r"there is no key 'learning_rate'; did you mean 'train\.learning_rate' or 'warmstart\.learning_rate'\?"
     ):
-        load("quickstart", ["learning_rate=1"])
+        load_config("quickstart", ["learning_rate=1"])
     with pytest.raises(ConfigError, match=r"log\.report_to: 'wandb' is not a list; write \[wandb\]"):
-        load("quickstart", ["log.report_to=wandb"])
+        load_config("quickstart", ["log.report_to=wandb"])

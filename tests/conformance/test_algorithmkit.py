@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.conformance import check_algorithm, failures
+from rlvr.conformance import check_algorithm, list_failures
 from tests.fixtures.learning import PRESETS
 
 HEAD = '''
@@ -80,16 +80,16 @@ make = of(Mine)
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_algorithm_passes(name: str) -> None:
-    assert failures(check_algorithm(name)) == []
+    assert list_failures(check_algorithm(name)) == []
 
 
 @pytest.mark.parametrize("check", BROKEN)
 def test_a_defect_is_found(check: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + BROKEN[check])
-    found = failures(check_algorithm(f"{tmp_path / 'mine.py'}:make"))
+    found = list_failures(check_algorithm(f"{tmp_path / 'mine.py'}:make"))
     assert any(line.startswith(check) for line in found), found
 
 
 def test_settings_are_those_of_the_algorithm() -> None:
-    assert failures(check_algorithm("grpo", beta=0.1, kl_target=0.1, entropy_coef=0.01, mask_truncated_completions=True)) == []
-    assert failures(check_algorithm("ppo", gamma=0.9)) == []
+    assert list_failures(check_algorithm("grpo", beta=0.1, kl_target=0.1, entropy_coef=0.01, mask_truncated_completions=True)) == []
+    assert list_failures(check_algorithm("ppo", gamma=0.9)) == []

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run
-from rlvr.conformance.audit.audit import Report, audit, golds_from, pairs_in
-from rlvr.conformance.audit.families import Pair, made
-from rlvr.conformance.audit.page import page
-from rlvr.conformance.audit.search import searched
+from rlvr.commands.cli import run_command
+from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_pairs, run_audit
+from rlvr.conformance.audit.families import LabelledPair, generate_pairs
+from rlvr.conformance.audit.page import render_page
+from rlvr.conformance.audit.search import search_universal_answers
 from rlvr.errors import ConfigError
 from tests.conformance import bad_rewards
 
 ZOO = bad_rewards.__file__
-GOLDS = [Pair(text, text, True, question=f"What is {text} + 0?") for text in ("42", "-17", "1234", "305")]
+GOLDS = [LabelledPair(text, text, True, question=f"What is {text} + 0?") for text in ("42", "-17", "1234", "305")]
 
 
-def audited(function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[Pair] | None = None, golds: int = 4) -> Report:
-    return audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], search=search, timeout_s=timeout_s)
+def audited(function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledPair] | None = None, golds: int = 4) -> AuditReport:
+    return run_audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], search_calls=search, timeout_s=timeout_s)
 
 
-def failed(report: Report) -> set[str]:
+def failed(report: AuditReport) -> set[str]:
     return {family.name.partition(":")[0] for family in report.families if family.failed}
 
 
@@ -64,19 +64,19 @@ def test_a_verdict_that_depends_on_the_process_is_reported() -> None:
 
 
 def test_the_search_finds_a_text_that_is_always_paid() -> None:
-    keys = searched(GOLDS, [], lambda gold, text: "score of 1" in text or text == gold.answer, calls=400, seed=0)
-    assert keys and keys[0].share == 1.0 and "score of 1" in keys[0].text
-    assert searched(GOLDS, [], lambda gold, text: text == gold.answer, calls=400, seed=0) == []
-    both = searched(GOLDS, [], lambda gold, text: gold.answer in text, calls=800, seed=0)
+    keys = search_universal_answers(GOLDS, [], lambda gold, text: "score of 1" in text or text == gold.answer, max_calls=400, seed=0)
+    assert keys and keys[0].rewarded_fraction == 1.0 and "score of 1" in keys[0].text
+    assert search_universal_answers(GOLDS, [], lambda gold, text: text == gold.answer, max_calls=400, seed=0) == []
+    both = search_universal_answers(GOLDS, [], lambda gold, text: gold.answer in text, max_calls=800, seed=0)
     assert both and len(both[0].paid) > 2  # a recombination of several golds
 
 
 def test_no_made_pair_has_the_wrong_label() -> None:
-    golds = [Pair(str(n), str(n), True) for n in (0, 1, -1, 7, 10, 100, -25, 1000, 99)] + [
-        Pair("0.5", "0.5", True),
-        Pair("-1.25", "-1.25", True),
+    golds = [LabelledPair(str(n), str(n), True) for n in (0, 1, -1, 7, 10, 100, -25, 1000, 99)] + [
+        LabelledPair("0.5", "0.5", True),
+        LabelledPair("-1.25", "-1.25", True),
     ]
-    for pair in made(golds, ["bare"]):
+    for pair in generate_pairs(golds, ["bare"]):
         if pair.family.startswith("near miss"):
             assert float(pair.answer) != float(pair.reference), pair
         elif pair.family.startswith("same value") and "thought" not in pair.family:
@@ -84,9 +84,9 @@ def test_no_made_pair_has_the_wrong_label() -> None:
 
 
 def test_one_gold_is_enough_for_every_family() -> None:
-    pairs = list(made([Pair("4", ["4", "four"], True)], ["bare"]))
+    pairs = list(generate_pairs([LabelledPair("4", ["4", "four"], True)], ["bare"]))
     assert {"hedge", "two answers", "all answers at once"} <= {pair.family for pair in pairs}
-    assert not any(pair.answer.strip() == "4" for pair in pairs if not pair.right)
+    assert not any(pair.answer.strip() == "4" for pair in pairs if not pair.is_correct)
 
 
 def labelled(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -98,23 +98,23 @@ def test_the_command_writes_a_page_and_fails_past_a_limit(tmp_path: Path, capsys
     rows = [{"answer": str(n), "reference": "5", "label": int(n == 5)} for n in range(10)]
     file = labelled(tmp_path / "pairs.jsonl", [*rows, {"answer": "<b>", "reference": "5", "label": "contested"}])
     asked = ["audit", f"{ZOO}:tolerant", "--pairs", str(file), "--search", "0", "--golds", "2", "--json"]
-    assert run([*asked, "--max-fpr", "0.5", "--out", str(tmp_path / "out")]) == 1
+    assert run_command([*asked, "--max-fpr", "0.5", "--out", str(tmp_path / "out")]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["rates"]["given"] == {"false_positive": 1.0, "false_negative": 0.0}
     assert said["skipped"] == 1 and not said["ok"] and "is above 0.5" in said["above"][0]
     text = (tmp_path / "out" / "audit.html").read_text("utf-8")
     assert "<h2>Families</h2>" in text and "<script" not in text and "100.0%" in text
     assert json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))["rates"] == said["rates"]
-    assert run([*asked, "--max-fnr", "0.5"]) == 0
+    assert run_command([*asked, "--max-fnr", "0.5"]) == 0
 
 
 def test_an_answer_on_the_page_is_text() -> None:
-    report = audited("sound", pairs=[Pair("<script>alert(1)</script>", "4", True)])
-    assert "<script>" not in page(report, lambda failed, scored: (0.0, 1.0))
+    report = audited("sound", pairs=[LabelledPair("<script>alert(1)</script>", "4", True)])
+    assert "<script>" not in render_page(report, lambda failed, scored: (0.0, 1.0))
 
 
 def test_a_verifier_of_ours_is_audited_from_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["audit", "numeric", "--search", "40", "--golds", "4", "--max-fpr", "0", "--max-fnr", "0", "--json"]) == 0
+    assert run_command(["audit", "numeric", "--search", "40", "--golds", "4", "--max-fpr", "0", "--max-fnr", "0", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["asked"] > 100 and said["crashed"] == 0 and said["search"] == []
 
@@ -129,7 +129,7 @@ def test_a_verifier_of_ours_is_audited_from_its_examples(capsys: pytest.CaptureF
     ],
 )
 def test_a_wrong_command_is_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == 2
+    assert run_command(arguments) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said
 
@@ -138,9 +138,9 @@ def test_pairs_that_cannot_be_read(tmp_path: Path) -> None:
     for text in ("no json\n", '{"answer": "4"}\n', '{"answer": 4, "reference": "4", "label": 1}\n'):
         (tmp_path / "p.jsonl").write_text(text, "utf-8")
         with pytest.raises(ConfigError, match=r"p\.jsonl:1"):
-            pairs_in(tmp_path / "p.jsonl")
+            load_pairs(tmp_path / "p.jsonl")
 
 
 def test_golds_come_from_references_else_from_examples() -> None:
-    pairs = [Pair("x", "4", True), Pair("y", "4", False), Pair("z", ["4"], True)]
-    assert [gold.answer for gold in golds_from(pairs, (), most=9, seed=0)] == ["4"]
+    pairs = [LabelledPair("x", "4", True), LabelledPair("y", "4", False), LabelledPair("z", ["4"], True)]
+    assert [gold.answer for gold in collect_golds(pairs, (), max_golds=9, seed=0)] == ["4"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.checks import check_plugin, check_verifier, stream
-from rlvr.conformance.envkit import env_checks
-from rlvr.conformance.steps import CannotCheck, Check, Steps, failures, run
-from rlvr.conformance.verifierkit import verifier_checks
+from rlvr.conformance.checks import check_plugin, check_verifier, iter_checks
+from rlvr.conformance.envkit import iter_env_checks
+from rlvr.conformance.steps import CheckResult, CheckSkipped, Steps, list_failures, run_checks
+from rlvr.conformance.verifierkit import iter_verifier_checks
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import PACKAGE
+from rlvr.plugins.registry import PACKAGE_FOLDER
 
 HEAD = '''\
 """A plugin with a defect in it."""
@@ -104,7 +104,7 @@ class Lenient(Verifier):
 
 
 def lenient(rule: str) -> str:
-    """The start of a class body whose environment judges by `rule` instead of by its verifier."""
+    """The start of a class body whose environment judges by `comparison_rule` instead of by its verifier."""
     return f"""self.verifier = Lenient()
         Lenient.lenient = lambda self, task, answer: {rule}"""
 
@@ -144,7 +144,7 @@ ENV_DEFECTS = [
 ]  # fmt: skip
 
 
-def only(steps: Steps, wanted: str) -> Check:
+def only(steps: Steps, wanted: str) -> CheckResult:
     """Make one check of a kit and leave out the others."""
 
     def chosen() -> Iterator[Any]:
@@ -152,7 +152,7 @@ def only(steps: Steps, wanted: str) -> Check:
             if name == wanted:
                 yield name, look
 
-    made = list(run(chosen()))
+    made = list(run_checks(chosen()))
     return made[-1]
 
 
@@ -166,70 +166,70 @@ def planted(folder: Path, text: str, old: str, new: str) -> str:
 
 @pytest.mark.parametrize(("wanted", "old", "new", "words"), VERIFIER_DEFECTS, ids=[f"{i}-{d[0]}" for i, d in enumerate(VERIFIER_DEFECTS)])
 def test_the_verifier_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
-    check = only(verifier_checks(planted(tmp_path, VERIFIER + SHARED, old, new), {}), wanted)
+    check = only(iter_verifier_checks(planted(tmp_path, VERIFIER + SHARED, old, new), {}), wanted)
     assert check.name == wanted and not check.ok and words in check.detail, check
 
 
 def test_the_sound_verifier_passes(tmp_path: Path) -> None:
     checks = check_verifier(planted(tmp_path, VERIFIER, "42", "42"))
-    assert failures(checks) == [] and {d[0] for d in VERIFIER_DEFECTS} == {check.name for check in checks}
+    assert list_failures(checks) == [] and {d[0] for d in VERIFIER_DEFECTS} == {check.name for check in checks}
 
 
 @pytest.mark.parametrize(("wanted", "old", "new", "words"), ENV_DEFECTS, ids=[f"{i}-{d[0]}" for i, d in enumerate(ENV_DEFECTS)])
 def test_the_env_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
-    check = only(env_checks(planted(tmp_path, LENIENT + ENV, old, new), {}), wanted)
+    check = only(iter_env_checks(planted(tmp_path, LENIENT + ENV, old, new), {}), wanted)
     assert check.name == wanted and not check.ok and words in check.detail, check
 
 
 def test_the_sound_env_passes_and_every_check_has_its_defect(tmp_path: Path) -> None:
     checks = check_plugin("env", planted(tmp_path, LENIENT + ENV, "planted/", "planted/"))
-    assert failures(checks) == [] and not any(check.skipped for check in checks)
+    assert list_failures(checks) == [] and not any(check.skipped for check in checks)
     assert {d[0] for d in ENV_DEFECTS} | {"its settings are plain"} == {check.name for check in checks}
 
 
 def test_settings_that_cannot_travel_are_found(tmp_path: Path) -> None:
     name = planted(tmp_path, ENV, "planted/", "planted/")
-    check = only(env_checks(name, {"extra": {1, 2}}), "its settings are plain")
+    check = only(iter_env_checks(name, {"extra": {1, 2}}), "its settings are plain")
     assert not check.ok and "are sent to other processes" in check.detail
 
 
 def test_what_cannot_be_built_is_one_failed_check(tmp_path: Path) -> None:
-    (check,) = stream("env", planted(tmp_path, ENV, "self.verifier = verifier", "1 / 0"), {})
+    (check,) = iter_checks("env", planted(tmp_path, ENV, "self.verifier = verifier", "1 / 0"), {})
     assert not check.ok and "ZeroDivisionError" in check.detail
 
 
 def test_a_wrong_name_or_setting_is_the_callers() -> None:
     for name, settings in (("arithmetik", {}), ("arithmetic", {"levels": ["2/2"]})):
         with pytest.raises(ConfigError):
-            list(stream("env", name, settings))
+            list(iter_checks("env", name, settings))
 
 
 def test_a_check_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     def look() -> str:
-        raise CannotCheck("nothing to look at")
+        raise CheckSkipped("nothing to look at")
 
-    (check,) = run(iter([("a check", look)]))
-    assert check == Check("a check", True, "nothing to look at", skipped=True)
+    (check,) = run_checks(iter([("a check", look)]))
+    assert check == CheckResult("a check", True, "nothing to look at", skipped=True)
     none = planted(tmp_path, ENV, "return task.reference", "return None")
-    assert only(env_checks(none, {}), "the gold answer scores 1").skipped
+    assert only(iter_env_checks(none, {}), "the gold answer scores 1").skipped
 
 
 @pytest.mark.parametrize("wanted", ["another process gets the same tasks", "SyncVectorEnv and AsyncVectorEnv agree"])
 def test_what_a_plugin_prints_is_not_taken_for_a_result(wanted: str, tmp_path: Path) -> None:
     name = planted(tmp_path, ENV, "number = self", "print('loading', flush=True); number = self")
-    check = only(env_checks(name, {}), wanted)
+    check = only(iter_env_checks(name, {}), wanted)
     assert check.ok, check
     name = planted(tmp_path, ENV, "number = self", "print('loading', flush=True); raise SystemExit(0); number = self")
-    check = only(env_checks(name, {}), wanted)
+    check = only(iter_env_checks(name, {}), wanted)
     assert not check.ok, check
 
 
 @pytest.mark.parametrize(("kind", "old"), [("verifier", "return float("), ("env", "number = self")])
 def test_a_plugin_that_waits_for_ever_is_not_waited_for(kind: str, old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.conformance.steps.DEADLINE_S", 0.5)
+    monkeypatch.setattr("rlvr.conformance.steps.CHECK_TIMEOUT_S", 0.5)
     text = VERIFIER if kind == "verifier" else ENV
-    *before, last = stream(kind, planted(tmp_path, text, old, f"threading.Event().wait(3); {old}"), {})
-    assert failures(before) == [] and not last.ok and "not finished after 0.5 s" in last.detail
+    *before, last = iter_checks(kind, planted(tmp_path, text, old, f"threading.Event().wait(3); {old}"), {})
+    assert list_failures(before) == [] and not last.ok and "not finished after 0.5 s" in last.detail
 
 
 def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(
     )
     name = planted(tmp_path, VERIFIER, "float(right == said)", f"float(right == said) or {locked}")
     code = f"import rlvr.conformance.checks as c, rlvr.conformance.steps as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PACKAGE_FOLDER.parent)
     assert done.stdout.strip() == "['verdicts are the same from many threads']", done
 
 
@@ -251,7 +251,7 @@ def test_the_kit_leaves_nothing_behind(tmp_path: Path) -> None:
     import multiprocessing
 
     name = planted(tmp_path, ENV, "planted/", "planted/")
-    list(stream("env", name, {}))
+    list(iter_checks("env", name, {}))
     assert multiprocessing.active_children() == []
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     assert [path.name for path in tmp_path.iterdir()] == ["planted.py"]

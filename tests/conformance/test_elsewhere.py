@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.conformance.elsewhere import elsewhere
+from rlvr.conformance.elsewhere import call_in_subprocess
 
 
 def test_modules_are_found_without_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,4 +16,4 @@ def test_modules_are_found_without_an_environment_variable(tmp_path: Path, monke
     (tmp_path / "only_here.py").write_text("def told(name):\n    import os\n    return os.environ.get(name)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", "as/it/was")
-    assert elsewhere(importlib.import_module("only_here").told, "PYTHONPATH") == "as/it/was" == os.environ["PYTHONPATH"]
+    assert call_in_subprocess(importlib.import_module("only_here").told, "PYTHONPATH") == "as/it/was" == os.environ["PYTHONPATH"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.steps import Check, run
-from rlvr.conformance.talkkit import talk_checks
+from rlvr.conformance.steps import CheckResult, run_checks
+from rlvr.conformance.talkkit import iter_conversation_checks
 from rlvr.contracts import Session
 from rlvr.contracts.tool import Tool, tool
 from rlvr.plugins.registry import build
@@ -17,8 +17,8 @@ from rlvr.turns import Call
 from tests.tools.desks import Desks, Till, TillSession
 
 
-def found(environment: Any) -> dict[str, Check]:
-    return {check.name: check for check in run(talk_checks(environment))}
+def found(environment: Any) -> dict[str, CheckResult]:
+    return {check.name: check for check in run_checks(iter_conversation_checks(environment))}
 
 
 SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN = (
@@ -33,7 +33,7 @@ SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN = (
 
 def test_a_sound_environment_passes_every_check() -> None:
     class Must(Desks):
-        must_call = True
+        requires_tool_call = True
 
     desks = Must()
     checks = found(desks)
@@ -56,21 +56,21 @@ def test_what_cannot_be_checked_is_said() -> None:
 class Wrong(Desks):
     """Its script does not reach the sum."""
 
-    def script(self, task: Task) -> Sequence[str | Call] | None:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
         return [Call("", "add", {"amount": 6}), "done"]
 
 
 class Easy(Desks):
     """It says that calls are needed, and pays for words."""
 
-    must_call = True
+    requires_tool_call = True
 
-    def script(self, task: Task) -> Sequence[str | Call] | None:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
         return ["done"]
 
-    def open(self, task: Task, *, seed: int) -> Session:
-        session = super().open(task, seed=seed)
-        session.evidence = lambda: {"total": int(task.reference)}  # type: ignore[method-assign]
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        session = super().new_session(task, seed=seed)
+        session.artifacts = lambda: {"total": int(task.reference)}  # type: ignore[method-assign]
         return session
 
 
@@ -89,12 +89,12 @@ class Shared(Till):
 class Told(TillSession):
     """Its opening says the answer."""
 
-    def opening(self) -> Sequence[Message]:
+    def initial_messages(self) -> Sequence[Message]:
         return ({"role": "user", "content": f"(the answer is {self.task.reference})"},)
 
 
 class Tells(Desks):
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         return Told(self, task, seed)
 
 
@@ -123,7 +123,7 @@ def test_wrong_arguments_that_are_accepted_are_found(monkeypatch: pytest.MonkeyP
         self.tills[0].total += 1
         return original(self, call)
 
-    original = TillSession._run
-    monkeypatch.setattr(TillSession, "_run", careless)
+    original = TillSession._run_call
+    monkeypatch.setattr(TillSession, "_run_call", careless)
     result = found(Desks())[REFUSED]
     assert not result.ok and "the results differ" in result.detail

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance import check_plugin, check_tool, failures
-from rlvr.conformance.steps import run
-from rlvr.conformance.toolkit import check_opened, tool_checks
+from rlvr.conformance import check_plugin, check_tool, list_failures
+from rlvr.conformance.steps import run_checks
+from rlvr.conformance.toolkit import check_tool_in_context, iter_tool_checks
 from rlvr.contracts.tool import ToolContext
-from rlvr.plugins.registry import PACKAGE, entries
+from rlvr.plugins.registry import PACKAGE_FOLDER, list_entries
 from tests.tools.fakes import FakeBox
 
 SOUND = '''\
@@ -65,7 +65,7 @@ def planted(folder: Path, old: str, new: str) -> str:
 
 @pytest.mark.parametrize(("wanted", "old", "new", "words"), DEFECTS, ids=[f"{n}-{d[0]}" for n, d in enumerate(DEFECTS)])
 def test_the_tool_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
-    checks = {check.name: check for check in run(tool_checks(planted(tmp_path, old, new), {}))}
+    checks = {check.name: check for check in run_checks(iter_tool_checks(planted(tmp_path, old, new), {}))}
     check = checks.get(wanted) or checks["it can be closed"]
     assert not check.ok and words in check.detail, check
 
@@ -76,13 +76,13 @@ def test_state_shared_between_conversations_is_found(tmp_path: Path) -> None:
     )
     path = Path(name.split(":")[0])
     path.write_text(path.read_text("utf-8").replace("self.count += 1", "self.shared.append(1); self.count = len(self.shared)"), "utf-8")
-    checks = {check.name: check for check in run(tool_checks(name, {}))}
+    checks = {check.name: check for check in run_checks(iter_tool_checks(name, {}))}
     assert checks["its examples do what they say"].ok and not checks["two conversations share nothing"].ok
 
 
 def test_the_sound_tool_passes(tmp_path: Path) -> None:
     checks = check_tool(planted(tmp_path, "ab", "ab"))
-    assert failures(checks) == [] and [check.name for check in checks if check.skipped] == ["opening it without its box is refused"]
+    assert list_failures(checks) == [] and [check.name for check in checks if check.skipped] == ["opening it without its box is refused"]
 
 
 SETTINGS: dict[str, dict[str, Any]] = {"sql": {"script": "create table t(n)"}}
@@ -91,25 +91,25 @@ ELSEWHERE = ("mcp", "search")
 """Held to the kit in tests of their own, below: they need other packages."""
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in entries("tool") if entry.source == "rlvr" and entry.name not in ELSEWHERE])
+@pytest.mark.parametrize("name", [entry.name for entry in list_entries("tool") if entry.source == "rlvr" and entry.name not in ELSEWHERE])
 def test_our_tools_keep_the_contract(name: str) -> None:
-    context = ToolContext(box=FakeBox()) if name in BOXED else ToolContext()
-    checks = check_opened(name, context, **SETTINGS.get(name, {}))
-    assert failures(checks) == []
+    context = ToolContext(sandbox_session=FakeBox()) if name in BOXED else ToolContext()
+    checks = check_tool_in_context(name, context, **SETTINGS.get(name, {}))
+    assert list_failures(checks) == []
     assert sum(not check.skipped for check in checks) >= 9, [check for check in checks if check.skipped]
 
 
 def test_search_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("The river flows.", "utf-8")
-    assert failures(check_plugin("tool", "search", path=str(tmp_path))) == []
+    assert list_failures(check_plugin("tool", "search", path=str(tmp_path))) == []
 
 
 def test_every_tool_on_the_disk_is_held_to_the_kit() -> None:
-    on_disk = {path.stem for path in (PACKAGE / "tools").glob("*.py") if not path.stem.startswith("_")}
-    assert {entry.name for entry in entries("tool") if entry.source == "rlvr"} == on_disk
+    on_disk = {path.stem for path in (PACKAGE_FOLDER / "tools").glob("*.py") if not path.stem.startswith("_")}
+    assert {entry.name for entry in list_entries("tool") if entry.source == "rlvr"} == on_disk
     assert set(BOXED) | set(ELSEWHERE) | {"calculator", "submit", "sql"} == on_disk
 
 
 def test_without_a_box_what_cannot_be_checked_says_so() -> None:
     checks = check_tool("bash")
-    assert failures(checks) == [] and any("needs a sandbox box" in check.detail for check in checks if check.skipped)
+    assert list_failures(checks) == [] and any("needs a sandbox box" in check.detail for check in checks if check.skipped)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from rlvr.contracts import Heard, ToolSession
+from rlvr.contracts import StepResult, ToolSession
 from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.errors import ConfigError, ToolCrash
+from rlvr.errors import ConfigError, ToolFailure
 from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 from rlvr.tools.bash import Bash
@@ -28,15 +28,15 @@ def add(amount: object, number: int = 0, **more: object) -> Call:
     return Call(f"0.{number}", "add", {"amount": amount}, **more)  # type: ignore[arg-type]
 
 
-def heard(session: ToolSession, turn: Turn) -> Heard:
-    found = session.hear(turn)
+def heard(session: ToolSession, turn: Turn) -> StepResult:
+    found = session.step(turn)
     assert found is not None
     return found
 
 
 def till(**settings: object) -> TillSession:
     environment = Desks(**settings)  # type: ignore[arg-type]
-    session = environment.open(TASK, seed=3)
+    session = environment.new_session(TASK, seed=3)
     assert isinstance(session, TillSession)
     return session
 
@@ -44,16 +44,16 @@ def till(**settings: object) -> TillSession:
 def test_each_call_of_a_turn_gets_its_result_in_order() -> None:
     session = till()
     assert [spec.name for spec in session.tools()] == ["add", "close_till"] and session.tools() == session.tools()
-    misread = Call("0.2", "add", status=CallStatus.BAD_JSON, why="no value")
+    misread = Call("0.2", "add", status=CallStatus.BAD_JSON, error_detail="no value")
     said = heard(session, calls(add(3), add("x", 1), misread, add(99, 3), Call("0.4", "ad", {}), add(4, 5)))
-    assert [message["role"] for message in said.messages] == ["tool"] * 6 and not said.over
+    assert [message["role"] for message in said.messages] == ["tool"] * 6 and not said.done
     assert [message["tool_call_id"] for message in said.messages] == [f"0.{k}" for k in range(6)]
-    assert [result.ok for result in said.results] == [True, False, False, False, False, True]
-    assert [message["content"] for message in said.messages] == [result.text for result in said.results]
-    assert said.results[0].text == "3" and said.results[5].text == "7"
-    assert "not what the tool accepts" in said.results[1].text and said.results[2].text == misread.told
-    assert said.results[3].text == "Error: that is too much at once" and "did you mean 'add'?" in said.results[4].text
-    assert session.evidence() == {"total": 7}
+    assert [result.ok for result in said.tool_results] == [True, False, False, False, False, True]
+    assert [message["content"] for message in said.messages] == [result.text for result in said.tool_results]
+    assert said.tool_results[0].text == "3" and said.tool_results[5].text == "7"
+    assert "not what the tool accepts" in said.tool_results[1].text and said.tool_results[2].text == misread.error_message
+    assert said.tool_results[3].text == "Error: that is too much at once" and "did you mean 'add'?" in said.tool_results[4].text
+    assert session.artifacts() == {"total": 7}
     session.close()
 
 
@@ -61,7 +61,7 @@ def test_a_turn_without_calls_is_the_answer_and_a_conversation_that_ends_with_a_
     session = till()
     session.tools()
     final = Turn("it has 7", content="it has 7")
-    assert session.hear(final) is None and session.answer([calls(add(7)), final]) == "it has 7"
+    assert session.step(final) is None and session.answer([calls(add(7)), final]) == "it has 7"
     assert session.answer([final, calls(add(7))]) == "" and session.answer([]) == ""
     session.close()
 
@@ -70,8 +70,8 @@ def test_a_call_that_submits_ends_the_conversation_and_later_calls_of_the_turn_a
     session = till()
     session.tools()
     said = heard(session, calls(add(7), Call("0.1", "close_till", {}), add(50, 2)))
-    assert said.over and [result.over for result in said.results] == [False, True, False]
-    assert "was not run" in said.results[2].text and session.evidence() == {"total": 7}
+    assert said.done and [result.done for result in said.tool_results] == [False, True, False]
+    assert "was not run" in said.tool_results[2].text and session.artifacts() == {"total": 7}
     assert session.answer([calls()]) == "7"
     session.close()
 
@@ -79,21 +79,21 @@ def test_a_call_that_submits_ends_the_conversation_and_later_calls_of_the_turn_a
 def test_a_tool_that_breaks_is_raised() -> None:
     session = till()
     session.tools()
-    with pytest.raises(ToolCrash, match="the till is on fire"):
-        session.hear(calls(add(13)))
+    with pytest.raises(ToolFailure, match="the till is on fire"):
+        session.step(calls(add(13)))
     session.close()
 
 
 def test_it_ends_after_some_turns_in_a_row_with_nothing_but_bad_calls() -> None:
     bad, good = calls(Call("0.0", "add", status=CallStatus.BAD_JSON)), calls(add(1))
     session = till()
-    assert [heard(session, turn).over for turn in (bad, bad, good, bad, bad, bad)] == [False] * 5 + [True]
+    assert [heard(session, turn).done for turn in (bad, bad, good, bad, bad, bad)] == [False] * 5 + [True]
     session.close()
 
 
 def test_a_tool_error_is_no_bad_call() -> None:
     session = till()
-    assert not any(heard(session, calls(add(99))).over for _ in range(5))
+    assert not any(heard(session, calls(add(99))).done for _ in range(5))
     session.close()
 
 
@@ -103,7 +103,7 @@ def test_the_box_has_the_files_and_is_closed_with_the_session() -> None:
     assert not boxes.boxes
     session.tools()
     assert boxes.boxes[0].files == {"start.txt": b"0"}
-    assert heard(session, calls(Call("0.0", "bash", {"command": "echo hi"}))).results[0].text == "echo hi"
+    assert heard(session, calls(Call("0.0", "bash", {"command": "echo hi"}))).tool_results[0].text == "echo hi"
     session.close()
     session.close()
     assert boxes.boxes[0].closed == 1
@@ -120,7 +120,7 @@ def test_no_box_is_opened_where_no_tool_needs_one() -> None:
 class Sinks(Tool):
     """Fails to open."""
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         raise OSError("no water")
 
     @tool
@@ -150,10 +150,10 @@ def test_tools_that_cannot_be_opened_together_are_refused(tools: list[Tool], tol
 
 def test_a_long_result_is_cut_and_says_so() -> None:
     session = ToolSession(TASK, [Loud()])
-    session.max_characters = 100  # type: ignore[misc]
+    session.max_result_characters = 100  # type: ignore[misc]
     session.tools()
-    result = heard(session, calls(Call("0.0", "shout", {"times": 60}))).results[0]
-    assert result.cut and len(result.text) <= 100 and "left out" in result.text
+    result = heard(session, calls(Call("0.0", "shout", {"times": 60}))).tool_results[0]
+    assert result.truncated and len(result.text) <= 100 and "left out" in result.text
     session.close()
 
 
@@ -179,12 +179,12 @@ class Sleeper(Tool):
 
 
 def test_a_turn_whose_calls_take_too_long_ends_before_the_rollout_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToolSession, "max_seconds", 0.03)
+    monkeypatch.setattr(ToolSession, "turn_timeout_s", 0.03)
     session = ToolSession(TASK, [Sleeper()])
     said = heard(session, calls(*(Call(f"0.{number}", "wait", {}) for number in range(5))))
-    assert [result.ok for result in said.results] == [True, True, False, False, False] and not said.over
-    assert said.results[4].text == "Error: this call was not run. The earlier calls of the same turn took 0 s, and one turn has 0.03 s."
-    assert heard(session, calls(Call("1.0", "wait", {}))).results[0].ok
+    assert [result.ok for result in said.tool_results] == [True, True, False, False, False] and not said.done
+    assert said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 0 s, and one turn has 0.03 s."
+    assert heard(session, calls(Call("1.0", "wait", {}))).tool_results[0].ok
     session.close()
 
 

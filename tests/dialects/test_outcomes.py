@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlvr.dialects.dialect import Dialect
-from rlvr.dialects.table import DIALECTS, detect, get
+from rlvr.dialects.table import DIALECTS, detect_dialect, get_dialect
 from rlvr.errors import NotFound
-from rlvr.turns import ADVICE, Call, CallStatus, ToolSpec
+from rlvr.turns import STATUS_MESSAGES, Call, CallStatus, ToolSpec
 
 SEARCH = ToolSpec(
     "search",
@@ -29,15 +29,15 @@ S = CallStatus
 
 
 def written(dialect: Dialect, *calls: tuple[str, dict[str, Any]]) -> str:
-    return dialect.write([Call(f"0.{n}", name, given) for n, (name, given) in enumerate(calls)], TOOLS)
+    return dialect.format_calls([Call(f"0.{n}", name, given) for n, (name, given) in enumerate(calls)], TOOLS)
 
 
 def good(dialect: Dialect) -> str:
-    return dialect.write([GOOD], TOOLS)
+    return dialect.format_calls([GOOD], TOOLS)
 
 
 def opened(dialect: Dialect) -> tuple[str, str]:
-    return dialect.thoughts[0] if dialect.thoughts else ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+    return dialect.reasoning_marks[0] if dialect.reasoning_marks else ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 
 
 def cut(dialect: Dialect) -> str:
@@ -111,7 +111,7 @@ def outcome(dialect: Dialect, name: str) -> list[CallStatus]:
     text = OUTCOMES[name](dialect)
     if (dialect.name, name) == ("harmony", "text before"):
         text = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant" + good(dialect)
-    turn = dialect.read(text, TOOLS, finish="length" if name.startswith("cut off") else "stop")
+    turn = dialect.parse_turn(text, TOOLS, finish="length" if name.startswith("cut off") else "stop")
     return [call.status for call in turn.calls]
 
 
@@ -129,11 +129,11 @@ def test_content_and_reasoning_are_told_from_calls(dialect: Dialect) -> None:
     if dialect.name in ("harmony", "llama"):
         return  # below
     begin, end = opened(dialect)
-    turn = dialect.read(f"{begin}It may rain.{end}\nI look.\n{good(dialect)}", TOOLS)
+    turn = dialect.parse_turn(f"{begin}It may rain.{end}\nI look.\n{good(dialect)}", TOOLS)
     assert (turn.reasoning, turn.content, [call.arguments for call in turn.calls]) == ("It may rain.", "I look.", [GOOD.arguments])
-    by_prompt = dialect.read(f"It may rain.{end}\nI look.\n{good(dialect)}", TOOLS, thinking=True)
+    by_prompt = dialect.parse_turn(f"It may rain.{end}\nI look.\n{good(dialect)}", TOOLS, starts_in_reasoning=True)
     assert (by_prompt.reasoning, by_prompt.content, len(by_prompt.calls)) == ("It may rain.", "I look.", 1)
-    unfinished = dialect.read(f"Perhaps {good(dialect)}", TOOLS, thinking=True)
+    unfinished = dialect.parse_turn(f"Perhaps {good(dialect)}", TOOLS, starts_in_reasoning=True)
     assert [call.status for call in unfinished.calls] in ([S.IN_THOUGHT], []) and unfinished.content == ""
 
 
@@ -142,26 +142,26 @@ def test_harmony_messages() -> None:
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
         '<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{"query": "rain"}<|call|>'
     )
-    turn = get("harmony").read(text, TOOLS)
+    turn = get_dialect("harmony").parse_turn(text, TOOLS)
     assert (turn.reasoning, turn.content, turn.calls[0].arguments) == ("Hm.", "I look.", {"query": "rain"})
-    assert get("harmony").read(text.removesuffix("<|call|>"), TOOLS).calls[0].status is S.OK, "the stop token is not decoded"
-    assert get("harmony").read(text.removesuffix("<|call|>"), TOOLS, finish="length").calls[0].status is S.UNCLOSED
-    assert get("harmony").read("<|channel|>final<|message|>It rains.<|return|>", TOOLS).content == "It rains."
-    assert get("harmony").read("just words", TOOLS).content == "just words"
+    assert get_dialect("harmony").parse_turn(text.removesuffix("<|call|>"), TOOLS).calls[0].status is S.OK, "the stop token is not decoded"
+    assert get_dialect("harmony").parse_turn(text.removesuffix("<|call|>"), TOOLS, finish="length").calls[0].status is S.UNCLOSED
+    assert get_dialect("harmony").parse_turn("<|channel|>final<|message|>It rains.<|return|>", TOOLS).content == "It rains."
+    assert get_dialect("harmony").parse_turn("just words", TOOLS).content == "just words"
 
 
 def test_llama_forms() -> None:
-    llama = get("llama")
-    assert llama.read('{"answer": 4}', TOOLS).content == '{"answer": 4}', "an object without a name is an answer"
-    assert llama.read('<think>Hm.</think>{"name": "now", "parameters": {}}', TOOLS).calls[0].status is S.OK
+    llama = get_dialect("llama")
+    assert llama.parse_turn('{"answer": 4}', TOOLS).content == '{"answer": 4}', "an object without a name is an answer"
+    assert llama.parse_turn('<think>Hm.</think>{"name": "now", "parameters": {}}', TOOLS).calls[0].status is S.OK
     python = (*TOOLS, ToolSpec("python", "Run.", {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}))
-    code = llama.read("<|python_tag|>print(1)\nprint(2)<|eom_id|>", python).calls[0]
+    code = llama.parse_turn("<|python_tag|>print(1)\nprint(2)<|eom_id|>", python).calls[0]
     assert (code.name, code.arguments, code.status) == ("python", {"code": "print(1)\nprint(2)"}, S.OK)
-    assert llama.read("<|python_tag|>print(1)", TOOLS).calls[0].status is S.UNKNOWN_TOOL
-    built_in = llama.read('<|python_tag|>search.call(query="rain", limit=2)<|eom_id|>', TOOLS).calls[0]
+    assert llama.parse_turn("<|python_tag|>print(1)", TOOLS).calls[0].status is S.UNKNOWN_TOOL
+    built_in = llama.parse_turn('<|python_tag|>search.call(query="rain", limit=2)<|eom_id|>', TOOLS).calls[0]
     assert (built_in.arguments, built_in.status) == ({"query": "rain", "limit": 2}, S.OK)
     both = {"name": "now", "parameters": {}, "arguments": {}}
-    assert llama.read(str(both).replace("'", '"'), TOOLS).calls[0].status is S.MALFORMED
+    assert llama.parse_turn(str(both).replace("'", '"'), TOOLS).calls[0].status is S.MALFORMED
 
 
 MISTRAL_FORMS = [
@@ -174,7 +174,7 @@ MISTRAL_FORMS = [
 
 @pytest.mark.parametrize("text", MISTRAL_FORMS)
 def test_every_form_of_mistral_is_read(text: str) -> None:
-    (call,) = get("mistral").read(text, TOOLS).calls
+    (call,) = get_dialect("mistral").parse_turn(text, TOOLS).calls
     assert (call.status, call.arguments) == (S.OK, {"query": "rain"})
 
 
@@ -200,9 +200,9 @@ STRICT = [
 
 @pytest.mark.parametrize(("text", "status", "words"), STRICT, ids=range(len(STRICT)))
 def test_hermes_is_strict_and_says_why(text: str, status: CallStatus, words: str) -> None:
-    (call,) = get("hermes").read(text, TOOLS).calls
-    assert call.status is status and words in call.why, call
-    assert call.told.startswith("Error: this call was not run. ") and ADVICE[status] in call.told
+    (call,) = get_dialect("hermes").parse_turn(text, TOOLS).calls
+    assert call.status is status and words in call.error_detail, call
+    assert call.error_message.startswith("Error: this call was not run. ") and STATUS_MESSAGES[status] in call.error_message
 
 
 def test_one_broken_call_does_not_take_its_neighbours_along() -> None:
@@ -212,39 +212,39 @@ def test_one_broken_call_does_not_take_its_neighbours_along() -> None:
             text = text.replace("\n", ";")
         if dialect.name == "harmony":
             text = text.replace("\n", "<|start|>assistant")
-        statuses = [call.status for call in dialect.read(text, TOOLS).calls]
+        statuses = [call.status for call in dialect.parse_turn(text, TOOLS).calls]
         bad = BROKEN.get(dialect.name, ("", "", S.BAD_JSON))[2]
         wanted = [S.OK, bad] if dialect.name == "llama" else [S.OK, bad, S.OK]  # what has no marks has no next call
         assert statuses == wanted, dialect.name
 
 
 def test_a_call_in_a_thought_counts_only_when_nothing_else_was_said() -> None:
-    hermes = get("hermes")
+    hermes = get_dialect("hermes")
     thought = f"<think>{good(hermes)}</think>"
-    assert hermes.read(thought + "It rains.", TOOLS).pending == ()
-    assert len(hermes.read(thought, TOOLS).pending) == 1
-    turn = hermes.read(thought + good(hermes), TOOLS)
-    assert [call.status for call in turn.calls] == [S.IN_THOUGHT, S.OK] and turn.pending == turn.calls[1:]
+    assert hermes.parse_turn(thought + "It rains.", TOOLS).open_calls == ()
+    assert len(hermes.parse_turn(thought, TOOLS).open_calls) == 1
+    turn = hermes.parse_turn(thought + good(hermes), TOOLS)
+    assert [call.status for call in turn.calls] == [S.IN_THOUGHT, S.OK] and turn.open_calls == turn.calls[1:]
 
 
 def test_values_without_types_are_read_as_the_schema_says() -> None:
     given = "<parameter=query>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
     text = f"<tool_call>\n<function=search>\n{given}</function>\n</tool_call>"
-    (call,) = get("qwen_xml").read(text, TOOLS).calls
+    (call,) = get_dialect("qwen_xml").parse_turn(text, TOOLS).calls
     assert call.arguments == {"query": "3", "exact": True}
-    (call,) = get("qwen_xml").read(text.replace("<tool_call>\n", ""), TOOLS).calls
-    assert call.status is S.MALFORMED and "begin with <tool_call>" in call.why
+    (call,) = get_dialect("qwen_xml").parse_turn(text.replace("<tool_call>\n", ""), TOOLS).calls
+    assert call.status is S.MALFORMED and "begin with <tool_call>" in call.error_detail
 
 
 def test_instructions_hold_a_call_that_can_be_read() -> None:
     for dialect in DIALECTS.values():
-        text = dialect.instructions(TOOLS)
+        text = dialect.format_instructions(TOOLS)
         assert "search" in text and "now" in text
         if dialect.name == "line":
             assert text == 'Tools:\n!search {"query", "limit", "exact"}\n!now'
             continue
         shown = text[text.index("own values:\n") + len("own values:\n") : text.index("\n\nYour turn ends")]
-        (call,) = dialect.read(shown, TOOLS).calls
+        (call,) = dialect.parse_turn(shown, TOOLS).calls
         assert call.status is S.OK, (dialect.name, call)
 
 
@@ -266,12 +266,12 @@ CALCULATOR = ToolSpec("calculator", "Compute.", {"properties": {"expression": {"
     ],
 )
 def test_a_call_of_one_line(text: str, tools: Sequence[ToolSpec], name: str, given: Any, status: CallStatus) -> None:
-    (call,) = get("line").read(text, tools).calls
+    (call,) = get_dialect("line").parse_turn(text, tools).calls
     assert (call.name, call.arguments, call.status) == (name, given, status)
 
 
 def test_an_exclamation_in_a_line_is_no_call() -> None:
-    assert not get("line").read("It is 5! = 120", [CALCULATOR]).calls and not get("line").read("!3+4").calls
+    assert not get_dialect("line").parse_turn("It is 5! = 120", [CALCULATOR]).calls and not get_dialect("line").parse_turn("!3+4").calls
 
 
 SIGNS = [
@@ -295,15 +295,15 @@ SIGNS = [
 
 @pytest.mark.parametrize(("template", "name"), SIGNS)
 def test_the_template_says_which_dialect_it_speaks(template: str, name: str) -> None:
-    found = detect(template)
+    found = detect_dialect(template)
     assert found is not None and found.name == name
 
 
 def test_every_dialect_but_the_plain_one_has_its_sign() -> None:
     assert {name for _, name in SIGNS} == set(DIALECTS) - {"fenced"}
-    assert detect("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    assert detect_dialect("{% for m in messages %}{{ m.content }}{% endfor %}") is None
     with pytest.raises(NotFound, match="hermes"):
-        get("herms")
+        get_dialect("herms")
 
 
 if __name__ == "__main__":  # python -m tests.dialects.test_outcomes: the table of dialects and outcomes

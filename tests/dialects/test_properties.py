@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlvr.dialects.dialect import Dialect, Unwritable
+from rlvr.dialects.dialect import Dialect, UnwritableCallError
 from rlvr.dialects.table import DIALECTS
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -34,7 +34,7 @@ TOOLS = (
     ToolSpec("python", "Run code.", {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}),
     ToolSpec("now", "The time."),
 )
-MARKS = sorted({mark for d in DIALECTS.values() for mark in (*d.opens, *d.closes, *d.drops, *sum(d.thoughts, ()))} | {
+MARKS = sorted({mark for d in DIALECTS.values() for mark in (*d.open_marks, *d.close_marks, *d.ignored_marks, *sum(d.reasoning_marks, ()))} | {
     "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<|"|>', "<escape>",
     "<|message|>", "<|end|>", "<|call|>", "<|start|>assistant", "[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "\n```json\n", '{"name": ', "call:",
     '"', "'", "\\", "{", "}", "[", "]", "(", ")", ",", ":", "=", "\n", "search", "python", ";", ".call(", " ", "<|tool_call_argument_begin|>",
@@ -70,7 +70,7 @@ CALLS = st.lists(
 
 
 def read_back(dialect: Dialect, text: str) -> list[tuple[str, Any]]:
-    turn = dialect.read(text, TOOLS)
+    turn = dialect.parse_turn(text, TOOLS)
     assert all(call.status is CallStatus.OK for call in turn.calls), turn.calls
     assert (turn.content, turn.reasoning) == ("", ""), turn
     return [(call.name, call.arguments) for call in turn.calls]
@@ -87,8 +87,8 @@ def read_back(dialect: Dialect, text: str) -> list[tuple[str, Any]]:
 def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, dict[str, Any]]]) -> None:
     written = [Call(f"0.{n}", name, arguments) for n, (name, arguments) in enumerate(calls)]
     try:
-        text = dialect.write(written, TOOLS)
-    except Unwritable as refused:
+        text = dialect.format_calls(written, TOOLS)
+    except UnwritableCallError as refused:
         assert any(mark in str(calls) for mark in ("</parameter>", "</arg_value>", "</｜DSML", '<|"|>', "<escape>", "<")), refused
         return
     assert read_back(dialect, text) == calls
@@ -102,11 +102,11 @@ def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, d
     finish=st.sampled_from(["stop", "length"]),
 )
 def test_no_text_is_an_error(dialect: Dialect, text: str, thinking: bool, finish: Any) -> None:
-    turn = dialect.read(text, TOOLS, thinking=thinking, finish=finish)
+    turn = dialect.parse_turn(text, TOOLS, starts_in_reasoning=thinking, finish=finish)
     assert turn.text == text
     for number, call in enumerate(turn.calls):
         assert call.id == f"0.{number}" and call.raw and call.raw in text
-        assert (call.status is CallStatus.OK) == (call.told == "")
+        assert (call.status is CallStatus.OK) == (call.error_message == "")
         assert call.status is not CallStatus.OK or isinstance(call.arguments, dict)
 
 
@@ -114,11 +114,11 @@ def test_no_text_is_an_error(dialect: Dialect, text: str, thinking: bool, finish
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_call_with_a_hole_in_it_is_no_error(dialect: Dialect, data: st.DataObject) -> None:
-    text = dialect.write([Call("0.0", "search", {"query": "rain", "limit": 3, "words": ["a"]}), Call("0.1", "now", {})], TOOLS)
+    text = dialect.format_calls([Call("0.0", "search", {"query": "rain", "limit": 3, "words": ["a"]}), Call("0.1", "now", {})], TOOLS)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     patch = data.draw(st.sampled_from(["", *MARKS]))
-    dialect.read(text[:start] + patch + text[end:], TOOLS)
+    dialect.parse_turn(text[:start] + patch + text[end:], TOOLS)
 
 
 FLOODS = [
@@ -143,13 +143,13 @@ def test_time_grows_with_the_text_alone(dialect: Dialect) -> None:
 
     def seconds(text: str) -> float:
         start = time.thread_time()
-        dialect.read(text, TOOLS)
-        dialect.read(text, TOOLS, thinking=True)
+        dialect.parse_turn(text, TOOLS)
+        dialect.parse_turn(text, TOOLS, starts_in_reasoning=True)
         return time.thread_time() - start
 
     def ratio(head: str, flood: str) -> float:
         return seconds(head + flood * 32_000) / (seconds(head + flood * 4_000) + 0.0005)
 
     for flood in FLOODS:
-        for head in ("", dialect.opens[0]):
+        for head in ("", dialect.open_marks[0]):
             assert any(ratio(head, flood) < 30 for _ in range(4)), (head, flood)

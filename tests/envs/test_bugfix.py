@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.talkkit import Play, played
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
 from rlvr.contracts import Environment, Sandbox, Transcript
 from rlvr.envs._families import FAMILIES
-from rlvr.envs.bugfix import KINDS, Posed, _posed
+from rlvr.envs.bugfix import KINDS, BuggyPackage, _build_package
 from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import recorded_ending, session_record
+from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.turns import Call
@@ -29,16 +29,16 @@ def bugfix(sandbox: Any, *kinds: str, **settings: Any) -> Environment:
     return environment
 
 
-def posed(task: Task) -> tuple[Posed, str]:
+def posed(task: Task) -> tuple[BuggyPackage, str]:
     """The package, and the module that has the bug."""
-    found = _posed("bugfix/0", task.meta["kind"], task.meta["name"])
+    found = _build_package("bugfix/0", task.meta["kind"], task.meta["name"])
     return found, f"{found.name}/{task.meta['kind']}.py"
 
 
 def left(environment: Environment, task: Task, path: str, text: str) -> Verdict:
     """The verdict on the package with another text in one module."""
     files = {name: text.encode() for name, text in posed(task)[0].files.items()}
-    return environment.verifier.judge(task, Transcript("", files | {path: text.encode("utf-8", "surrogateescape")}))
+    return environment.verifier.verify_transcript(task, Transcript("", files | {path: text.encode("utf-8", "surrogateescape")}))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_every_bug_is_posed_and_shows_in_hidden_calls_with_other_arguments(envir
     for index in range(TRIED):
         task = environment.task("train", index)
         found, path = posed(task)
-        before, after = found.files[path], found.right[path]
-        assert before != after and all(found.files[other] == found.right[other] for other in found.files if other != path)
+        before, after = found.files[path], found.correct_files[path]
+        assert before != after and all(found.files[other] == found.correct_files[other] for other in found.files if other != path)
         seen.add((task.meta["kind"], before))
         call = re.search(rf"{found.name}\.\w+\.(\w+)\((.*)\) must return", task.question)
         assert call and not any(
@@ -92,7 +92,7 @@ def test_each_bug_scores_0_and_each_right_module_1(environment: Environment) -> 
         call = re.search(rf"{found.name}\.\w+\.(\w+)\((.*)\) must return (.*), and it does not", task.question)
         assert call
         shown = f"\n_old = {call[1]}\ndef {call[1]}(*args):\n    return {call[3]} if args == ({call[2]},) else _old(*args)\n"
-        scores = [left(environment, task, path, text).score for text in (found.files[path], found.right[path], found.files[path] + shown)]
+        scores = [left(environment, task, path, text).score for text in (found.files[path], found.correct_files[path], found.files[path] + shown)]
         return task.question, scores[0], scores[1], scores[2]
 
     with ThreadPoolExecutor(2) as pool:
@@ -102,29 +102,29 @@ def test_each_bug_scores_0_and_each_right_module_1(environment: Environment) -> 
 
 def test_a_conversation_and_its_record(environment: Environment) -> None:
     task = environment.task("test", 0)
-    assert played(environment, task, [Call("0.0", "bash", {"command": "ls"}), "ready"])[0].score == 0.0
-    play = Play(environment, task)
+    assert play_conversation(environment, task, [Call("0.0", "bash", {"command": "ls"}), "ready"])[0].score == 0.0
+    play = PlayedConversation(environment, task)
     try:
-        for said in environment.script(task) or ():
-            play.say(said)
-        ending = play.lease.collect(tuple(play.turns), tuple(play.heard))
-        record = session_record(play.lease, play.turns, play.heard, ending)
+        for said in environment.oracle_turns(task) or ():
+            play.step(said)
+        ending = play.session_handle.collect_transcript(tuple(play.turns), tuple(play.step_results))
+        record = build_session_record(play.session_handle, play.turns, play.step_results, ending)
     finally:
-        play.lease.close()
-    again = recorded_ending(record)
-    assert isinstance(again, Transcript) and environment.verifier.judge(task, again).score == 1.0
+        play.session_handle.close()
+    again = load_recorded_transcript(record)
+    assert isinstance(again, Transcript) and environment.verifier.verify_transcript(task, again).score == 1.0
 
 
 def test_code_in_the_answer_does_not_count(environment: Environment) -> None:
     task = environment.task("train", 0)
     found, path = posed(task)
-    assert played(environment, task, [f"```python\n{found.right[path]}```"])[0].score == 0.0
+    assert play_conversation(environment, task, [f"```python\n{found.correct_files[path]}```"])[0].score == 0.0
 
 
 def test_a_reference_without_cases_is_the_fault_of_the_task(environment: Environment) -> None:
     references: list[Any] = [None, {}, {"files": [], "cases": []}, {"files": ["a.py"], "cases": [{}]}, {"files": [1], "cases": []}]
     for reference in references:
-        verdict = environment.verifier.judge(Task("t", user("?"), reference), Transcript("", {"a.py": b""}))
+        verdict = environment.verifier.verify_transcript(Task("t", user("?"), reference), Transcript("", {"a.py": b""}))
         assert verdict.score is None and verdict.fault is Fault.TASK
 
 
@@ -141,7 +141,7 @@ def test_no_module_is_paid_and_none_takes_its_zero_away(docker_sandbox: Sandbox)
             zip(MODULE_ATTACKS, pool.map(lambda text: left(environment, task, path, text), MODULE_ATTACKS.values()), strict=True)
         )
     assert {name: (verdict.score, verdict.reason) for name, verdict in verdicts.items() if verdict.score != 0.0} == {}
-    assert left(environment, task, path, posed(task)[0].right[path]).score == 1.0
+    assert left(environment, task, path, posed(task)[0].correct_files[path]).score == 1.0
 
 
 @pytest.mark.docker
@@ -152,7 +152,7 @@ def test_nothing_in_the_box_is_paid(docker_sandbox: Sandbox) -> None:
 
     def attacked(command: str) -> Verdict:
         command = re.sub(r"\bPKG\b", found.name, re.sub(r"\bF\b", path, command))
-        return played(environment, task, [Call("0.0", "bash", {"command": command}), "ready"])[0]
+        return play_conversation(environment, task, [Call("0.0", "bash", {"command": command}), "ready"])[0]
 
     with ThreadPoolExecutor(4) as pool:
         verdicts = dict(zip(BUGFIX_ATTACKS, pool.map(attacked, BUGFIX_ATTACKS.values()), strict=True))

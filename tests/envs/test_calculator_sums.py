@@ -8,21 +8,21 @@ import pytest
 
 from rlvr import make
 from rlvr.contracts import Sampling
-from rlvr.envs.calculator_sums import split_of
+from rlvr.envs.calculator_sums import compute_split
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.turns import Call
 
 
 def scores(env: Any, policy: str, tasks: int = 20) -> list[float | None]:
     mdp = TokenMDP(env, CharTokenizer())
-    sampler = Scripted(answer=policy)
-    sampler.bind(env, mdp.tokenizer)
+    sampler = ScriptedSampler(answer=policy)
+    sampler.attach(env, mdp.tokenizer)
     with Rollout(mdp, sampler) as rollout:
-        draws = [Draw(env.task("test", index), str(index), index) for index in range(tasks)]
+        draws = [RolloutRequest(env.task("test", index), str(index), index) for index in range(tasks)]
         return [e.verdict.score if e.verdict else None for e in rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))]
 
 
@@ -34,7 +34,7 @@ def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split(
             task = env.task(split, index)
             left, right = task.meta["left"], task.meta["right"]
             assert task == env.task(split, index) and task.question == f"{left}+{right}=" and task.reference == str(left + right)
-            assert split_of(left, right) == split_of(right, left) == split
+            assert compute_split(left, right) == compute_split(right, left) == split
             lengths |= {len(str(left)), len(str(right))}
     assert lengths == set(range(3, 13))
 

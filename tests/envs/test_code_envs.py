@@ -53,7 +53,7 @@ def test_a_file_of_problems(verifier: UnitTests, tmp_path: Path) -> None:
     row = {"statement": "Print twice the number.", "cases": [{"stdin": "2", "stdout": "4"}], "solution": "print(2 * int(input()))"}
     (tmp_path / "problems.jsonl").write_text(json.dumps(row))
     env = CodeContest(verifier=verifier, path=str(tmp_path))
-    split = next(split for split in env.splits if env.size(split))
+    split = next(split for split in env.splits if env.num_tasks(split))
     task = env.task(split, 0)
     assert verifier.verify(task, env.gold(task) or "").score == 1.0
     (tmp_path / "bad.jsonl").write_text('{"statement": "x"}')
@@ -65,15 +65,15 @@ def test_files_that_are_not_there_or_not_problems(verifier: UnitTests, tmp_path:
     (tmp_path / "x.json").write_text('[{"task_id": 1}]')
     for kind in (MBPP, HumanEval):
         with pytest.raises(NotFound, match="nowhere"):
-            kind(verifier=verifier, path=str(tmp_path / "nowhere")).size("test")
+            kind(verifier=verifier, path=str(tmp_path / "nowhere")).num_tasks("test")
         with pytest.raises(ConfigError, match="problem 0"):
-            kind(verifier=verifier, path=str(tmp_path / "x.json")).size("test")
+            kind(verifier=verifier, path=str(tmp_path / "x.json")).num_tasks("test")
 
 
 @pytest.mark.skipif(not DATA.is_file(), reason=f"the published MBPP is not at {DATA}")
 def test_published_mbpp_problems_accept_their_own_solutions_only(verifier: UnitTests) -> None:
     env = MBPP(verifier=verifier, path=str(DATA))
-    assert (env.size("train") or 0) + (env.size("test") or 0) == 427
+    assert (env.num_tasks("train") or 0) + (env.num_tasks("test") or 0) == 427
     for index in range(0, 200, 25):
         task, other = env.task("test", index), env.task("test", index + 1)
         assert verifier.verify(task, env.gold(task) or "").score == 1.0, task.id
@@ -87,7 +87,7 @@ def test_a_problem_whose_published_solution_is_slow_has_more_time(verifier: Unit
     )
     (tmp_path / "x.json").write_text(json.dumps([slow, quick]))
     env = MBPP(verifier=verifier, path=str(tmp_path / "x.json"))
-    tasks = [env.task(split, index) for split in env.splits for index in range(env.size(split) or 0)]
+    tasks = [env.task(split, index) for split in env.splits for index in range(env.num_tasks(split) or 0)]
     limits = {task.id.rpartition("/")[2]: task.reference["limits"] for task in tasks}
     assert limits["123"]["cpu_s"] == 30 and limits["2"] == {}
     assert [verifier.verify(task, env.gold(task)).score for task in tasks] == [1.0, 1.0]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task, make, user
-from rlvr.envs._data.rows import by_split, read, word_of
+from rlvr.envs._data.rows import find_split_word, group_by_split, read_file_rows
 from rlvr.errors import ConfigError, NotFound, RlvrError
 
 CODE = {"name": "unit_tests", "sandbox": {"name": "process", "trusted": True}}
@@ -61,7 +61,7 @@ def test_every_format_gives_the_same_tasks(ending: str, tmp_path: Path) -> None:
     found = {task.question.partition("\n")[0]: task.reference for split in env.splits for task in asked(env, split)}
     assert found == {row["question"]: row["answer"] for row in SUMS}
     assert all(env.verifier.verify(task, env.gold(task)).passed for task in asked(env, "test"))
-    assert env.notes[0].startswith(f"{tmp_path}/sums{ending}: 40 rows, question = {{question}}, reference = {{answer}}")
+    assert env.warnings[0].startswith(f"{tmp_path}/sums{ending}: 40 rows, question = {{question}}, reference = {{answer}}")
 
 
 def test_what_is_held_out_depends_on_the_questions_only(tmp_path: Path) -> None:
@@ -78,20 +78,20 @@ def test_a_question_asked_twice_is_never_on_both_sides(tmp_path: Path) -> None:
     env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows))
     train, test = ({" ".join(q.lower().split()) for q in questions(env, split)} for split in env.splits)
     assert not train & test and (env.size("train"), env.size("test")) == (72, 8)
-    assert any("36 rows of train repeat a question" in note for note in env.notes)
+    assert any("36 rows of train repeat a question" in note for note in env.warnings)
 
 
 def test_training_rows_with_a_held_out_question_are_left_out_and_said(tmp_path: Path) -> None:
     path, held = jsonl(tmp_path / "a.jsonl", SUMS), jsonl(tmp_path / "held.jsonl", [{**SUMS[7], "question": "what is  7 + 7?"}, SUMS[9]])
     env = make("env", "dataset", path=path, test=held)
     assert (env.size("train"), env.size("test")) == (38, 2)
-    assert any(note == "2 training rows ask a held-out question and are left out, such as " + path + ":8" for note in env.notes)
+    assert any(note == "2 training rows ask a held-out question and are left out, such as " + path + ":8" for note in env.warnings)
     assert make("env", "dataset", test=held).splits == ("test",)
 
 
 def test_different_references_for_one_question_are_said(tmp_path: Path) -> None:
     env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "What is 1 + 1?", "answer": "3"}]))
-    assert any("a.jsonl:2 and" in note and "a.jsonl:41 ask the same and have different references" in note for note in env.notes)
+    assert any("a.jsonl:2 and" in note and "a.jsonl:41 ask the same and have different references" in note for note in env.warnings)
 
 
 def test_folders_are_read_by_the_names_of_their_files(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_folders_are_read_by_the_names_of_their_files(tmp_path: Path) -> None:
 
 
 def test_splits_are_found_by_their_words() -> None:
-    assert [word_of(name) for name in ("gsm8k_test.jsonl", "train.csv", "latest.csv", "mydev.csv")] == ["test", "train", "", ""]
-    assert by_split({"train": 1, "dev": 2}) == {"train": 1, "test": 2} and by_split({"": 3}) == {"": 3}
+    assert [find_split_word(name) for name in ("gsm8k_test.jsonl", "train.csv", "latest.csv", "mydev.csv")] == ["test", "train", "", ""]
+    assert group_by_split({"train": 1, "dev": 2}) == {"train": 1, "test": 2} and group_by_split({"": 3}) == {"": 3}
 
 
 def test_a_column_may_say_the_split(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_columns_with_usual_names_are_found(columns: list[str], question: str, r
     rows = [{name: f"{name} {n}" for name in columns} for n in range(5)]
     env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier="exact", instruction="")
     assert (env.task("test", 2).question, env.task("test", 2).reference) == (f"{question} 2", f"{reference} 2")
-    assert f"question = {{{question}}}, reference = {{{reference}}}" in env.notes[0]
+    assert f"question = {{{question}}}, reference = {{{reference}}}" in env.warnings[0]
 
 
 @pytest.mark.parametrize(("row", "settings", "words"), [
@@ -196,12 +196,12 @@ def test_what_cannot_be_used_is_refused_in_words(row: dict[str, Any], settings: 
 def test_a_broken_file_is_named_with_its_line(name: str, content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
-        read(tmp_path / name)
+        read_file_rows(tmp_path / name)
 
 
 def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
     env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "?", "answer": None}]), skip_bad_rows=True)
-    assert env.size("test") == 40 and "1 left out as unusable" in env.notes[0]
+    assert env.size("test") == 40 and "1 left out as unusable" in env.warnings[0]
 
 
 def test_rows_are_filtered_and_limited(tmp_path: Path) -> None:

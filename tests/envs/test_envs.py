@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from rlvr import Task, make
-from rlvr.conformance.goldlint import ungradeable
-from rlvr.envs.arithmetic import split_of, steps
-from rlvr.envs.guess_number import FORMS, guess_in
+from rlvr.conformance.goldlint import find_ungradeable_golds
+from rlvr.envs.arithmetic import compute_split, format_steps
+from rlvr.envs.guess_number import GUESS_FORMS, parse_guess
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.suite import suite_from
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.evaluation.suite import load_suite
+from rlvr.mdp.tokenizers import load_tokenizer
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 
@@ -38,8 +38,8 @@ def test_no_held_out_question_is_ever_trained_on(settings: dict[str, Any]) -> No
 def test_a_sum_turned_round_is_held_out_with_it() -> None:
     for a in range(40):
         for b in range(40):
-            assert split_of(a, "+", b) == split_of(b, "+", a) and split_of(a, "*", b) == split_of(b, "*", a)
-    shares = [split_of(a, "-", b) for a in range(100) for b in range(100)]
+            assert compute_split(a, "+", b) == compute_split(b, "+", a) and compute_split(a, "*", b) == compute_split(b, "*", a)
+    shares = [compute_split(a, "-", b) for a in range(100) for b in range(100)]
     assert 0.07 < shares.count("test") / len(shares) < 0.13
 
 
@@ -57,12 +57,12 @@ def test_every_step_of_a_worked_solution_is_true_and_they_lead_to_the_answer() -
     for a in (0, 5, 10, 37, 90, 608):
         for b in (0, 4, 10, 58, 305):
             for sign, value in (("-", a - b), ("*", a * b)):
-                lines = steps(a, sign, b)
+                lines = format_steps(a, sign, b)
                 assert lines[-1].endswith(f"={value}")
                 for line in lines:
                     left, op, right, claimed = re.fullmatch(r"(-?\d+)([+*-])(\d+)=(-?\d+)", line).groups()  # type: ignore[union-attr]
                     assert int(claimed) == {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right)}[op]
-            columns = [re.fullmatch(r"([\d+]+)=(\d+)", line).groups() for line in steps(a, "+", b)]  # type: ignore[union-attr]
+            columns = [re.fullmatch(r"([\d+]+)=(\d+)", line).groups() for line in format_steps(a, "+", b)]  # type: ignore[union-attr]
             assert all(sum(map(int, digits.split("+"))) == int(total) for digits, total in columns)
             carries = [int(digits.split("+")[0]) for digits, _ in columns[1:]]
             assert carries == [int(total) // 10 for _, total in columns[:-1]]
@@ -111,16 +111,16 @@ def test_a_guess_that_is_none_is_asked_for_again() -> None:
     assert [env.reply(task, [text]) for text in ("", "x", "1 or 2", "0", "101")] == ["say one number"] * 3 + ["higher", "lower"]
 
 
-@pytest.mark.parametrize("example", [row[-1] for row in FORMS])
+@pytest.mark.parametrize("example", [row[-1] for row in GUESS_FORMS])
 def test_each_form_of_a_guess_is_read(example: str) -> None:
     env = make("env", "guess_number", largest=1000)
     task = replace(env.task("train", 0), reference="500")
-    assert guess_in(example) == 500 and env.reply(task, [example]) is None
+    assert parse_guess(example) == 500 and env.reply(task, [example]) is None
     assert env.verifier.verify(task, env.answer(task, [example])).passed
     above, below = (replace(task, reference=secret) for secret in ("501", "499"))
     assert (env.reply(above, [example]), env.reply(below, [example])) == ("higher", "lower")
     assert not env.verifier.verify(above, env.answer(above, [example])).passed
-    fewer = [row for row in FORMS if row[-1] != example]
+    fewer = [row for row in GUESS_FORMS if row[-1] != example]
     assert not [row for row in fewer if re.fullmatch(row[0] + r"\s*[.?!]*", example.strip(), re.IGNORECASE)], "another row reads it too"
 
 
@@ -131,7 +131,7 @@ def test_each_form_of_a_guess_is_read(example: str) -> None:
     "My next guess: 500", "$500$", "The number is 500.",
 ])  # fmt: skip
 def test_guesses_as_chat_models_write_them_are_read(text: str) -> None:
-    assert guess_in(text) == 500
+    assert parse_guess(text) == 500
 
 
 @pytest.mark.parametrize("text", [
@@ -156,11 +156,11 @@ def test_an_instruction_is_a_system_message_and_changes_nothing_else(name: str) 
         assert other == replace(one, prompt=({"role": "system", "content": "Say it."}, *one.prompt))
     if name != "countdown":
         env = make("env", name, instruction="Say it, and nothing else; " * 9)
-        assert len(tokenizer_from("bytes").render(env.task("train", 0).prompt)) <= env.max_prompt_tokens, "there is no room for it"
+        assert len(load_tokenizer("bytes").render(env.task("train", 0).prompt)) <= env.max_prompt_tokens, "there is no room for it"
 
 
 def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> None:
-    items = {item.name: item for item in suite_from("quick", None).items}
+    items = {item.name: item for item in load_suite("quick", None).items}
     assert set(items) == {"arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"}
     for name, item in items.items():
         with make("env", str(item.env["name"]), **{key: value for key, value in item.env.items() if key != "name"}) as env:
@@ -223,7 +223,7 @@ def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> No
         lines = [json.dumps({"problem": f"{answer}?", "solution": f"\\boxed{{{answer}}}", "answer": answer}) for answer in answers]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     with make("env", "competition_math", path=str(tmp_path)) as env:
-        listed = ungradeable(env).splitlines()
+        listed = find_ungradeable_golds(env).splitlines()
     assert [line.split(":")[0].strip() for line in listed[1:]] == ["competition_math/train/1", "competition_math/train/2"]
     assert "bare letter" in listed[1] and "foo" in listed[2]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
 from rlvr.contracts import Transcript
-from rlvr.envs._games import Rewards
+from rlvr.envs._games import GameRewardVerifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, user
 
@@ -26,27 +26,27 @@ def lake() -> Iterator[Any]:
 def test_the_shortest_way_over_the_lake_scores_1(lake: Any) -> None:
     for index in range(3):
         task = lake.task("test", index)
-        verdict, play = played(lake, task, lake.script(task))
-        assert (verdict.score, play.heard[-1].over) == (1.0, True)
+        verdict, play = play_conversation(lake, task, lake.script(task))
+        assert (verdict.score, play.step_results[-1].done) == (1.0, True)
         assert "A" in task.question and lake.task("train", index).question != task.question
 
 
 def test_a_hole_ends_the_game_at_0_and_idling_does_not_win(lake: Any) -> None:
-    lost = [played(lake, lake.task("train", index), ["down", "right"] * 12)[0] for index in range(6)]
+    lost = [play_conversation(lake, lake.task("train", index), ["down", "right"] * 12)[0] for index in range(6)]
     assert {verdict.score for verdict in lost} <= {0.0, 1.0} and 0.0 in [verdict.score for verdict in lost]
-    idle = played(lake, lake.task("train", 0), ["up"] * 24)[0]
+    idle = play_conversation(lake, lake.task("train", 0), ["up"] * 24)[0]
     assert (idle.score, idle.fault) == (0.0, Fault.NONE)
 
 
 def test_what_is_no_move_is_told_so_and_changes_nothing(lake: Any) -> None:
     task = lake.task("train", 0)
-    play = Play(lake, task)
+    play = PlayedConversation(lake, task)
     for said in ("", "hop", "down or right", "It is not down.", "<think>down", "x" * 5000, "down\nright"):
-        play.say(said)
-        assert play.heard[-1].messages[0]["content"] == "That is no move. Say one move: left, down, right or up."
+        play.step(said)
+        assert play.step_results[-1].messages[0]["content"] == "That is no move. Say one move: left, down, right or up."
     for said in lake.script(task):
-        play.say(said)
-    verdict = play.verdict()
+        play.step(said)
+    verdict = play.verify_and_close()
     assert (verdict.score, len(verdict.detail["rewards"])) == (1.0, len(lake.script(task)))
 
 
@@ -54,18 +54,18 @@ def test_what_is_no_move_is_told_so_and_changes_nothing(lake: Any) -> None:
     "said", ["down", " Down. ", "**down**", "Move: down", "\\boxed{down}", "<answer>down</answer>", "<think>up?</think>down"]
 )
 def test_a_move_may_be_declared_as_an_answer(lake: Any, said: str) -> None:
-    play = Play(lake, lake.task("train", 0))
-    play.say(said)
-    assert play.lease.collect(tuple(play.turns), tuple(play.heard)).evidence["moves"] == ["down"]  # type: ignore[union-attr]
-    play.lease.close()
+    play = PlayedConversation(lake, lake.task("train", 0))
+    play.step(said)
+    assert play.session_handle.collect_transcript(tuple(play.turns), tuple(play.step_results)).artifacts["moves"] == ["down"]  # type: ignore[union-attr]
+    play.session_handle.close()
 
 
 @pytest.mark.parametrize("id", ["Taxi", "CliffWalking"])
 def test_known_ways_win_and_shorter_ones_do_not(id: str) -> None:
     with rlvr.make("env", "gymnasium", id=id) as env:
         task = env.task("train", 0)
-        assert played(env, task, env.script(task))[0].score == 1.0
-        assert played(env, task, env.script(task)[:-1])[0].score == 0.0
+        assert play_conversation(env, task, env.script(task))[0].score == 1.0
+        assert play_conversation(env, task, env.script(task)[:-1])[0].score == 0.0
 
 
 def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
@@ -87,40 +87,40 @@ def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
 )
 def test_what_makes_no_sense_is_no_score(mode: str, words: str) -> None:
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": mode}) as env:
-        verdict, _ = played(env, env.task("train", 0), ["1"])
+        verdict, _ = play_conversation(env, env.task("train", 0), ["1"])
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
         assert verdict.reason and __import__("re").search(words, verdict.reason), verdict.reason
 
 
 def test_a_game_that_hangs_is_no_score_and_costs_no_other_game() -> None:
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "hangs"}) as env:
-        env.host.call_s = 0.5
-        assert played(env, env.task("train", 0), ["1"])[0].fault is Fault.INFRA
-        env.host.call_s = 10.0
-        assert played(env, env.task("train", 1), ["0"])[0].fault is Fault.NONE
+        env.host.call_timeout_s = 0.5
+        assert play_conversation(env, env.task("train", 0), ["1"])[0].fault is Fault.INFRA
+        env.host.call_timeout_s = 10.0
+        assert play_conversation(env, env.task("train", 1), ["0"])[0].fault is Fault.NONE
 
 
 def test_a_game_that_breaks_off_is_not_won() -> None:
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "cut"}, won=1.0) as env:
-        assert played(env, env.task("train", 0), ["1"])[0].score == 0.0
+        assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 0.0
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}, won=1.0) as env:
-        assert played(env, env.task("train", 0), ["1"])[0].score == 1.0
+        assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 1.0
 
 
 def test_a_world_that_is_no_function_of_its_seed_is_refused() -> None:
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "unseeded"}) as env:
         task = env.task("train", 0)
         with pytest.raises(rlvr.RlvrError, match="the same seed began with another text"):
-            Play(env, task)
+            PlayedConversation(env, task)
 
 
 def test_what_the_environment_reports_beside_the_observation_is_not_shown() -> None:
     with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}) as env:
         task = env.task("train", 0)
-        play = Play(env, task)
-        play.say("0")
-        assert "secret" not in str(task) + str(play.heard)
-        play.lease.close()
+        play = PlayedConversation(env, task)
+        play.step("0")
+        assert "secret" not in str(task) + str(play.step_results)
+        play.session_handle.close()
 
 
 def test_settings_that_make_no_sense_are_one_message_each() -> None:
@@ -140,8 +140,8 @@ def test_settings_that_make_no_sense_are_one_message_each() -> None:
 
 
 def test_rewards_are_judged_by_what_was_declared() -> None:
-    judge, scaled = Rewards(), Task("t", user("q"), {"scale": [-1.0, 1.0]})
+    judge, scaled = GameRewardVerifier(), Task("t", user("q"), {"scale": [-1.0, 1.0]})
     for rewards, over, score in (([1.0], True, 1.0), ([-1.0], True, 0.0), ([0.5, -0.5], True, 0.5), ([1.0], False, 0.0)):
-        assert judge.judge(scaled, Transcript("", {"rewards": rewards, "over": over})).score == score
-    assert judge.judge(scaled, Transcript("", {"rewards": [2.0], "over": True})).fault is Fault.INFRA
+        assert judge.verify_transcript(scaled, Transcript("", {"rewards": rewards, "over": over})).score == score
+    assert judge.verify_transcript(scaled, Transcript("", {"rewards": [2.0], "over": True})).fault is Fault.INFRA
     assert judge.verify(scaled, '{"rewards": [1.0], "over": true}').score == 0.0

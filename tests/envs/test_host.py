@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs._host import ForeignLate, ForeignRaised, Host
+from rlvr.envs._host import ForeignHost, ForeignProcessLost, ForeignRaised
 from rlvr.errors import MissingExtra, PluginError
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    made = Host("tests.fixtures.theirs.odd_worlds:Odd", extra="odd", call_s=20.0)
+def host() -> Iterator[ForeignHost]:
+    made = ForeignHost("tests.fixtures.theirs.odd_worlds:Odd", extra="odd", call_timeout_s=20.0)
     yield made
     made.close()
 
@@ -39,19 +39,19 @@ def gone(pid: int) -> bool:
 def test_worlds_do_not_share_the_position_in_a_file_that_was_loaded(tmp_path: Path, whole: bool) -> None:
     (tmp_path / "lines").write_text("one\ntwo\n")
     given: dict[str, Any] = {"path": str(tmp_path / "lines"), "whole": whole}
-    host = Host("tests.fixtures.theirs.odd_worlds:Lines", extra="odd", loads=given)
+    host = ForeignHost("tests.fixtures.theirs.odd_worlds:Lines", extra="odd", prepare_args=given)
     try:
-        assert host.start()["kept"] is whole, "an open file is not shared, and what was read from it is"
-        with host.open(**given) as first, host.open(**given) as second:
-            assert first.ask("line") == "one\n" == second.ask("line")
-            assert first.ask("line") == "two\n"
+        assert host.ensure_started()["kept"] is whole, "an open file is not shared, and what was read from it is"
+        with host.new_instance(**given) as first, host.new_instance(**given) as second:
+            assert first.call("line") == "one\n" == second.call("line")
+            assert first.call("line") == "two\n"
     finally:
         host.close()
 
 
-def test_a_forked_child_has_a_process_of_its_own(host: Host) -> None:
-    with host.open() as world:
-        before = world.ask("pid")
+def test_a_forked_child_has_a_process_of_its_own(host: ForeignHost) -> None:
+    with host.new_instance() as world:
+        before = world.call("pid")
         said, told = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
@@ -59,8 +59,8 @@ def test_a_forked_child_has_a_process_of_its_own(host: Host) -> None:
         if child == 0:
             try:
                 signal.alarm(30)
-                with host.open() as own:
-                    os.write(told, f"{own.ask('twice', number=4)}".encode())
+                with host.new_instance() as own:
+                    os.write(told, f"{own.call('twice', number=4)}".encode())
                 host.close()
             finally:
                 os._exit(0)
@@ -68,73 +68,73 @@ def test_a_forked_child_has_a_process_of_its_own(host: Host) -> None:
         os.close(told)
         assert os.read(said, 100) == b"8"
         os.close(said)
-        assert world.ask("pid") == before, "the parent's worlds live on"
-        with host.open() as other:
-            assert other.ask("twice", number=4) == 8
+        assert world.call("pid") == before, "the parent's worlds live on"
+        with host.new_instance() as other:
+            assert other.call("twice", number=4) == 8
 
 
-def test_what_cannot_be_written_as_json_is_refused_and_ends_nothing(host: Host) -> None:
+def test_what_cannot_be_written_as_json_is_refused_and_ends_nothing(host: ForeignHost) -> None:
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
-    with host.open() as world:
+    with host.new_instance() as world:
         for wrong in (deep, object(), {1, 2}):
             with pytest.raises(ForeignRaised, match="cannot be written as JSON"):
-                world.ask("twice", number=wrong)
-        assert world.ask("twice", number=4) == 8
+                world.call("twice", number=wrong)
+        assert world.call("twice", number=4) == 8
 
 
-def test_what_passes_is_json_and_what_is_printed_stays_there(host: Host) -> None:
-    assert host.start() == {"version": "1"}
-    with host.open() as world:
-        assert world.ask("twice", number=4) == 8
-        assert world.ask("twice", number=float("inf")) == float("inf")
+def test_what_passes_is_json_and_what_is_printed_stays_there(host: ForeignHost) -> None:
+    assert host.ensure_started() == {"version": "1"}
+    with host.new_instance() as world:
+        assert world.call("twice", number=4) == 8
+        assert world.call("twice", number=float("inf")) == float("inf")
 
 
-def test_what_raises_is_said_and_the_world_lives_on(host: Host) -> None:
+def test_what_raises_is_said_and_the_world_lives_on(host: ForeignHost) -> None:
     with pytest.raises(ForeignRaised, match="ValueError: no such mode"):
-        host.open(mode="raises")
-    with host.open() as world:
+        host.new_instance(mode="raises")
+    with host.new_instance() as world:
         for method in ("nothing", "exit", "strange"):
             with pytest.raises(ForeignRaised):
-                world.ask(method)
-        assert world.ask("twice", number=1) == 2
+                world.call(method)
+        assert world.call("twice", number=1) == 2
 
 
-def test_a_world_that_hangs_is_killed_and_the_others_are_not(host: Host) -> None:
-    with host.open() as other, host.open() as world:
-        pid = world.ask("pid")
-        with pytest.raises(ForeignLate, match=r"sleep returned nothing within 0\.3 s"):
-            world.ask("sleep", within=0.3, seconds=60)
+def test_a_world_that_hangs_is_killed_and_the_others_are_not(host: ForeignHost) -> None:
+    with host.new_instance() as other, host.new_instance() as world:
+        pid = world.call("pid")
+        with pytest.raises(ForeignProcessLost, match=r"sleep returned nothing within 0\.3 s"):
+            world.call("sleep", timeout_s=0.3, seconds=60)
         assert gone(pid)
-        with pytest.raises(ForeignLate, match="has ended"):
-            world.ask("twice", number=1)
-        assert other.ask("twice", number=1) == 2
+        with pytest.raises(ForeignProcessLost, match="has ended"):
+            world.call("twice", number=1)
+        assert other.call("twice", number=1) == 2
 
 
 @pytest.mark.parametrize("method", ["leave", "huge"])
-def test_a_world_that_dies_or_floods_is_an_error_of_its_own(host: Host, method: str) -> None:
-    with host.open() as other, host.open() as world:
-        with pytest.raises(ForeignLate, match="the process of this instance died"):
-            world.ask(method)
-        assert other.ask("twice", number=1) == 2
+def test_a_world_that_dies_or_floods_is_an_error_of_its_own(host: ForeignHost, method: str) -> None:
+    with host.new_instance() as other, host.new_instance() as world:
+        with pytest.raises(ForeignProcessLost, match="the process of this instance died"):
+            world.call(method)
+        assert other.call("twice", number=1) == 2
 
 
-def test_memory_has_a_limit(host: Host) -> None:
-    with host.open() as world, pytest.raises(ForeignRaised, match="MemoryError"):
-        world.ask("fill")
+def test_memory_has_a_limit(host: ForeignHost) -> None:
+    with host.new_instance() as world, pytest.raises(ForeignRaised, match="MemoryError"):
+        world.call("fill")
 
 
-def test_worlds_do_not_share_the_global_generator(host: Host) -> None:
-    with host.open() as one, host.open() as other:
-        drawn = [one.ask("draw") for _ in range(3)]
-        assert [other.ask("draw") for _ in range(3)] == drawn
+def test_worlds_do_not_share_the_global_generator(host: ForeignHost) -> None:
+    with host.new_instance() as one, host.new_instance() as other:
+        drawn = [one.call("draw") for _ in range(3)]
+        assert [other.call("draw") for _ in range(3)] == drawn
 
 
 def test_closing_ends_every_process() -> None:
-    made = Host("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
-    worlds = [made.open() for _ in range(3)]
-    pids = [world.ask("pid") for world in worlds]
+    made = ForeignHost("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
+    worlds = [made.new_instance() for _ in range(3)]
+    pids = [world.call("pid") for world in worlds]
     worlds[0].close()
     assert gone(pids[0]) and not gone_now(pids[1])
     made.close()
@@ -147,23 +147,23 @@ def gone_now(pid: int) -> bool:
 
 
 def test_a_dead_host_is_started_again() -> None:
-    made = Host("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
-    with made.open() as world:
-        parent = int(next(line.split()[1] for line in Path(f"/proc/{world.ask('pid')}/status").read_text().splitlines() if "PPid" in line))
+    made = ForeignHost("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
+    with made.new_instance() as world:
+        parent = int(next(line.split()[1] for line in Path(f"/proc/{world.call('pid')}/status").read_text().splitlines() if "PPid" in line))
         os.kill(parent, 9)
-        with pytest.raises(ForeignLate):
-            world.ask("sleep", seconds=60)  # a world dies with its host
-    with made.open() as world:
-        assert world.ask("twice", number=2) == 4
+        with pytest.raises(ForeignProcessLost):
+            world.call("sleep", seconds=60)  # a world dies with its host
+    with made.new_instance() as world:
+        assert world.call("twice", number=2) == 4
     made.close()
 
 
 def test_a_missing_package_and_a_broken_one_are_one_message_each() -> None:
     with pytest.raises(MissingExtra, match=r"a_package_that_is_not_there is not installed; `pip install .*\[odd\]"):
-        Host("a_package_that_is_not_there.worlds:World", extra="odd").open()
-    made = Host("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
+        ForeignHost("a_package_that_is_not_there.worlds:World", extra="odd").new_instance()
+    made = ForeignHost("tests.fixtures.theirs.odd_worlds:Odd", extra="odd")
     with pytest.raises(MissingExtra, match="a_package_that_is_not_there"):
-        made.open(mode="missing")
+        made.new_instance(mode="missing")
     made.close()
     with pytest.raises(PluginError, match="RuntimeError: it needs another version; try another version"):
-        Host("tests.fixtures.theirs.odd_worlds:Broken", extra="odd").start()
+        ForeignHost("tests.fixtures.theirs.odd_worlds:Broken", extra="odd").ensure_started()

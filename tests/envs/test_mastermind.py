@@ -10,7 +10,7 @@ import pytest
 
 from rlvr import make
 from rlvr.contracts import Transcript
-from rlvr.envs.mastermind import compared
+from rlvr.envs.mastermind import count_matches
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer
@@ -26,11 +26,11 @@ def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int
     session, turns, replies = env.open(task, seed=0), [], []
     for text in said[: env.max_turns]:
         turns.append(Turn(text))
-        heard = session.hear(turns[-1])
+        heard = session.step(turns[-1])
         if heard is None:
             break
         replies.append(heard.messages[0]["content"])
-    transcript = Transcript(session.answer(turns), session.evidence(), tuple(turns))
+    transcript = Transcript(session.answer(turns), session.artifacts(), tuple(turns))
     session.close()
     return env.verifier.judge(task, transcript), replies, len(turns)
 
@@ -45,8 +45,8 @@ def test_the_script_finds_every_code_and_each_guess_fits_what_was_answered(setti
         verdict, _, turns = play(env, task, script)
         assert verdict.score == 1.0 and turns == len(script) <= env.max_turns and script == env.script(task)
         for place, guess in enumerate(script[:-1]):
-            told = [(earlier, compared(earlier, task.reference)) for earlier in script[:place]]
-            assert all(compared(earlier, guess) == counts for earlier, counts in told)
+            told = [(earlier, count_matches(earlier, task.reference)) for earlier in script[:place]]
+            assert all(count_matches(earlier, guess) == counts for earlier, counts in told)
         taken.append(turns)
     assert len(set(taken)) > 1
 
@@ -60,14 +60,14 @@ def test_the_counts_are_those_of_the_game() -> None:
             if symbol in left:
                 left.remove(symbol)
                 misplaced += 1
-        assert compared("".join(guess), "".join(code)) == (exact, misplaced)
+        assert count_matches("".join(guess), "".join(code)) == (exact, misplaced)
 
 
 @pytest.mark.parametrize(
     "text", ["ABCD", " abcd.", "A B C D", "A-B-C-D", "**ABCD**", "My guess is ABCD.", "I'll try: ABCD", "Is it ABCD?", "\\boxed{ABCD}"]
 )
 def test_a_guess_may_be_written_in_many_ways(text: str) -> None:
-    assert ENV.guess_in(text) == "ABCD"
+    assert ENV.parse_guess(text) == "ABCD"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_guess_may_be_written_in_many_ways(text: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_what_is_not_one_guess_is_none_and_takes_a_turn(text: str) -> None:
-    assert ENV.guess_in(text) is None
+    assert ENV.parse_guess(text) is None
     verdict, replies, turns = play(ENV, TASKS[0], [text, TASKS[0].reference])
     assert replies == ["write one code of 4 symbols out of A, B, C, D, E, F"] and (verdict.score, turns) == (1.0, 2)
     assert play(ENV, TASKS[0], [text] * 99)[0].score == 0.0 and play(ENV, TASKS[0], [text] * 99)[2] == ENV.max_turns
@@ -99,12 +99,12 @@ def test_each_conversation_has_its_own_board() -> None:
     one, two, again = TASKS[0], TASKS[1], TASKS[0]
     boards = [ENV.open(task, seed=0) for task in (one, two, again)]
     for board, guess in zip(boards, ("AABB", "CCDD", "EEFF"), strict=True):
-        board.hear(Turn(guess))
-    boards[0].hear(Turn("FFFF"))
-    found = [[row[0] for row in board.evidence()["guesses"]] for board in boards]
+        board.step(Turn(guess))
+    boards[0].step(Turn("FFFF"))
+    found = [[row[0] for row in board.artifacts()["guesses"]] for board in boards]
     assert found == [["AABB", "FFFF"], ["CCDD"], ["EEFF"]]
-    exact = compared("AABB", one.reference)
-    assert boards[0].evidence()["guesses"][0] == ["AABB", *exact]
+    exact = count_matches("AABB", one.reference)
+    assert boards[0].artifacts()["guesses"][0] == ["AABB", *exact]
 
 
 def test_who_knows_nothing_finds_next_to_nothing() -> None:
@@ -131,13 +131,13 @@ def test_in_tokens_the_code_is_never_in_what_the_policy_reads() -> None:
     tokenizer = ByteTokenizer()
     mdp = TokenMDP(ENV, tokenizer)
     task = TASKS[3]
-    state = mdp.start(task)
+    state = mdp.start_conversation(task)
     for text in (guess for guess in ("AABB", "CCDD", "what?", "EEFF") if guess != task.reference):
-        mdp.extend(state, [*tokenizer.encode(text), min(tokenizer.stop_ids)])
-    read = tokenizer.decode([t for t, own in zip(state.tokens, state.acted, strict=True) if not own])
+        mdp.step_turn(state, [*tokenizer.encode(text), min(tokenizer.stop_ids)])
+    read = tokenizer.decode([t for t, own in zip(state.tokens, state.action_mask, strict=True) if not own])
     assert read.count("exact") == 1 + 3 and task.reference not in read
-    mdp.extend(state, [*tokenizer.encode(task.reference), min(tokenizer.stop_ids)])
-    episode = mdp.episode(state, mdp.judge(state), group="g")
+    mdp.step_turn(state, [*tokenizer.encode(task.reference), min(tokenizer.stop_ids)])
+    episode = mdp.build_episode(state, mdp.verify(state), group="g")
     assert episode.reward == 1.0 and [row[0] for row in episode.meta["session"]["values"]["guesses"]][-1] == task.reference
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rlvr import make
-from rlvr.envs.mixture import cycle_of
+from rlvr.envs.mixture import build_cycle
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.learn.held_out import member_of
+from rlvr.learn.held_out import parse_sub_environment
 from rlvr.learn.train import train
 from tests.fixtures.tiny import tiny_run
 
@@ -40,10 +40,10 @@ def two_files(folder: Path) -> dict[str, Any]:
 def test_tasks_come_in_proportion_to_the_weights() -> None:
     env = make("env", "mixture", envs=ENDLESS)
     tasks = [env.task("train", index) for index in range(400)]
-    assert Counter(member_of(task.id) for task in tasks) == {"sums": 300, "digits": 100}
+    assert Counter(parse_sub_environment(task.id) for task in tasks) == {"sums": 300, "digits": 100}
     assert len({task.id for task in tasks}) == 400 and env.size("train") is None and env.members == ("sums", "digits")
     assert all(env.verifier.verify(task, env.gold(task)).passed for task in tasks[:40])
-    assert env.notes == ["mixture: sums 75%, digits 25%"]
+    assert env.warnings == ["mixture: sums 75%, digits 25%"]
 
 
 def test_each_task_is_judged_by_its_own_verifier() -> None:
@@ -55,8 +55,8 @@ def test_each_task_is_judged_by_its_own_verifier() -> None:
 def test_finite_environments_begin_again_and_held_out_tasks_come_once(tmp_path: Path) -> None:
     env = make("env", "mixture", envs=two_files(tmp_path))
     tasks = [env.task("train", index) for index in range(env.size("train"))]
-    assert Counter(member_of(task.id) for task in tasks) == {"long": 30, "short": 30} and len({task.id for task in tasks}) == 60
-    assert Counter(task.question for task in tasks if member_of(task.id) == "short") == {f"short {n}?": 10 for n in range(3)}
+    assert Counter(parse_sub_environment(task.id) for task in tasks) == {"long": 30, "short": 30} and len({task.id for task in tasks}) == 60
+    assert Counter(task.question for task in tasks if parse_sub_environment(task.id) == "short") == {f"short {n}?": 10 for n in range(3)}
     held = [env.task("test", index).question for index in range(env.size("test"))]
     assert len(held) == len(set(held)) == 10 and held[:4] == ["long-held 0", "short-held 0", "long-held 1", "short-held 1"]
     with pytest.raises(ConfigError, match="0 to 9"):
@@ -73,11 +73,11 @@ def test_a_conversation_keeps_its_own_course() -> None:
     ({"a": 1, "b": 1}, "ab"), ({"a": 2, "b": 1}, "aba"), ({"a": 0.5, "b": 0.25, "c": 0.25}, "abca"), ({"a": 1.0}, "a"),
 ])  # fmt: skip
 def test_the_cycle_is_the_shortest_one(weights: dict[str, float], cycle: str) -> None:
-    assert "".join(cycle_of(weights)) == cycle
+    assert "".join(build_cycle(weights)) == cycle
 
 
 def test_a_small_weight_is_not_lost() -> None:
-    assert Counter(cycle_of({"a": 10_000, "b": 1})) == {"a": 100, "b": 1}
+    assert Counter(build_cycle({"a": 10_000, "b": 1})) == {"a": 100, "b": 1}
 
 
 @pytest.mark.parametrize(("envs", "words"), [
@@ -98,12 +98,12 @@ def test_an_evaluation_of_a_mixture_has_a_figure_for_each() -> None:
 def test_a_run_reports_each_environment(tmp_path: Path) -> None:
     easy, hard = ({"name": "arithmetic", "levels": [level], "verifier": "numeric"} for level in ("1+1", "1-1"))
     envs = {"easy": easy, "hard": {"env": hard, "weight": 3}}
-    report = train(tiny_run(env={"name": "mixture", "envs": envs}, tokenizer="chars", warmstart=None), out=tmp_path / "run")
+    report = train(tiny_run(env={"name": "mixture", "envs": envs}, tokenizer="chars", sft_warmup=None), out=tmp_path / "run")
     metrics, episodes = (
         [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()] for name in ("metrics.jsonl", "episodes.jsonl")
     )
     for row in metrics:
         for name in envs:
-            own = [e["reward"] for e in episodes if e["step"] == row["step"] and member_of(e["task_id"]) == name]
+            own = [e["reward"] for e in episodes if e["step"] == row["step"] and parse_sub_environment(e["task_id"]) == name]
             assert row[f"reward/{name}"] == (pytest.approx(sum(own) / len(own)) if own else None)
     assert set(report.members) == {"easy", "hard"} and report.interval_after is not None and report.held_out_seen == 0

@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.contracts import Limits, Outcome, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Limits
 from rlvr.envs import _reasoning
-from rlvr.envs._algebra import compared, formula, judged, value
-from rlvr.envs._offered import ALGEBRA, COUNTED, EXACT, FORMS, NAMES, NO_GOLD, REFUSED, RELATIVE, well_formed
+from rlvr.envs._algebra import compare_formulas, evaluate_expression, is_formula, verify_answer
+from rlvr.envs._offered import (
+    ANSWER_PATTERNS,
+    COMPARED_BY_ALGEBRA,
+    COMPARED_EXACTLY,
+    DATASET_NAMES,
+    RELATIVE_TOLERANCES,
+    UNSUPPORTED,
+    WITHOUT_GOLD,
+    WORD_COUNT_CHECKED,
+    is_well_formed,
+)
 from rlvr.envs.reasoning_gym import ReasoningGym
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
@@ -83,9 +93,9 @@ def test_what_an_answer_says_is_never_executed(made: Any, tmp_path: Path) -> Non
 def test_without_the_watch_the_same_answer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: the scorer does execute its answer where nothing watches."""
     monkeypatch.syspath_prepend(str(THEIRS))
-    questions, mark = _reasoning.Questions(dataset="gcd", config={}), tmp_path / "mark"
+    questions, mark = _reasoning.ReasoningDataset(dataset="gcd", config={}), tmp_path / "mark"
     with pytest.raises(TypeError):
-        questions.set.score_answer(f"int(__import__('pathlib').Path({str(mark)!r}).touch())", questions.item(0))
+        questions.dataset.score_answer(f"int(__import__('pathlib').Path({str(mark)!r}).touch())", questions.item(0))
     assert mark.exists()
 
 
@@ -96,7 +106,7 @@ def test_a_scorer_that_breaks_at_an_answer_is_the_answers_fault(made: Any) -> No
 
 def test_a_scorer_that_hangs_at_an_answer_is_too_and_the_next_verdict_comes(made: Any) -> None:
     env = made("lcm")
-    env.scored.host.call_s = 0.5
+    env.is_scored.host.call_timeout_s = 0.5
     assert said(env, "12").fault is Fault.ANSWER
     task = env.task("train", 0)
     assert env.verifier.verify(task, env.gold(task)).score == 1.0
@@ -128,7 +138,7 @@ def test_a_set_that_pays_everything_is_compared_here(made: Any) -> None:
 
 def test_countdown_is_exact_arithmetic_of_the_given_numbers(made: Any) -> None:
     env = made("countdown", config={"min_terms": 2, "max_terms": 2})
-    one, two = env.scored.ask("facts", number=env.task("train", 0).reference["number"], names=["numbers"])["numbers"]
+    one, two = env.is_scored.ask("facts", number=env.task("train", 0).reference["number"], names=["numbers"])["numbers"]
     assert said(env, f"{one} + {two}").score == 1.0
     for wrong in (f"{one + two}", f"{one} + {two} + 0", f"int('{one}') + {two}", f"{one} + {two}.0", "__import__('os')", f"{one} - {two}"):
         assert said(env, wrong).score == 0.0, wrong
@@ -143,35 +153,35 @@ def test_integrals_are_compared_in_the_sandbox(made: Any) -> None:
 
 @pytest.mark.docker
 def test_integrals_are_compared_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.envs._algebra.LIMITS", Limits(cpu_s=4.0, wall_s=20.0, memory_mb=512))
+    monkeypatch.setattr("rlvr.envs._algebra.COMPARE_LIMITS", Limits(cpu_s=4.0, wall_s=20.0, memory_mb=512))
     with rlvr.make("sandbox", "docker") as sandbox:
         names = frozenset("xC")
-        assert compared(sandbox, "x**2/2 + C", "x", names=names, derive="x").score == 1.0
-        assert compared(sandbox, "x**2 + C", "x", names=names, derive="x").score == 0.0
-        bomb = compared(sandbox, "9**9**9**9", "x", names=names, derive="x", gold="x**2/2 + C")
+        assert compare_formulas(sandbox, "x**2/2 + C", "x", names=names, derive="x").score == 1.0
+        assert compare_formulas(sandbox, "x**2 + C", "x", names=names, derive="x").score == 0.0
+        bomb = compare_formulas(sandbox, "9**9**9**9", "x", names=names, derive="x", gold="x**2/2 + C")
         assert (bomb.score, bomb.fault) == (0.0, Fault.ANSWER)
 
 
 def test_a_sandbox_that_fails_is_no_score() -> None:
     class Failing(rlvr.Sandbox):
         def run(self, program: Any) -> Any:
-            return Outcome(Stop.IE, reason="no engine")
+            return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="no engine")
 
-    verdict = compared(Failing(), "x", "x", names=frozenset("x"))
+    verdict = compare_formulas(Failing(), "x", "x", names=frozenset("x"))
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
 
 
 def test_only_formulas_reach_the_algebra() -> None:
     names = frozenset("xC")
     for text in ("x**2/2 + C", "-3*x*sin(x) + exp(2*x) + log(x)", "2.5*(x - 1)**-2", "E**x + pi"):
-        assert formula(text, names), text
+        assert is_formula(text, names), text
     for text in (
         "sin(x, evaluate=1)",
         "__import__('os').system('id')", "x.__class__", "(lambda: x)()", "[x for x in (1,)]", "'x'", "x if x else 1", "f(x)",
         "x[0]", "x == x", "y", "x; C", "(" * 500 + "x" + ")" * 500, "x\x00", "", "x" * 5000, "True", "1j", "x := 1", "`x`", "*x",
     ):  # fmt: skip
-        assert not formula(text, names), text
-    assert [value(text) for text in ("2**3", "1/0", "1.5", "x", "((((", "--1 +", "")] == [None] * 7
+        assert not is_formula(text, names), text
+    assert [evaluate_expression(text) for text in ("2**3", "1/0", "1.5", "x", "((((", "--1 +", "")] == [None] * 7
 
 
 def test_a_product_is_right_only_if_it_is_worked_out() -> None:
@@ -179,7 +189,7 @@ def test_a_product_is_right_only_if_it_is_worked_out() -> None:
     right = "84*z**2 + 277*z - 86"
 
     def score(said: str, gold: str = right) -> float | None:
-        return judged("polynomial_multiplication", said, {"variables": ["z"]}, gold, None).score
+        return verify_answer("polynomial_multiplication", said, {"variables": ["z"]}, gold, None).score
 
     for text in (right, "-86 + 277*z + 84*z*z", "+84*z**2 - -277*z - 86".lstrip("+"), " 84*z**2+277*z-86"):
         assert score(text) == 1.0, text
@@ -189,14 +199,14 @@ def test_a_product_is_right_only_if_it_is_worked_out() -> None:
         f"{right} {right}", f"{right} or z", "True*z",
     ):  # fmt: skip
         assert score(text) == 0.0, text
-    assert judged("polynomial_multiplication", "z", {"variables": ["z"]}, "(z + 1)*z", None).fault is Fault.TASK
+    assert verify_answer("polynomial_multiplication", "z", {"variables": ["z"]}, "(z + 1)*z", None).fault is Fault.TASK
 
 
 def test_the_tables_agree() -> None:
-    assert len(NAMES) == 105
-    assert {*EXACT, *ALGEBRA, *FORMS, *NO_GOLD, *RELATIVE} <= NAMES and set(FORMS) >= COUNTED and not NAMES & set(REFUSED)
-    rows = ReasoningGym.offered()
-    assert {row["name"] for row in rows} == NAMES | set(REFUSED) and all(row["why"] for row in rows)
+    assert len(DATASET_NAMES) == 105
+    assert {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS, *WITHOUT_GOLD, *RELATIVE_TOLERANCES} <= DATASET_NAMES and set(ANSWER_PATTERNS) >= WORD_COUNT_CHECKED and not DATASET_NAMES & set(UNSUPPORTED)
+    rows = ReasoningGym.catalog()
+    assert {row["name"] for row in rows} == DATASET_NAMES | set(UNSUPPORTED) and all(row["why"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +220,11 @@ def test_the_tables_agree() -> None:
     ],
 )  # fmt: skip
 def test_the_form_of_an_answer(name: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
-    assert [well_formed(name, text, None) for text in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
+    assert [is_well_formed(name, text, None) for text in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
 
 
 def test_a_probability_near_zero_is_not_zero() -> None:
-    assert [well_formed("coin_flip", text, "0.00004") for text in ("0", "0.00004", "1/25000", "0.0001", "1/0", "9e-999999999")] == [
+    assert [is_well_formed("coin_flip", text, "0.00004") for text in ("0", "0.00004", "1/25000", "0.0001", "1/0", "9e-999999999")] == [
         False, True, True, False, False, False,
     ]  # fmt: skip
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlvr import make
-from rlvr.conformance.talkkit import played
-from rlvr.envs.search_qa import RELATIONS, world
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs.search_qa import RELATIONS, build_entities
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 from tests.attacks.searches import ATTACKS, search, submit
@@ -21,15 +21,15 @@ TASKS = [ENV.task(split, index) for split in ENV.splits for index in range(100)]
 
 
 def passages(task: Task) -> dict[str, str]:
-    return {thing.title: thing.text for thing in world(str(task.meta["world"]), 60).values()}
+    return {thing.title: thing.text for thing in build_entities(str(task.meta["world"]), 60).values()}
 
 
 def test_the_script_is_paid_and_each_search_finds_the_passage_of_its_hop() -> None:
     for task in TASKS:
-        verdict, play = played(ENV, task, ENV.script(task))
+        verdict, play = play_conversation(ENV, task, ENV.script(task))
         assert verdict.score == 1.0, (task.id, verdict)
         texts, path = passages(task), list(task.meta["path"])
-        for title, after, (ok, found) in zip(path, [*path[1:], task.reference[0]], play.results, strict=False):
+        for title, after, (ok, found) in zip(path, [*path[1:], task.reference[0]], play.tool_results, strict=False):
             assert ok and texts[title] in found and after in texts[title], task.id
     assert {task.meta["hops"] for task in TASKS} == {2, 3}
     asked = Counter(relation for task in TASKS for relation, row in RELATIONS.items() if row[3] and row[3].split("{")[0] in task.question)
@@ -46,7 +46,7 @@ def test_no_passage_and_no_prompt_has_the_question_and_its_answer() -> None:
 
 def test_the_first_search_alone_does_not_have_the_answer_often() -> None:
     """Somebody who searches for the question once, and copies what is there, must choose between many names."""
-    found = [task.reference[0] in played(ENV, task, [search(task.question.split("\n")[0]), ""])[1].results[0][1] for task in TASKS]
+    found = [task.reference[0] in play_conversation(ENV, task, [search(task.question.split("\n")[0]), ""])[1].tool_results[0][1] for task in TASKS]
     assert sum(found) / len(found) < 0.35
 
 
@@ -60,7 +60,7 @@ def test_constant_answers_are_not_paid() -> None:
 def test_an_answer_may_be_declared_in_many_ways(form: str) -> None:
     for task in TASKS[:20]:
         for turn in (form.format(task.reference[-1]), submit(form.format(task.reference[0]))):
-            assert played(ENV, task, [turn])[0].score == 1.0, (task.id, turn)
+            assert play_conversation(ENV, task, [turn])[0].score == 1.0, (task.id, turn)
 
 
 def test_the_same_task_and_passages_in_another_process() -> None:
@@ -83,7 +83,7 @@ def test_splits_share_no_question_and_no_answer() -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_not_paid_and_has_a_score(name: str) -> None:
     for task in TASKS[:3]:
-        verdict, _ = played(ENV, task, ATTACKS[name][: ENV.max_turns])
+        verdict, _ = play_conversation(ENV, task, ATTACKS[name][: ENV.max_turns])
         assert verdict.score == 0.0, verdict
 
 
@@ -92,7 +92,7 @@ def test_every_name_on_the_way_and_every_name_found_is_wrong() -> None:
         wrong = [*task.meta["path"], *list(passages(task))[:5], " or ".join([task.reference[0], task.meta["path"][0]])]
         for said in wrong:
             if said != task.reference[0]:
-                assert played(ENV, task, [submit(said)])[0].score == 0.0, (task.id, said)
+                assert play_conversation(ENV, task, [submit(said)])[0].score == 0.0, (task.id, said)
 
 
 def test_conversations_share_the_index_and_not_their_passages() -> None:
@@ -100,11 +100,11 @@ def test_conversations_share_the_index_and_not_their_passages() -> None:
     try:
         for session in (one, again, other):
             session.tools()
-        indexes = [session._opened["search"].index for session in (one, again, other)]
+        indexes = [session._tools_by_name["search"].index for session in (one, again, other)]
         assert indexes[0] is indexes[1] and indexes[0] is not indexes[2]
         title = TASKS[1].meta["path"][0]
-        assert passages(TASKS[1])[title] in other._opened["search"].search(title)
-        assert passages(TASKS[1])[title] not in one._opened["search"].search(title, limit=20)
+        assert passages(TASKS[1])[title] in other._tools_by_name["search"].search(title)
+        assert passages(TASKS[1])[title] not in one._tools_by_name["search"].search(title, limit=20)
     finally:
         for session in (one, again, other):
             session.close()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.talkkit import Play, played
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
 from rlvr.contracts import Environment, Sandbox, Transcript
-from rlvr.envs._box import BoxSession
+from rlvr.envs._box import SandboxFilesSession
 from rlvr.envs.shell import KINDS
 from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import recorded_ending, session_record
+from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.turns import Call
@@ -46,9 +46,9 @@ def test_in_no_task_are_the_files_right_at_the_beginning(unopened: Environment) 
     kinds = set()
     for index in range(500):
         task = unopened.task("train", index)
-        session = unopened.open(task, seed=0)
-        assert isinstance(session, BoxSession)
-        files = session.place().files
+        session = unopened.new_session(task, seed=0)
+        assert isinstance(session, SandboxFilesSession)
+        files = session.sandbox_spec().files
         assert all(path.startswith(task.meta["folder"]) for path in files)
         wanted = task.reference.get("files", {})
         if wanted:
@@ -84,10 +84,10 @@ def test_every_kind_can_be_done_and_its_command_finds_the_answer(process_sandbox
     def done(kind: str) -> tuple[str, Verdict, Verdict]:
         environment = shell(process_sandbox, kind)
         task = environment.task("test", 0)
-        verdict, play = played(environment, task, environment.script(task) or ())
+        verdict, play = play_conversation(environment, task, environment.oracle_turns(task) or ())
         if "answer" in task.reference:
-            assert play.results[0][1].strip() in task.reference["answer"], (kind, play.results)
-        return kind, verdict, played(environment, task, [bash("ls -R"), "ready"])[0]
+            assert play.tool_results[0][1].strip() in task.reference["answer"], (kind, play.tool_results)
+        return kind, verdict, play_conversation(environment, task, [bash("ls -R"), "ready"])[0]
 
     with ThreadPoolExecutor(4) as pool:
         for kind, verdict, idle in pool.map(done, KINDS):
@@ -97,28 +97,28 @@ def test_every_kind_can_be_done_and_its_command_finds_the_answer(process_sandbox
 def test_a_verdict_is_given_again_from_the_record(process_sandbox: Sandbox) -> None:
     environment = shell(process_sandbox, "once")
     task = environment.task("train", 1)
-    play = Play(environment, task)
+    play = PlayedConversation(environment, task)
     try:
-        for said in environment.script(task) or ():
-            play.say(said)
-        ending = play.lease.collect(tuple(play.turns), tuple(play.heard))
-        record = session_record(play.lease, play.turns, play.heard, ending)
+        for said in environment.oracle_turns(task) or ():
+            play.step(said)
+        ending = play.session_handle.collect_transcript(tuple(play.turns), tuple(play.step_results))
+        record = build_session_record(play.session_handle, play.turns, play.step_results, ending)
     finally:
-        play.lease.close()
-    again = recorded_ending(record)
-    assert isinstance(again, Transcript) and environment.verifier.judge(task, again).score == 1.0
+        play.session_handle.close()
+    again = load_recorded_transcript(record)
+    assert isinstance(again, Transcript) and environment.verifier.verify_transcript(task, again).score == 1.0
     (path,) = task.reference["files"]
     record["files"][path] = ""
-    spoiled = recorded_ending(record)
-    assert isinstance(spoiled, Transcript) and environment.verifier.judge(task, spoiled).score == 0.0
+    spoiled = load_recorded_transcript(record)
+    assert isinstance(spoiled, Transcript) and environment.verifier.verify_transcript(task, spoiled).score == 0.0
 
 
 def test_an_answer_by_submit_counts(process_sandbox: Sandbox) -> None:
     environment = shell(process_sandbox, "total")
     task = environment.task("train", 3)
     (right,) = task.reference["answer"]
-    assert played(environment, task, [Call("0.0", "submit", {"answer": right})])[0].score == 1.0
-    assert played(environment, task, [Call("0.0", "submit", {"answer": right + "0"})])[0].score == 0.0
+    assert play_conversation(environment, task, [Call("0.0", "submit", {"answer": right})])[0].score == 1.0
+    assert play_conversation(environment, task, [Call("0.0", "submit", {"answer": right + "0"})])[0].score == 0.0
 
 
 # ---- attacks
@@ -129,7 +129,7 @@ def attacked(sandbox: Sandbox, command: str) -> Verdict:
     task = environment.task("train", 0)
     (path,) = task.reference["files"]
     command = re.sub(r"\bF\b", path, command).replace("ROOT", str(task.meta["folder"]))
-    return played(environment, task, [bash(command), "ready"])[0]
+    return play_conversation(environment, task, [bash(command), "ready"])[0]
 
 
 @pytest.mark.docker

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from rlvr import make
-from rlvr.conformance.talkkit import played
-from rlvr.envs._queries import KINDS
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs._queries import QUESTION_KINDS
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 from rlvr.verifiers import _sqlrun
-from rlvr.verifiers.sql_rows import _value
+from rlvr.verifiers.sql_rows import _normalize_value
 from tests.attacks.queries import ATTACKS
 
 ENV: Any = make("env", "sql")
@@ -38,13 +38,13 @@ def harmless() -> Iterator[Path]:
     assert not path.exists(), "a query wrote a file"
 
 
-opened = lru_cache(maxsize=None)(_sqlrun.opened)
+opened = lru_cache(maxsize=None)(_sqlrun.create_database)
 
 
 def rows(script: str, query: str) -> Any:
     """The rows, or the error: in the way of the judge, without its process."""
     try:
-        return [tuple(map(_value, row)) for row in _sqlrun.rows_of(opened(script), query)]
+        return [tuple(map(_normalize_value, row)) for row in _sqlrun.run_query(opened(script), query)]
     except sqlite3.Error as error:
         return str(error)
 
@@ -59,10 +59,10 @@ def paid(task: Task, query: str) -> bool:
 
 def test_every_kind_of_question_is_posed_and_its_script_is_paid(tasks: list[Task]) -> None:
     first = {str(task.meta["kind"]): task for task in tasks}
-    assert set(first) == set(KINDS)
+    assert set(first) == set(QUESTION_KINDS)
     for task in first.values():
-        verdict, play = played(ENV, task, ENV.script(task))
-        assert verdict.score == 1.0 and all(ok for ok, _ in play.results), (task.id, verdict)
+        verdict, play = play_conversation(ENV, task, ENV.script(task))
+        assert verdict.score == 1.0 and all(ok for ok, _ in play.tool_results), (task.id, verdict)
 
 
 def test_the_rows_of_the_database_that_is_shown_are_worth_nothing(tasks: list[Task]) -> None:
@@ -95,7 +95,7 @@ def test_splits_share_no_question_whatever_the_seed(tasks: list[Task]) -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_not_paid_and_has_a_score(name: str, tasks: list[Task], harmless: Path) -> None:
-    verdict, _ = played(ENV, tasks[0], ATTACKS[name])
+    verdict, _ = play_conversation(ENV, tasks[0], ATTACKS[name])
     assert verdict.score == 0.0, verdict
 
 
@@ -118,10 +118,10 @@ def test_the_judge_says_why_it_stopped_or_refused_a_query(name: str, why: str, t
 
 def test_an_attack_leaves_the_next_conversation_as_it_was(tasks: list[Task]) -> None:
     task = tasks[2]
-    before = played(ENV, task, ENV.script(task))[1].results
-    played(ENV, task, ATTACKS["it writes the schema"])
-    verdict, play = played(ENV, task, ENV.script(task))
-    assert verdict.score == 1.0 and play.results == before
+    before = play_conversation(ENV, task, ENV.script(task))[1].tool_results
+    play_conversation(ENV, task, ATTACKS["it writes the schema"])
+    verdict, play = play_conversation(ENV, task, ENV.script(task))
+    assert verdict.score == 1.0 and play.tool_results == before
 
 
 @pytest.mark.parametrize(

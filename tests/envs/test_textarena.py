@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
-from rlvr.envs.textarena import AGAINST, ALONE, REFUSED, TOLD, TextArena
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.envs.textarena import GAMES_WITH_SOLUTION, ONE_PLAYER_GAMES, TWO_PLAYER_GAMES, UNSUPPORTED, TextArena
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
@@ -25,14 +25,14 @@ def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def game(env: Any, *turns: str, index: int = 0) -> Verdict:
-    return played(env, env.task("train", index), turns)[0]
+    return play_conversation(env, env.task("train", index), turns)[0]
 
 
 def test_a_game_that_is_won_scores_1_and_one_that_is_not_scores_0(guess: Any) -> None:
     guess.ready()
     for index in range(4):
         task = guess.task("test", index)
-        assert played(guess, task, guess.script(task))[0].score == 1.0
+        assert play_conversation(guess, task, guess.script(task))[0].score == 1.0
         assert "colour" in task.question and guess.script(task)[0] not in task.question
     assert game(guess).score == 0.0 and game(guess, "[1]" if guess.script(guess.task("train", 0)) != ["[1]"] else "[2]").score == 0.0
 
@@ -40,20 +40,20 @@ def test_a_game_that_is_won_scores_1_and_one_that_is_not_scores_0(guess: Any) ->
 def test_the_policy_reads_what_is_new_without_its_own_words(guess: Any) -> None:
     task = guess.task("train", 0)
     wrong = "[1]" if guess.script(task) != ["[1]"] else "[2]"
-    play = Play(guess, task)
-    play.say(f"<think>[9]</think>I say {wrong}.\n**Move: {wrong}**")
-    assert play.heard[-1].messages[0]["content"] in ("higher", "lower")
-    play.lease.close()
+    play = PlayedConversation(guess, task)
+    play.step(f"<think>[9]</think>I say {wrong}.\n**Move: {wrong}**")
+    assert play.step_results[-1].messages[0]["content"] in ("higher", "lower")
+    play.session_handle.close()
 
 
 def test_a_turn_with_no_move_or_two_does_not_reach_the_game(guess: Any) -> None:
     right = guess.script(guess.task("train", 0))[0]
-    play = Play(guess, guess.task("train", 0))
+    play = PlayedConversation(guess, guess.task("train", 0))
     for text in ("", "5", "[1] or [2]", "<think>[1]", "[" * 3000, f"It is not {right}.", f"{right}\nor not", f"not {right}"):
-        play.say(text)
-        assert "That is no move" in play.heard[-1].messages[0]["content"]
-    play.say(f"It may be [1] or [2].\n{right}")
-    assert play.verdict().score == 1.0
+        play.step(text)
+        assert "That is no move" in play.step_results[-1].messages[0]["content"]
+    play.step(f"It may be [1] or [2].\n{right}")
+    assert play.verify_and_close().score == 1.0
 
 
 def test_a_text_for_a_reward_after_invalid_moves_is_a_lost_game(guess: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_move_that_breaks_the_game_is_the_answers_fault(guess: Any) -> None:
 
 
 def test_a_move_that_hangs_the_game_is_too(guess: Any) -> None:
-    guess.host.call_s = 0.5
+    guess.host.call_timeout_s = 0.5
     verdict = game(guess, "[14]")
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -88,19 +88,19 @@ def test_the_opponent_makes_legal_moves_and_the_same_ones_again(monkeypatch: pyt
     with rlvr.make("env", "textarena", game="TicTacToe") as env:
         heard = []
         for index in (0, 0, 1):
-            play = Play(env, env.task("train", index))
-            while not (play.heard and play.heard[-1].over):
-                free = play.heard[-1].messages[-1]["content"].rsplit("[", 1)[1] if play.heard else "4]"
-                play.say(f"[{free.rstrip(']').split(',')[0]}]")
-            heard.append([said.messages for said in play.heard])
-            verdict = play.verdict()
+            play = PlayedConversation(env, env.task("train", index))
+            while not (play.step_results and play.step_results[-1].done):
+                free = play.step_results[-1].messages[-1]["content"].rsplit("[", 1)[1] if play.step_results else "4]"
+                play.step(f"[{free.rstrip(']').split(',')[0]}]")
+            heard.append([said.messages for said in play.step_results])
+            verdict = play.verify_and_close()
             assert (verdict.score, verdict.detail["rewards"]) == (1.0, [1])  # nine cells: the first player takes the last one
         assert heard[0] == heard[1] != heard[2]
 
 
 def test_the_tables_agree_and_refusals_say_why() -> None:
-    assert not (set(ALONE) & set(AGAINST) or (set(ALONE) | set(AGAINST)) & set(REFUSED)) and set(TOLD) <= set(ALONE)
-    assert {row["offered"] for row in TextArena.offered()} == {"yes", "no"}
+    assert not (set(ONE_PLAYER_GAMES) & set(TWO_PLAYER_GAMES) or (set(ONE_PLAYER_GAMES) | set(TWO_PLAYER_GAMES)) & set(UNSUPPORTED)) and set(GAMES_WITH_SOLUTION) <= set(ONE_PLAYER_GAMES)
+    assert {row["offered"] for row in TextArena.catalog()} == {"yes", "no"}
     for settings, words in (
         ({"game": "Wordle"}, "is not offered: it downloads word lists"),
         ({"game": "Tictactoe"}, "did you mean 'TicTacToe'"),

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Environment, Sampling, ToolSession
-from rlvr.contracts.environment import Replying
+from rlvr.contracts.environment import StatelessSession
 from rlvr.envs.with_tools import WithTools
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
-from rlvr.task import Earned, Task, Verdict, user
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
+from rlvr.task import StepReward, Task, Verdict, user
 from rlvr.tools.calculator import Calculator
 from rlvr.tools.python import Python
 
-TOK = tokenizer_from("chars:0123456789+-*=! ")
+TOK = load_tokenizer("chars:0123456789+-*=! ")
 
 
 def episode(environment: Environment, answers: Sequence[str], index: int = 0) -> Episode:
-    mdp, sampler = TokenMDP(environment, TOK), Scripted(answers=list(answers))
-    sampler.bind(environment, TOK)
+    mdp, sampler = TokenMDP(environment, TOK), ScriptedSampler(answers=list(answers))
+    sampler.attach(environment, TOK)
     with Rollout(mdp, sampler) as rollout:
-        (found,) = rollout.collect([Draw(environment.task("train", index), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
+        (found,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
     return found
 
 
@@ -41,7 +41,7 @@ def test_a_call_then_the_answer() -> None:
     with sums() as environment:
         task = environment.task("train", 0)
         found = episode(environment, [f"!{task.question[:-1]}", task.reference])
-    assert (found.reward, found.turns, found.end) == (1.0, 2, End.TERMINATED)
+    assert (found.reward, found.turns, found.stop_reason) == (1.0, 2, StopReason.TERMINATED)
     said = found.meta["session"]
     assert said["heard"][0]["messages"][0]["content"] == task.reference and said["tools"][0]["name"] == "calculator"
     assert said["turns"][0]["calls"][0] | {"id": ""} == {
@@ -60,7 +60,7 @@ def test_both_ways_to_write_it_are_the_same() -> None:
 def test_without_tools_it_is_the_environment_itself() -> None:
     with build("env", "arithmetic", tools=[]) as environment:
         task = environment.task("train", 0)
-        assert environment.max_turns == 1 and isinstance(environment.open(task, seed=0), Replying)
+        assert environment.max_turns == 1 and isinstance(environment.open(task, seed=0), StatelessSession)
         assert episode(environment, [task.reference]).reward == 1.0
 
 
@@ -83,11 +83,11 @@ class Climb(Environment):
     def task(self, split: str, index: int) -> Task:
         return Task("climb", user("1"), "2")
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        return None if said[-1] == "2" else "+1"
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        return None if completions[-1] == "2" else "+1"
 
-    def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
-        return [Earned(0.5, turn=said.index("1")), Earned(0.5)]
+    def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
+        return [StepReward(0.5, turn=completions.index("1")), StepReward(0.5)]
 
 
 def test_what_a_turn_of_a_conversation_earned_is_paid_in_that_turn() -> None:
@@ -103,12 +103,12 @@ def test_an_answer_by_submit_is_judged() -> None:
     with build("env", "arithmetic", levels=["2+2"], tools=["calculator", "submit"], max_new_tokens=100) as environment:
         task = environment.task("train", 0)
         assert isinstance(environment.open(task, seed=0), ToolSession)
-        tokenizer = tokenizer_from("bytes")
-        sampler = Scripted(answers=[f"!submit {task.reference}"])
-        sampler.bind(environment, tokenizer)
+        tokenizer = load_tokenizer("bytes")
+        sampler = ScriptedSampler(answers=[f"!submit {task.reference}"])
+        sampler.attach(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
-            (found,) = rollout.collect([Draw(task, "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
-        assert (found.reward, found.text, found.end) == (1.0, task.reference, End.TERMINATED)
+            (found,) = rollout.collect([RolloutRequest(task, "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
+        assert (found.reward, found.text, found.stop_reason) == (1.0, task.reference, StopReason.TERMINATED)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_an_environment_that_has_tools_is_not_wrapped() -> None:
 
 def test_the_window_has_room_for_the_description_of_the_tools() -> None:
     with sums() as environment, build("env", "arithmetic", levels=["2+2"]) as plain:
-        described = TokenMDP(environment, TOK).start(environment.task("train", 0))
+        described = TokenMDP(environment, TOK).start_conversation(environment.task("train", 0))
         described.close()
-        without = TokenMDP(plain, TOK).start(plain.task("train", 0))
+        without = TokenMDP(plain, TOK).start_conversation(plain.task("train", 0))
         more = len(described.tokens) - len(without.tokens)
         assert more > 10 and TokenMDP(environment, TOK).max_length == plain.max_prompt_tokens + more + 4 * plain.max_new_tokens
 
@@ -164,11 +164,11 @@ def test_the_window_has_room_for_the_description_of_the_tools() -> None:
 @pytest.mark.docker
 def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
     with build("env", "arithmetic", levels=["2+2"], tools=["python"], max_new_tokens=200) as environment:
-        task, tokenizer = environment.task("train", 0), tokenizer_from("bytes")
-        sampler = Scripted(answers=[f"!x = {task.question[:-1]}", "!print(x)", task.reference])
-        sampler.bind(environment, tokenizer)
+        task, tokenizer = environment.task("train", 0), load_tokenizer("bytes")
+        sampler = ScriptedSampler(answers=[f"!x = {task.question[:-1]}", "!print(x)", task.reference])
+        sampler.attach(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
-            found = rollout.collect([Draw(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
+            found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
     for one in found:
         results = [heard["results"][0] for heard in one.meta["session"]["heard"][:2]]
         assert one.reward == 1.0 and results[1]["text"] == task.reference and results[1]["seconds"] > 0, (one.error, results)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.errors import ConfigError
-from rlvr.evaluation.compare import compare
+from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.export import FORMATS, export
+from rlvr.evaluation.export import EXPORT_FORMATS, write_export
 from rlvr.evaluation.rescore import rescore
-from rlvr.evaluation.samples import rows_in
+from rlvr.evaluation.samples import iter_rows
 from tests.evaluation.test_evaluate import results
 
 SUMS = "tests/fixtures/worlds.py:Sums"
@@ -29,22 +29,22 @@ def two(folder: Path, **second: Any) -> tuple[Path, Path]:
 
 
 def test_gold_beats_silence_on_every_task(tmp_path: Path) -> None:
-    found = compare(*two(tmp_path)).envs["Sums"]
-    assert (found.first, found.second, found.pairs, found.unpaired) == (1.0, 0.0, 60, 0)
-    assert (found.paired.wins, found.paired.losses, found.paired.ties, len(found.wins), found.losses) == (30, 0, 0, 30, [])
-    assert found.paired.difference == 1.0 and 0.7 < found.paired.low < found.paired.high == 1.0 and found.adjusted < 0.001
+    found = compare_evaluations(*two(tmp_path)).envs["Sums"]
+    assert (found.first, found.second, found.num_pairs, found.num_unpaired) == (1.0, 0.0, 60, 0)
+    assert (found.paired_test.wins, found.paired_test.losses, found.paired_test.ties, len(found.win_tasks), found.loss_tasks) == (30, 0, 0, 30, [])
+    assert found.paired_test.difference == 1.0 and 0.7 < found.paired_test.low < found.paired_test.high == 1.0 and found.adjusted_p < 0.001
 
 
 def test_greedy_runs_are_judged_by_mcnemar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, policy in (("a", "scripted:gold"), ("b", "scripted:noop")):
         evaluate(SUMS, policy, tasks=10, out=tmp_path / name)
-    found = compare(tmp_path / "a", tmp_path / "b").envs["Sums"].paired
+    found = compare_evaluations(tmp_path / "a", tmp_path / "b").envs["Sums"].paired_test
     assert (found.test, found.p) == ("mcnemar", 2 / 2**10)
 
 
 def test_a_run_against_itself_shows_nothing(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
-    found = compare(a, a).envs["Sums"].paired
+    found = compare_evaluations(a, a).envs["Sums"].paired_test
     assert (found.difference, found.p, found.wins, found.losses, found.ties) == (0.0, 1.0, 0, 0, 30)
 
 
@@ -60,25 +60,25 @@ def test_a_run_against_itself_shows_nothing(tmp_path: Path) -> None:
 def test_runs_that_do_not_match_are_refused_with_the_difference(second: dict[str, Any], told: str, tmp_path: Path) -> None:
     first, other = two(tmp_path, **second)
     with pytest.raises(ConfigError) as error:
-        compare(first, other)
+        compare_evaluations(first, other)
     assert told in str(error.value) and "--force" in str(error.value)
-    assert compare(first, other, force=True).differences
+    assert compare_evaluations(first, other, force=True).differences
 
 
 def test_runs_of_different_verifiers_are_refused(tmp_path: Path) -> None:
     for name, verifier in (("a", "numeric"), ("b", "symbolic")):
         evaluate("arithmetic", "scripted:gold", tasks=5, settings={"verifier": verifier}, out=tmp_path / name)
     with pytest.raises(ConfigError, match="verifier is Numeric 2 and Symbolic"):
-        compare(tmp_path / "a", tmp_path / "b")
+        compare_evaluations(tmp_path / "a", tmp_path / "b")
 
 
 def test_runs_of_an_environment_with_other_settings_are_refused_though_the_prompts_are_the_same(tmp_path: Path) -> None:
     usual: dict[str, Any] = {"turns": 7}
     for name, settings in (("a", {}), ("b", usual), ("c", {"turns": 3})):
         evaluate("guess_number", "scripted:gold", tasks=5, settings=settings, out=tmp_path / name)
-    assert not compare(tmp_path / "a", tmp_path / "b").differences, "seven turns are the usual ones"
+    assert not compare_evaluations(tmp_path / "a", tmp_path / "b").differences, "seven turns are the usual ones"
     with pytest.raises(ConfigError, match="guess_number: the environment's turns is 7 and 3"):
-        compare(tmp_path / "a", tmp_path / "c")
+        compare_evaluations(tmp_path / "a", tmp_path / "c")
 
 
 def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
@@ -86,18 +86,18 @@ def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
     lines = (b / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
     (b / "episodes.jsonl").write_text("".join(lines[:-3]) + lines[-3][:40], "utf-8")
     with pytest.raises(ConfigError, match=r"Sums: 3 of the 40 samples asked of both .*--retry.*--force"):
-        compare(a, b)
-    found = compare(a, b, force=True)
-    assert found.envs["Sums"].pairs == 37 and found.envs["Sums"].unpaired == 3
-    assert f"Sums: 10 tasks that only {a} asks" in found.notes
+        compare_evaluations(a, b)
+    found = compare_evaluations(a, b, force=True)
+    assert found.envs["Sums"].num_pairs == 37 and found.envs["Sums"].num_unpaired == 3
+    assert f"Sums: 10 tasks that only {a} asks" in found.warnings
     with pytest.raises(ConfigError, match="is not an evaluation"):
-        compare(a, tmp_path)
+        compare_evaluations(a, tmp_path)
 
 
 def scored(run: Path, scores: Mapping[tuple[str, int, int], float | None], *, otherwise: float | None = None) -> None:
     """Give the samples of a run other scores; None is a dead machine."""
     rows = []
-    for row in rows_in(run):
+    for row in iter_rows(run):
         score = scores.get((row["env"], row["index"], row["sample"]), otherwise)
         dead = {"reason": "the engine does not answer", "fault": "infra"}
         verdict = {"score": score, **({"reason": "", "fault": "none"} if score is not None else dead)}
@@ -110,12 +110,12 @@ def test_a_run_that_has_not_come_to_its_end_is_told_apart(tmp_path: Path) -> Non
     for folder, policy in ((a, "scripted:gold"), (b, "scripted:noop")):
         evaluate({"name": SUMS, "below": 5}, policy, tasks=100, out=folder)  # the split has 25
     (b / "report.json").unlink()
-    (b / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in list(rows_in(b))[:20]), "utf-8")
+    (b / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in list(iter_rows(b))[:20]), "utf-8")
     with pytest.raises(ConfigError, match=r"what .*b has not sampled yet .*; Sums: 5 of the 25 samples") as refused:
-        compare(a, b)
+        compare_evaluations(a, b)
     assert "--retry" not in str(refused.value), "it does not ask for what is missing"
-    found = compare(a, b, force=True)
-    assert len(found.notes) == 2 and "that only" not in str(found.notes), "both ask the same"
+    found = compare_evaluations(a, b, force=True)
+    assert len(found.warnings) == 2 and "that only" not in str(found.warnings), "both ask the same"
 
 
 def test_both_columns_are_means_over_tasks_as_their_difference_is(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_both_columns_are_means_over_tasks_as_their_difference_is(tmp_path: Path
         evaluate(SUMS, "scripted:gold", tasks=2, n=4, out=folder)
     scored(a, {("Sums", 0, 0): 1.0, ("Sums", 1, 0): 0.0, ("Sums", 1, 1): 0.0, ("Sums", 1, 2): 0.0, ("Sums", 1, 3): 0.0})
     scored(b, {}, otherwise=0.0)
-    found = compare(a, b, force=True).envs["Sums"]
-    assert (found.first, found.second, found.paired.difference, found.pairs, found.unpaired) == (0.5, 0.0, 0.5, 5, 3)
+    found = compare_evaluations(a, b, force=True).envs["Sums"]
+    assert (found.first, found.second, found.paired_test.difference, found.num_pairs, found.num_unpaired) == (0.5, 0.0, 0.5, 5, 3)
 
 
 def test_a_question_that_several_tasks_ask_is_one_pair_and_weighs_as_many(tmp_path: Path) -> None:
@@ -134,20 +134,20 @@ def test_a_question_that_several_tasks_ask_is_one_pair_and_weighs_as_many(tmp_pa
         evaluate({"name": SUMS, "below": 2}, policy, split="train", tasks=5, out=folder)  # four questions, the first one twice
     scored(a, {("Sums", 0, 0): 0.0, ("Sums", 4, 0): 0.0}, otherwise=1.0)
     scored(b, {}, otherwise=0.0)
-    found = compare(a, b).envs["Sums"]
+    found = compare_evaluations(a, b).envs["Sums"]
     assert (found.first, found.second) == (0.6, 0.0), "the mean over tasks, as the report has it"
-    assert found.paired.difference == pytest.approx(0.6)
-    assert (found.paired.wins, found.paired.ties, found.wins) == (3, 1, ["sums/train/1", "sums/train/2", "sums/train/3"])
+    assert found.paired_test.difference == pytest.approx(0.6)
+    assert (found.paired_test.wins, found.paired_test.ties, found.win_tasks) == (3, 1, ["sums/train/1", "sums/train/2", "sums/train/3"])
 
 
 def test_tasks_of_one_name_that_ask_different_things_are_two_pairs(tmp_path: Path) -> None:
     a, b = two(tmp_path, tasks=30)
     for run_ in (a, b):
-        rows = [json.dumps(row | {"task_id": "sum"}) + "\n" for row in rows_in(run_)]
+        rows = [json.dumps(row | {"task_id": "sum"}) + "\n" for row in iter_rows(run_)]
         (run_ / "episodes.jsonl").write_text("".join(rows), "utf-8")
     scored(a, {("Sums", 0, 0): 1.0, ("Sums", 0, 1): 1.0}, otherwise=0.0)
-    found = compare(a, b).envs["Sums"]
-    assert (found.first, found.paired.wins, found.paired.ties, found.wins) == (1 / 30, 1, 29, ["sum"])
+    found = compare_evaluations(a, b).envs["Sums"]
+    assert (found.first, found.paired_test.wins, found.paired_test.ties, found.win_tasks) == (1 / 30, 1, 29, ["sum"])
 
 
 def test_what_rounding_leaves_is_no_win(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_rounding_leaves_is_no_win(tmp_path: Path) -> None:
         evaluate(SUMS, "scripted:gold", tasks=1, n=3, out=folder)
     scored(a, {("Sums", 0, 0): 0.1, ("Sums", 0, 1): 0.2}, otherwise=0.0)
     scored(b, {("Sums", 0, 0): 0.3}, otherwise=0.0)
-    assert compare(a, b).envs["Sums"].paired.ties == 1
+    assert compare_evaluations(a, b).envs["Sums"].paired_test.ties == 1
 
 
 def test_what_is_dead_in_both_runs_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,14 +164,14 @@ def test_what_is_dead_in_both_runs_is_missed(tmp_path: Path, capsys: pytest.Capt
     alive = {("Sums", index, sample): 1.0 for index in range(28) for sample in range(2)}
     scored(a, alive)
     scored(b, alive)
-    assert run(["compare", str(a), str(b)]) == 2
+    assert run_command(["compare", str(a), str(b)]) == 2
     assert "4 of the 60 samples" in capsys.readouterr().err
-    assert run(["compare", str(a), str(b), "--force"]) == 0
+    assert run_command(["compare", str(a), str(b), "--force"]) == 0
     assert "left out: Sums: 4 of the 60 samples asked of both runs" in capsys.readouterr().out
     alive |= {("Sums", 28, 0): 1.0, ("Sums", 28, 1): 1.0, ("Sums", 29, 0): 1.0}
     scored(a, alive)
     scored(b, alive)
-    assert compare(a, b).envs["Sums"].unpaired == 1
+    assert compare_evaluations(a, b).envs["Sums"].num_unpaired == 1
 
 
 def test_a_dead_environment_stops_no_other(tmp_path: Path) -> None:
@@ -180,23 +180,23 @@ def test_a_dead_environment_stops_no_other(tmp_path: Path) -> None:
     for folder, policy in ((a, "scripted:gold"), (b, "scripted:noop")):
         evaluate(str(tmp_path / "mine.yaml"), policy, out=folder)
     scored(b, {("arithmetic", index, 0): 0.0 for index in range(9)})
-    found = compare(a, b)
+    found = compare_evaluations(a, b)
     assert list(found.envs) == ["arithmetic"] and found.envs["arithmetic"].first == 1.0
-    assert len(found.notes) == 1 and "digit_sum: no sample has a score in both" in found.notes[0]
-    assert f"{b}: 9 of 9 without, mostly 'the engine does not answer'" in found.notes[0] and f"{a}: 0 of 9 without" in found.notes[0]
+    assert len(found.warnings) == 1 and "digit_sum: no sample has a score in both" in found.warnings[0]
+    assert f"{b}: 9 of 9 without, mostly 'the engine does not answer'" in found.warnings[0] and f"{a}: 0 of 9 without" in found.warnings[0]
     scored(b, {})
     with pytest.raises(ConfigError, match=r"nothing can be compared: arithmetic: .*digit_sum: "):
-        compare(a, b, force=True)
+        compare_evaluations(a, b, force=True)
 
 
 def test_the_tables_fit_a_narrow_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = two(tmp_path)
-    assert run(["compare", str(a), str(b)]) == 0
+    assert run_command(["compare", str(a), str(b)]) == 0
     said = capsys.readouterr().out
     assert "+100.0" in said and "better on 30 (sums/test/0," in said and "<0.001" in said
-    assert run(["compare", str(a), str(b), "--json"]) == 0
+    assert run_command(["compare", str(a), str(b), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["envs"]["Sums"]["p_holm"] < 0.001
-    assert run(["eval", SUMS, "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--select", "shortest", "--price", "1,2"]) == 0
+    assert run_command(["eval", SUMS, "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--select", "shortest", "--price", "1,2"]) == 0
     said = capsys.readouterr().out
     assert "pass@k" in said and "best@k" in said and "cost" in said and "ran into the length cap" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "–" in line)
@@ -205,25 +205,25 @@ def test_the_tables_fit_a_narrow_screen(tmp_path: Path, capsys: pytest.CaptureFi
 def test_judged_again_by_the_same_verifier_nothing_changes(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     before = results(a)
-    assert rescore(a).sampled == 60 and results(a) == before == results(tmp_path / "a-rescored")
-    assert rescore(a).sampled == 0
+    assert rescore(a).num_new_samples == 60 and results(a) == before == results(tmp_path / "a-rescored")
+    assert rescore(a).num_new_samples == 0
     with pytest.raises(ConfigError, match="not overwritten"):
         rescore(a, out=a)
 
 
 def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate("arithmetic", "scripted:gold", tasks=9, settings={"verifier": "tests/fixtures/worlds.py:Unable"}, out=tmp_path / "a")
-    assert run(["eval", "--rescore", str(tmp_path / "a"), "--set", "verifier=numeric", "--out", str(tmp_path / "b"), "--json"]) == 0
+    assert run_command(["eval", "--rescore", str(tmp_path / "a"), "--set", "verifier=numeric", "--out", str(tmp_path / "b"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["envs"]["arithmetic"]
     assert (shown["avg"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
-    assert [row["end"] for row in rows_in(tmp_path / "b")] == ["terminated"] * 9
+    assert [row["end"] for row in iter_rows(tmp_path / "b")] == ["terminated"] * 9
     with pytest.raises(ConfigError, match="has changed since it was sampled"):
         rescore(tmp_path / "a", out=tmp_path / "c", settings={"levels": ["3+3"]})
 
 
 def test_every_format_holds_every_sample(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
-    written = {to: export(a, to).path for to in FORMATS}
+    written = {to: write_export(a, to).path for to in EXPORT_FORMATS}
     with written["csv"].open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 60 and {row["score"] for row in table} == {"1.0"} and table[0]["prompt"] == "0+0="
@@ -244,36 +244,36 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
     trained = tmp_path / "trained"
     trained.mkdir()
     (trained / "config.yaml").write_text("seed: 0\n", "utf-8")
-    rows = [{key: row[key] for key in row if key not in ("env", "sample", "prompt", "reference", "finish")} for row in rows_in(a)]
+    rows = [{key: row[key] for key in row if key not in ("env", "sample", "prompt", "reference", "finish")} for row in iter_rows(a)]
     (trained / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    with export(trained, "csv").path.open(encoding="utf-8", newline="") as file:
+    with write_export(trained, "csv").path.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["finish"] == "terminated"
     for folder, to, told in ((trained, "inspect", "is a training run, and inspect needs an evaluation"), (tmp_path, "csv", "is not a run")):
         with pytest.raises(ConfigError, match=told):
-            export(folder, to)
+            write_export(folder, to)
 
 
 def test_the_accuracy_for_inspect_is_the_average_of_the_report(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
     scored(a, {("Sums", 0, 0): 1.0, **{("Sums", index, sample): 0.0 for index in range(1, 30) for sample in range(2)}})
-    found = json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["results"]["scores"][0]
+    found = json.loads((write_export(a, "inspect").path / "Sums.json").read_text("utf-8"))["results"]["scores"][0]
     assert found["metrics"]["accuracy"]["value"] == 1 / 30 and (found["scored_samples"], found["unscored_samples"]) == (59, 1)
 
 
 def test_a_conversation_is_exported_turn_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate("guess_number", "scripted:noop", tasks=3, out=tmp_path / "a")
-    (line, *_) = [json.loads(line) for line in export(tmp_path / "a", "trl-dataset").path.read_text("utf-8").splitlines()]
+    (line, *_) = [json.loads(line) for line in write_export(tmp_path / "a", "trl-dataset").path.read_text("utf-8").splitlines()]
     silence, answer = {"role": "assistant", "content": ""}, {"role": "user", "content": "say one number"}
     assert line["completion"] == [silence] and line["prompt"][0]["content"].startswith("Guess my number")
     assert line["prompt"][1:] == [silence, answer] * (len(line["prompt"]) // 2) and len(line["prompt"]) > 4
-    (log,) = export(tmp_path / "a", "inspect").path.iterdir()
+    (log,) = write_export(tmp_path / "a", "inspect").path.iterdir()
     said = json.loads(log.read_text("utf-8"))["samples"][0]["messages"]
     assert [(m["role"], m["content"]) for m in said] == [(m["role"], m["content"]) for m in [*line["prompt"], silence]]
 
-    rows = [json.dumps(row | ({"acted": [0] * len(row["acted"])} if row["index"] else {})) + "\n" for row in rows_in(tmp_path / "a")]
+    rows = [json.dumps(row | ({"acted": [0] * len(row["acted"])} if row["index"] else {})) + "\n" for row in iter_rows(tmp_path / "a")]
     (tmp_path / "a" / "episodes.jsonl").write_text("".join(rows), "utf-8")
-    assert run(["export", str(tmp_path / "a"), "--to", "trl-dataset"]) == 0
+    assert run_command(["export", str(tmp_path / "a"), "--to", "trl-dataset"]) == 0
     assert "left out: 2 conversations whose turns cannot be read back" in capsys.readouterr().err
     assert len((tmp_path / "a" / "trl.jsonl").read_text("utf-8").splitlines()) == 1
 
@@ -281,35 +281,35 @@ def test_a_conversation_is_exported_turn_by_turn(tmp_path: Path, capsys: pytest.
 def test_what_has_no_score_is_no_line_for_trl_and_counted(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
     scored(a, {("Sums", 0, 0): 1.0})
-    found = export(a, "trl-dataset")
-    assert found.left_out == {"samples without a score": 59} and len(found.path.read_text("utf-8").splitlines()) == 1
+    found = write_export(a, "trl-dataset")
+    assert found.skipped_counts == {"samples without a score": 59} and len(found.path.read_text("utf-8").splitlines()) == 1
 
 
 def test_a_text_that_is_no_utf8_is_exported_so_that_others_read_it(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
-    rows = [json.dumps(row | {"text": "half \ud83d"}) + "\n" for row in rows_in(a)]
+    rows = [json.dumps(row | {"text": "half \ud83d"}) + "\n" for row in iter_rows(a)]
     (a / "episodes.jsonl").write_text("".join(rows), "utf-8")
-    assert "half ?" in export(a, "csv").path.read_text("utf-8")
-    said = [json.loads(line) for line in export(a, "trl-dataset").path.read_text("utf-8").splitlines()]
+    assert "half ?" in write_export(a, "csv").path.read_text("utf-8")
+    said = [json.loads(line) for line in write_export(a, "trl-dataset").path.read_text("utf-8").splitlines()]
     assert said[0]["completion"][0]["content"] == "half ?"
-    assert "half ?" in (export(a, "inspect").path / "Sums.json").read_text("utf-8")
+    assert "half ?" in (write_export(a, "inspect").path / "Sums.json").read_text("utf-8")
     import pyarrow.parquet
 
-    assert pyarrow.parquet.read_table(export(a, "parquet").path)["text"][0].as_py() == "half ?"
+    assert pyarrow.parquet.read_table(write_export(a, "parquet").path)["text"][0].as_py() == "half ?"
 
 
 def test_for_inspect_a_run_that_has_not_come_to_its_end_is_no_success(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
-    status = [json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"]]
+    status = [json.loads((write_export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"]]
     (a / "report.json").unlink()
-    status.append(json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"])
+    status.append(json.loads((write_export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"])
     assert status == ["success", "started"]
 
 
 @pytest.mark.parametrize("to", ["csv", "parquet", "trl-dataset", "markdown"])
 def test_an_export_that_breaks_off_leaves_what_was_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, _ = two(tmp_path)
-    before = (written := export(a, to).path).read_bytes()
+    before = (written := write_export(a, to).path).read_bytes()
 
     def full(*told: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -317,36 +317,36 @@ def test_an_export_that_breaks_off_leaves_what_was_there(to: str, tmp_path: Path
     monkeypatch.setattr(Path, "replace", full)  # the last thing that is done
     for place in (None, tmp_path / "elsewhere"):
         with pytest.raises(ConfigError, match="No space left on device"):
-            export(a, to, place)
+            write_export(a, to, place)
     assert written.read_bytes() == before and not (tmp_path / "elsewhere").exists()
     assert not [path for folder in (a, tmp_path) for path in folder.iterdir() if path.name.endswith(".part")]
 
 
 def test_tokens_are_exported_as_the_endpoint_counted_them(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
-    rows = [json.dumps(row | {"usage": [100, 7]}) + "\n" for row in rows_in(a)]
+    rows = [json.dumps(row | {"usage": [100, 7]}) + "\n" for row in iter_rows(a)]
     (a / "episodes.jsonl").write_text("".join(rows), "utf-8")
-    with export(a, "csv").path.open(encoding="utf-8", newline="") as file:
+    with write_export(a, "csv").path.open(encoding="utf-8", newline="") as file:
         assert {(row["prompt_tokens"], row["tokens"]) for row in csv.DictReader(file)} == {("100", "7")}
 
 
 def test_an_environment_of_any_name_is_exported(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("- {name: a/b, env: arithmetic, tasks: 2}\n- {name: a%2Fb c, env: arithmetic, tasks: 2}\n", "utf-8")
     evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", out=tmp_path / "a")
-    assert {path.name for path in export(tmp_path / "a", "inspect").path.iterdir()} == {"a%2Fb.json", "a%252Fb c.json"}
+    assert {path.name for path in write_export(tmp_path / "a", "inspect").path.iterdir()} == {"a%2Fb.json", "a%252Fb c.json"}
 
 
 def test_an_export_that_cannot_be(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'csv'"):
-        export(a, "cvs")
+        write_export(a, "cvs")
     (tmp_path / "mine.csv").write_text("mine", "utf-8")
     with pytest.raises(ConfigError, match="not overwritten"):
-        export(a, "csv", tmp_path / "mine.csv")
+        write_export(a, "csv", tmp_path / "mine.csv")
     for name in ("episodes.jsonl", "eval.yaml", "notes.csv"):
         (a / "notes.csv").write_text("mine", "utf-8")
         before = (a / name).read_bytes()
         with pytest.raises(ConfigError, match="not overwritten"):
-            export(a, "csv", a / name)
+            write_export(a, "csv", a / name)
         assert (a / name).read_bytes() == before
-    assert export(a, "csv") == export(a, "csv", a / "samples.csv")
+    assert write_export(a, "csv") == write_export(a, "csv", a / "samples.csv")

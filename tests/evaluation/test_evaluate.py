@@ -19,22 +19,22 @@ import pytest
 import torch
 import yaml
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Feed, Request, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
-from rlvr.evaluation.attempt import Attempt, key_of
-from rlvr.evaluation.evaluate import Report, evaluate, wanted_of
-from rlvr.evaluation.plan import Plan
-from rlvr.evaluation.samples import SampleFile, plan_of, rows_in, samples_of
-from rlvr.evaluation.suite import suite_from
+from rlvr.evaluation.attempt import EvalRunner, get_sample_key
+from rlvr.evaluation.evaluate import EvalReport, evaluate, make_env_requests
+from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.samples import SampleFile, iter_rows, load_plan, load_samples
+from rlvr.evaluation.suite import load_suite
 from rlvr.evaluation.summary import EnvSummary
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import exported, model_from
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers.scripted import Scripted
+from rlvr.model.weights import load_model, to_transformers_tokenizer
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.endpoint import closed_port
 from tests.fixtures.tiny import MODEL
@@ -43,12 +43,12 @@ from tests.fixtures.worlds import DIGITS, Sums
 SUMS = "tests/fixtures/worlds.py:Sums"
 
 
-def only(report: Report) -> EnvSummary:
+def only(report: EvalReport) -> EnvSummary:
     (found,) = report.envs.values()
     return found
 
 
-def value(report: Report) -> float | None:
+def value(report: EvalReport) -> float | None:
     avg = only(report).avg
     return avg.value if avg else None
 
@@ -89,20 +89,20 @@ def test_what_has_no_score_is_counted_apart_and_never_as_wrong() -> None:
     found = only(report := evaluate(Numbers(), "scripted:gold", tasks=30))
     assert (found.samples, found.scored, found.unscored, found.failed, value(report)) == (30, 20, 10, 0, 0.5)
     assert found.reasons == {"the engine is away": 10}
-    assert report.refused == ["Numbers"] and report.record()["envs"]["Numbers"]["avg"] is None
-    shown = report.record(allow_unscored=True)["envs"]["Numbers"]
+    assert report.withheld_envs == ["Numbers"] and report.to_dict()["envs"]["Numbers"]["avg"] is None
+    shown = report.to_dict(allow_unscored=True)["envs"]["Numbers"]
     assert shown["avg"] == shown["pass_at"]["1"] == 0.5 and shown["ci95"][0] < 0.5 < shown["ci95"][1]
 
 
 def test_a_model_in_a_folder_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
-    place = checkpoint.save(tmp_path, model_from(ModelConfig(config=MODEL), tokenizer), exported(tokenizer), {}, Progress(1))
+    place = checkpoint.save(tmp_path, load_model(ModelConfig(config=MODEL), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1))
     once, again = (only(evaluate(SUMS, f"hf:{place}", tasks=20, temperature=1.0, seed=3)) for _ in range(2))
     assert once.samples == 20 and once == again
 
 
 def test_the_json_of_the_command_has_just_what_is_promised(tmp_path: Path) -> None:
-    row = evaluate(SUMS, "scripted:gold", tasks=5, n=2, out=tmp_path / "e").record()
+    row = evaluate(SUMS, "scripted:gold", tasks=5, n=2, out=tmp_path / "e").to_dict()
     assert row == {
         "suite": SUMS,
         "run": str(tmp_path / "e"),
@@ -125,12 +125,12 @@ def test_the_json_of_the_command_has_just_what_is_promised(tmp_path: Path) -> No
 
 def test_json_says_what_else_was_asked_for_and_warns_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["eval", "arithmetic", "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--json"]
-    assert run([*line, "--select", "shortest", "--price", "1,2"]) == 0
+    assert run_command([*line, "--select", "shortest", "--price", "1,2"]) == 0
     said = capsys.readouterr()
     row = json.loads(said.out)
     assert list(row["envs"]["arithmetic"]["best_at"]) == ["1", "2", "4"] and 0 < row["cost"] < 0.01
     assert said.err == ""
-    assert run([*line, "--set", "verifier=tests/fixtures/worlds.py:Unable"]) == 1
+    assert run_command([*line, "--set", "verifier=tests/fixtures/worlds.py:Unable"]) == 1
     said = capsys.readouterr()
     assert "no headline, " in said.err and " unscored: " in said.err and json.loads(said.out)["envs"]["arithmetic"]["avg"] is None
 
@@ -147,8 +147,8 @@ def test_an_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (cut / "episodes.jsonl").write_text("".join(lines[:10]) + lines[10][:50], "utf-8")
     (cut / "report.json").unlink()
     again = evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut)
-    assert (again.sampled, again.torn) == (14, 50) and results(cut) == results(whole)
-    assert evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut).sampled == 0 and results(cut) == results(whole)
+    assert (again.num_new_samples, again.torn_bytes) == (14, 50) and results(cut) == results(whole)
+    assert evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut).num_new_samples == 0 and results(cut) == results(whole)
 
 
 def test_a_folder_of_another_plan_is_left_alone(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_torn_line_of_times_is_cut_off_too(tmp_path: Path) -> None:
     times.write_text(times.read_text("utf-8") + '{"attempt": "1', "utf-8")
     (tmp_path / "e" / "episodes.jsonl").write_text("", "utf-8")
     for sampled in (3, 0):
-        assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "e").sampled == sampled
+        assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "e").num_new_samples == sampled
     assert len(times.read_text("utf-8").splitlines()) == 2
 
 
@@ -176,19 +176,19 @@ def test_a_report_is_taken_away_before_samples_come_that_it_does_not_know(tmp_pa
     evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
     lines = (folder / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
 
-    def killed(self: Scripted, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def killed(self: ScriptedSampler, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         assert not (folder / "report.json").exists()
         raise SamplerError("killed")
 
-    monkeypatch.setattr(Scripted, "serve", killed)
-    assert evaluate(SUMS, "scripted:gold", tasks=3, out=folder).sampled == 0 and (folder / "report.json").is_file()
+    monkeypatch.setattr(ScriptedSampler, "serve", killed)
+    assert evaluate(SUMS, "scripted:gold", tasks=3, out=folder).num_new_samples == 0 and (folder / "report.json").is_file()
     (folder / "episodes.jsonl").write_text(lines[0], "utf-8")
     with pytest.raises(SamplerError, match="killed"):
         evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
     assert not (folder / "report.json").exists()
 
 
-class Moody(Scripted):
+class Moody(ScriptedSampler):
     """Fails on every third request while `down`."""
 
     down = True
@@ -209,7 +209,7 @@ def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, mon
     assert only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e")).failed == 4 and Moody.asked == 0
     mended = only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e", retry=True))
     assert (mended.scored, mended.failed, Moody.asked) == (12, 0, 4)
-    assert len(list(rows_in(tmp_path / "e"))) == 16  # nothing was lost: the failures are still on record
+    assert len(list(iter_rows(tmp_path / "e"))) == 16  # nothing was lost: the failures are still on record
 
 
 KILLED = """
@@ -240,7 +240,7 @@ def test_killed_twice_it_ends_like_one_that_was_left_alone(tmp_path: Path) -> No
         assert process.wait(20) == -signal.SIGKILL and count >= enough
         counts.append(rows(killed))
     left = evaluate(SUMS, "scripted:random", tasks=20, n=3, out=killed)
-    assert left.sampled == 60 - counts[1] and results(killed) == results(whole)
+    assert left.num_new_samples == 60 - counts[1] and results(killed) == results(whole)
 
 
 def rows(folder: Path) -> int:
@@ -249,42 +249,42 @@ def rows(folder: Path) -> int:
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(self: Attempt, *args: Any) -> None:
+    def meanwhile(self: EvalRunner, *args: Any) -> None:
         evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
 
-    monkeypatch.setattr(Attempt, "run", meanwhile)
+    monkeypatch.setattr(EvalRunner, "run", meanwhile)
     with pytest.raises(ConfigError, match="another process is writing"):
         evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
 
 
 def test_two_that_begin_at_once_leave_the_plan_of_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dump, asked = Plan.dump, []
+    dump, asked = EvalPlan.to_yaml, []
 
-    def meanwhile(plan: Plan) -> str:
+    def meanwhile(plan: EvalPlan) -> str:
         asked.append(plan.policy)
         if len(asked) == 1:
             with suppress(ConfigError):
                 evaluate(SUMS, "scripted:noop", tasks=5, out=tmp_path / "e")
         return dump(plan)
 
-    monkeypatch.setattr(Plan, "dump", meanwhile)
+    monkeypatch.setattr(EvalPlan, "to_yaml", meanwhile)
     with suppress(ConfigError):
         evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
-    gold = plan_of(tmp_path / "e").policy == "scripted:gold"
-    assert [sample.score for sample in samples_of(tmp_path / "e").values()] == [float(gold)] * 5
+    gold = load_plan(tmp_path / "e").policy == "scripted:gold"
+    assert [sample.score for sample in load_samples(tmp_path / "e").values()] == [float(gold)] * 5
 
 
 def test_one_killed_before_its_plan_was_written_leaves_the_place_free(tmp_path: Path) -> None:
     for name in (".eval.yaml.part", "episodes.jsonl"):
         (tmp_path / name).touch()
-    assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path).sampled == 3
+    assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path).num_new_samples == 3
 
 
 def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    class Company(Scripted):
-        company = 64
+    class Company(ScriptedSampler):
+        eval_batch_size = 64
 
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))
@@ -295,7 +295,7 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     whole = results(tmp_path / "e")
     lines = (tmp_path / "e" / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
     (tmp_path / "e" / "episodes.jsonl").write_text("".join(lines[:6]), "utf-8")
-    assert evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e").sampled == 4
+    assert evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e").num_new_samples == 4
     assert sizes == [4, 4, 2, 4, 2] and results(tmp_path / "e") == whole
 
 
@@ -303,7 +303,7 @@ def test_what_is_asked_for_goes_before_what_the_suite_says(tmp_path: Path) -> No
     (tmp_path / "mine.yaml").write_text("- {env: arithmetic, tasks: 9, temperature: 0.5}\n- {env: digit_sum, tasks: 9}\n", "utf-8")
     for temperature, tasks, found in ((None, None, [(0.5, 9), (1.0, 9)]), (0.2, 2, [(0.2, 2), (0.2, 2)])):
         plan = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=2, temperature=temperature, tasks=tasks).plan
-        assert [(plan.temperature_of(item), item.tasks) for item in plan.envs] == found
+        assert [(plan.get_temperature(item), item.tasks) for item in plan.envs] == found
 
 
 def test_one_answer_is_greedy_and_several_are_not_whoever_asks_for_them(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_one_answer_is_greedy_and_several_are_not_whoever_asks_for_them(tmp_path
         (1, [(1, 0.0), (1, 0.0)], "n = 1, greedy"),
     ):
         report = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=n)
-        assert [(report.plan.n_of(item), report.plan.temperature_of(item)) for item in report.plan.envs] == found
-        assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and report.plan.ways == told
+        assert [(report.plan.get_n(item), report.plan.get_temperature(item)) for item in report.plan.envs] == found
+        assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and report.plan.sampling_summary == told
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
@@ -326,33 +326,33 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     for item in old["envs"]:
         del item["n"], item["temperature"]
     plan.write_text(yaml.safe_dump(old), "utf-8")
-    assert evaluate(SUMS, "scripted:gold", tasks=3, n=2, out=tmp_path / "e").sampled == 0
-    assert evaluate(SUMS, "scripted:gold", tasks=3, n=3, temperature=1.0, out=tmp_path / "e").sampled == 3
+    assert evaluate(SUMS, "scripted:gold", tasks=3, n=2, out=tmp_path / "e").num_new_samples == 0
+    assert evaluate(SUMS, "scripted:gold", tasks=3, n=3, temperature=1.0, out=tmp_path / "e").num_new_samples == 3
 
 
 def test_a_link_that_leads_to_another_policy_now_is_noticed(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
-    model = model_from(ModelConfig(config=MODEL), tokenizer)
+    model = load_model(ModelConfig(config=MODEL), tokenizer)
     last = tmp_path / "checkpoints" / "last"
     asked = partial(evaluate, SUMS, f"hf:{last}", tasks=2, out=tmp_path / "e")
     for step in (1, 2):
-        checkpoint.save(tmp_path, model, exported(tokenizer), {}, Progress(step))
+        checkpoint.save(tmp_path, model, to_transformers_tokenizer(tokenizer), {}, Progress(step))
         if step == 1:
-            assert [asked().sampled for _ in range(2)] == [2, 0]
+            assert [asked().num_new_samples for _ in range(2)] == [2, 0]
     with pytest.raises(ConfigError, match=r"policy_folder: '\S*/step-000001' -> '\S*/step-000002'"):
         asked()
     last.unlink()
-    assert asked().sampled == 0  # whoever deletes a model may still read its report
+    assert asked().num_new_samples == 0  # whoever deletes a model may still read its report
 
 
 def test_another_model_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
     asked = partial(evaluate, SUMS, f"hf:{tmp_path / 'model'}", tasks=2, out=tmp_path / "e")
-    model = model_from(ModelConfig(config=MODEL), tokenizer)
+    model = load_model(ModelConfig(config=MODEL), tokenizer)
     for sampled in (2, 0):
         model.save_pretrained(tmp_path / "model")
-        exported(tokenizer).save_pretrained(tmp_path / "model")
-        assert asked().sampled == sampled
+        to_transformers_tokenizer(tokenizer).save_pretrained(tmp_path / "model")
+        assert asked().num_new_samples == sampled
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1
     model.save_pretrained(tmp_path / "model")
@@ -363,16 +363,16 @@ def test_another_model_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_what_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["eval", SUMS, "--policy", "scripted:random", "--tasks", "40", "--out"]
     whole, full = tmp_path / "whole", tmp_path / "full"
-    assert run([*line, str(whole)]) == 0
+    assert run_command([*line, str(whole)]) == 0
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "episodes.jsonl").stat().st_size // 2, hard))
     try:
-        code = run([*line, str(full)])
+        code = run_command([*line, str(full)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
     assert code == 2 and f"{full} cannot be written: File too large" in said and "run the same command again" in said
-    assert 0 < rows(full) < 40 and run([*line, str(full)]) == 0 and results(full) == results(whole)
+    assert 0 < rows(full) < 40 and run_command([*line, str(full)]) == 0 and results(full) == results(whole)
 
 
 @pytest.mark.parametrize("name", ["timings.jsonl", ".report.json.part"])
@@ -385,7 +385,7 @@ def test_times_and_report_that_cannot_be_written_are_told(name: str, tmp_path: P
     with pytest.raises(ConfigError, match="cannot be written: Is a directory; the stored samples are kept"):
         evaluate_there()
     (tmp_path / name).rmdir()
-    assert evaluate_there().sampled == 0
+    assert evaluate_there().num_new_samples == 0
 
 
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_the_suite_of_mathematics_with_tools(tmp_path: Path) -> None:
         "tools_math", "scripted:gold", settings={"gsm8k.path": str(gsm8k), "competition_math.path": str(math)}, out=tmp_path / "x"
     )
     assert {env.avg and env.avg.value for env in report.envs.values()} == {1.0}
-    tools = [row["session"]["tools"] for row in rows_of(tmp_path / "x" / "episodes.jsonl")]
+    tools = [row["session"]["tools"] for row in read_jsonl(tmp_path / "x" / "episodes.jsonl")]
     assert [[tool["name"] for tool in one] for one in tools] == [["python"]] * 2
 
 
@@ -450,8 +450,8 @@ def test_a_recipe_stands_for_its_held_out_tasks(tmp_path: Path) -> None:
     report = evaluate(str(tmp_path / "recipe.yaml"), "scripted:gold", out=tmp_path / "run")
     found = only(report)
     assert (report.suite, found.name, found.tasks) == ("recipe", "dataset", 120) and found.avg is not None and found.avg.value == 1.0
-    assert {row["task_id"].split("/")[1] for row in rows_of(tmp_path / "run" / "episodes.jsonl")} == {"test"}
-    (item,) = suite_from(str(tmp_path / "recipe.yaml")).items
+    assert {row["task_id"].split("/")[1] for row in read_jsonl(tmp_path / "run" / "episodes.jsonl")} == {"test"}
+    (item,) = load_suite(str(tmp_path / "recipe.yaml")).items
     assert (item.max_new_tokens, item.max_turn_tokens, item.max_length) == (7, None, None)
     (tmp_path / "short.yaml").write_text("env: arithmetic\n", "utf-8")
     assert evaluate(str(tmp_path / "short.yaml"), "scripted:gold", tasks=3).envs["arithmetic"].tasks == 3
@@ -497,7 +497,7 @@ def test_other_bad_requests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("price", ["nan,1", "-1,2", "inf,1", "1", "a,b"])
 def test_a_price_that_is_none(price: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", SUMS, "--policy", "scripted:gold", "--tasks", "2", "--price", price, "--json"]) == 2
+    assert run_command(["eval", SUMS, "--policy", "scripted:gold", "--tasks", "2", "--price", price, "--json"]) == 2
     assert "is not READ,WRITTEN" in capsys.readouterr().err
 
 
@@ -515,14 +515,14 @@ def test_an_evaluation_grows_without_sampling_again(tmp_path: Path) -> None:
     suite, more = tmp_path / "mine.yaml", "- {env: digit_sum, tasks: 4}\n"
     suite.write_text("- {env: arithmetic}\n", "utf-8")
     grown, measure = tmp_path / "grown", partial(evaluate, suite, "scripted:random", temperature=1.0)
-    asked = [measure(tasks=tasks, n=n, out=grown).sampled for tasks, n in ((6, 2), (15, 2), (15, 5))]
+    asked = [measure(tasks=tasks, n=n, out=grown).num_new_samples for tasks, n in ((6, 2), (15, 2), (15, 5))]
     first = (grown / "episodes.jsonl").read_bytes()
     suite.write_text(suite.read_text("utf-8") + more, "utf-8")
     last = measure(n=5, tasks=15, out=grown)
-    assert [*asked, last.sampled] == [12, 18, 45, 75] and (grown / "episodes.jsonl").read_bytes().startswith(first)
+    assert [*asked, last.num_new_samples] == [12, 18, 45, 75] and (grown / "episodes.jsonl").read_bytes().startswith(first)
     whole = measure(n=5, tasks=15, out=tmp_path / "whole")
     assert (grown / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes() and whole.envs == last.envs
-    assert plan_of(grown).before == {"arithmetic": [[6, 2], [15, 2]]}
+    assert load_plan(grown).before == {"arithmetic": [[6, 2], [15, 2]]}
     for tasks, n in ((14, 5), (15, 4)):
         with pytest.raises(ConfigError, match="an evaluation grows, and never shrinks; ask for as many"):
             measure(tasks=tasks, n=n, out=grown)
@@ -531,20 +531,20 @@ def test_an_evaluation_grows_without_sampling_again(tmp_path: Path) -> None:
         measure(n=5, tasks=15, out=grown)
 
 
-class _Batched(Scripted):
+class _Batched(ScriptedSampler):
     """A sampler whose last bits depend on who is in the batch."""
 
-    company = 4
+    eval_batch_size = 4
 
 
 def test_what_an_evaluation_grew_by_is_sampled_in_batches_of_its_own(tmp_path: Path) -> None:
     """The company of an answer may decide its last bits: no batch holds answers of two sizes of the evaluation."""
     for tasks, n in ((3, 2), (3, 3), (4, 3)):
         evaluate(SUMS, "scripted:gold", temperature=1.0, tasks=tasks, n=n, out=tmp_path / "grown")
-    plan = plan_of(tmp_path / "grown")
-    wanted = wanted_of(plan.envs[0], Sums(), plan)
-    attempt = Attempt(plan, SampleFile(None, plan), concurrency=4)
-    rounds = [[key_of(draw)[1:] for draw in asked] for asked in attempt._rounds(_Batched(), wanted)]
+    plan = load_plan(tmp_path / "grown")
+    wanted = make_env_requests(plan.envs[0], Sums(), plan)
+    attempt = EvalRunner(plan, SampleFile(None, plan), concurrency=4)
+    rounds = [[get_sample_key(draw)[1:] for draw in asked] for asked in attempt._iter_batches(_Batched(), wanted)]
     assert rounds == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(2, 0), (2, 1)], [(0, 2), (1, 2), (2, 2)], [(3, 0), (3, 1), (3, 2)]]
 
 

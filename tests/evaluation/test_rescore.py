@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 import rlvr.evaluation.rescore
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.compare import compare
-from rlvr.evaluation.evaluate import Report, evaluate
+from rlvr.evaluation.compare import compare_evaluations
+from rlvr.evaluation.evaluate import EvalReport, evaluate
 from rlvr.evaluation.rescore import rescore
-from rlvr.evaluation.samples import rows_in, samples_of
+from rlvr.evaluation.samples import iter_rows, load_samples
 from rlvr.mdp.tokenizers import CharTokenizer
 from tests.fixtures.boards import Boards
 
@@ -74,7 +74,7 @@ class World:
     def down(self, is_down: bool) -> None:
         (self.folder / "down").touch() if is_down else (self.folder / "down").unlink()
 
-    def evaluate(self, out: Path, policy: str = "scripted:gold", **how: Any) -> Report:
+    def evaluate(self, out: Path, policy: str = "scripted:gold", **how: Any) -> EvalReport:
         return evaluate({"name": f"{self.folder / 'world.py'}:Asked", "path": str(self.folder)}, policy, out=out, **how)
 
 
@@ -84,12 +84,12 @@ def world(tmp_path: Path) -> World:
 
 
 def scores(folder: Path) -> list[float | None]:
-    return [sample.score for _, sample in sorted(samples_of(folder).items())]
+    return [sample.score for _, sample in sorted(load_samples(folder).items())]
 
 
 def first(folder: Path) -> dict[str, Any]:
     """The row of the first task, wherever it stands."""
-    return next(row for row in rows_in(folder) if row["index"] == 0)
+    return next(row for row in iter_rows(folder) if row["index"] == 0)
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> None:
@@ -101,17 +101,17 @@ def test_what_could_not_be_judged_is_judged_by_the_next_call(world: World, tmp_p
     world.evaluate(a := tmp_path / "a")
     again = tmp_path / "a-rescored"
     world.down(True)
-    assert rescore(a).sampled == 3 and scores(again) == [None] * 3
+    assert rescore(a).num_new_samples == 3 and scores(again) == [None] * 3
     world.down(False)
-    assert rescore(a).sampled == 3 and scores(again) == [1.0] * 3
-    assert rescore(a).sampled == 0 and len(list(rows_in(again))) == 6
+    assert rescore(a).num_new_samples == 3 and scores(again) == [1.0] * 3
+    assert rescore(a).num_new_samples == 0 and len(list(iter_rows(again))) == 6
 
 
 def test_an_answer_that_was_asked_for_anew_is_judged_anew(world: World, tmp_path: Path) -> None:
     world.evaluate(a := tmp_path / "a")
     rescore(a)
     write(a, first(a) | {"text": "another"})
-    assert rescore(a).sampled == 1 and scores(tmp_path / "a-rescored") == [0.0, 1.0, 1.0]
+    assert rescore(a).num_new_samples == 1 and scores(tmp_path / "a-rescored") == [0.0, 1.0, 1.0]
 
 
 def test_a_run_does_not_go_on_with_another_question(world: World, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_run_does_not_go_on_with_another_question(world: World, tmp_path: Path
                 world.evaluate(a, retry=retry)
     assert (a / "report.json").read_bytes() == before
     world.asks([["a", "1"], ["b", "2"], ["c", "3"]])
-    assert world.evaluate(a).sampled == 0
+    assert world.evaluate(a).num_new_samples == 0
 
 
 def test_a_task_that_is_there_no_more_is_told(world: World, tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_a_task_that_is_there_no_more_is_told(world: World, tmp_path: Path) -> N
 
 def test_a_run_that_is_judged_before_its_end_is_told_to_go_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world.evaluate(a := tmp_path / "a")
-    rows = list(rows_in(a))
+    rows = list(iter_rows(a))
     (a / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]), "utf-8")
-    assert run(["eval", "--rescore", str(a)]) == 0
+    assert run_command(["eval", "--rescore", str(a)]) == 0
     said = capsys.readouterr().out
     assert "1 samples are missing; run the same `rlvr eval` again" in said and "tokens in" not in said
 
@@ -152,11 +152,11 @@ def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeyp
     def growing(folder: Path) -> Iterator[dict[str, Any]]:
         nonlocal reads
         reads += 1
-        yield from list(rows_in(folder))[:reads]
+        yield from list(iter_rows(folder))[:reads]
 
-    monkeypatch.setattr(rlvr.evaluation.rescore, "rows_in", growing)
+    monkeypatch.setattr(rlvr.evaluation.rescore, "iter_rows", growing)
     found = rescore(a)
-    assert (found.sampled, reads) == (2, 3)
+    assert (found.num_new_samples, reads) == (2, 3)
 
 
 def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World
     new = first(tmp_path / "b")
     assert (new["reference"], new["reward"]) == ("7", 0.0)
     with pytest.raises(ConfigError, match="1 of 3 prompts or references differ"):
-        compare(a, tmp_path / "b")
-    assert rescore(a, out=tmp_path / "same").sampled == 1 and scores(tmp_path / "same") == [0.0, 1.0, 1.0]
+        compare_evaluations(a, tmp_path / "b")
+    assert rescore(a, out=tmp_path / "same").num_new_samples == 1 and scores(tmp_path / "same") == [0.0, 1.0, 1.0]
 
 
 def test_when_a_score_was_earned_is_worked_out_anew(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_without_the_policy_s_tokenizer_it_is_said_that_nobody_knows_when_a_scor
     tokenizer: Tokenizer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate({"name": "tests/mdp/test_earned.py:PaidTalk"}, "scripted:gold", tasks=2, out=tmp_path / "a")
-    monkeypatch.setattr("rlvr.evaluation.rescore.tokenizer_of", lambda spec: tokenizer)
+    monkeypatch.setattr("rlvr.evaluation.rescore.load_tokenizer_or_none", lambda spec: tokenizer)
     screen = io.StringIO()
     rescore(tmp_path / "a", out=tmp_path / "b", console=Console(file=screen, width=300))
     row = first(tmp_path / "b")
@@ -206,7 +206,7 @@ def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_
     world.down(True)
     rescore(a)
     world.down(False)
-    monkeypatch.setattr(rlvr.evaluation.rescore, "_again", lambda *given: 1 / 0)
+    monkeypatch.setattr(rlvr.evaluation.rescore, "_rescore_rows", lambda *given: 1 / 0)
     assert (tmp_path / "a-rescored" / "report.json").is_file()
     with pytest.raises(ZeroDivisionError):
         rescore(a)
@@ -216,7 +216,7 @@ def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_
 def test_a_run_is_found_from_inside_it(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world.evaluate(a := tmp_path / "a")
     monkeypatch.chdir(a)
-    assert run(["eval", "--rescore", ".", "--json"]) == 0
+    assert run_command(["eval", "--rescore", ".", "--json"]) == 0
     assert scores(tmp_path / "a-rescored") == [1.0] * 3
 
 
@@ -224,11 +224,11 @@ def test_options_that_would_do_nothing_are_refused_in_one_message(world: World, 
     world.evaluate(a := tmp_path / "a")
     numbers = ["-n", "--tasks", "--max-new-tokens", "--max-length", "--concurrency", "--seed"]
     given = ["--split", "test", "--temperature", "0", "--price", "1,2", *(word for name in numbers for word in (name, "4"))]
-    assert run(["eval", "--rescore", str(a), *given]) == 2
+    assert run_command(["eval", "--rescore", str(a), *given]) == 2
     said = capsys.readouterr().err
     assert all(option in said for option in given if option.startswith("-"))
     assert not (tmp_path / "a-rescored").exists()
-    assert run(["eval", "--rescore", str(a), "--retry", "--select", "shortest", "--json"]) == 0
+    assert run_command(["eval", "--rescore", str(a), "--retry", "--select", "shortest", "--json"]) == 0
 
 
 @pytest.mark.parametrize("left", ["", None, '{"torn'])
@@ -246,8 +246,8 @@ def test_a_run_without_samples_leaves_nothing(left: str | None, world: World, tm
 def test_a_verifier_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate("tests/fixtures/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "e")
     release = threading.Event()
-    monkeypatch.setattr("rlvr.evaluation.rescore.DEADLINE_S", 0.2)
-    monkeypatch.setattr("rlvr.evaluation.rescore.judged", lambda *_: release.wait(60))
+    monkeypatch.setattr("rlvr.evaluation.rescore.VERIFY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rlvr.evaluation.rescore.verify_answer_safely", lambda *_: release.wait(60))
     began = time.monotonic()
     (env,) = rescore(tmp_path / "e", out=tmp_path / "again").envs.values()
     took = time.monotonic() - began
@@ -259,7 +259,7 @@ def test_the_evidence_of_a_session_is_judged_again() -> None:
     boards = Boards()
     session = {"seed": 0, "heard": [{"messages": [], "over": True}], "answer": "7", "values": {"total": 10}}
     found = [
-        rlvr.evaluation.rescore._verdict(boards, boards.task("train", index), {"text": "7", "session": session}, lambda: None)[0].score
+        rlvr.evaluation.rescore._verify_row(boards, boards.task("train", index), {"text": "7", "session": session}, lambda: None)[0].score
         for index in (10, 11)
     ]
     assert found == [1.0, 0.0]

@@ -26,17 +26,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn import ahead, checkpoint
-from rlvr.learn.ahead import Ahead, read_back, written
-from rlvr.learn.collect import Harvest
+from rlvr.learn.ahead import RolloutPrefetcher, batch_from_json, batch_to_json
+from rlvr.learn.collect import RolloutBatch
 from rlvr.learn.train import train
 from rlvr.learn.update.learner import Learner
-from rlvr.model.handover import trainer_scores
-from rlvr.model.weights import model_from
-from rlvr.rollout.rollout import Timing
-from rlvr.runs.runlog import RunLog, rows_of
+from rlvr.model.handover import compute_model_logprobs
+from rlvr.model.weights import load_model
+from rlvr.rollout.rollout import RolloutTiming
+from rlvr.runs.runlog import RunLog, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
-from rlvr.task import Earned, Fault, Verdict
+from rlvr.task import Fault, StepReward, Verdict
 from tests.algos.test_credit import said
 from tests.fixtures.tiny import tiny_run
 
@@ -47,7 +47,7 @@ def settings(most: int, **changes: Any) -> dict[str, Any]:
     """Six steps with dynamic sampling, a curriculum, an adaptive KL, two minibatches a step and an accuracy in the middle."""
     return {
         "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
-        "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"by": "carries", "candidates": 3}, "max_staleness": most},
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"key": "carries", "oversample": 3}, "max_staleness": most},
         "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
         "train": {"steps": 6, "learning_rate": 1e-3, "minibatches_per_step": 2},
         "eval": {"tasks": 10, "every": 3},
@@ -91,15 +91,15 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_every_token_is_of_the_version_that_the_schedule_says(whole: tuple[int, Path]) -> None:
     most, folder = whole
-    episodes = list(rows_of(folder / "episodes.jsonl"))
+    episodes = list(read_jsonl(folder / "episodes.jsonl"))
     for step in range(6):
         assert {e["policy_version"] for e in episodes if e["step"] == step + 1} == {max(0, step - most)}
-    model = model_from(ModelConfig(path=str(folder / "checkpoints" / "step-000004")))  # what version 4 was
-    others = model_from(ModelConfig(path=str(folder / "checkpoints" / "step-000006")))
+    model = load_model(ModelConfig(path=str(folder / "checkpoints" / "step-000004")))  # what version 4 was
+    others = load_model(ModelConfig(path=str(folder / "checkpoints" / "step-000006")))
     mine = [e for e in episodes if e["step"] == 4 + most + 1]
     assert bool(mine) == (most == 1)
     for e in mine:
-        ours, later = trainer_scores(model, e["tokens"]), trainer_scores(others, e["tokens"])
+        ours, later = compute_model_logprobs(model, e["tokens"]), compute_model_logprobs(others, e["tokens"])
         acted = [i for i, flag in enumerate(e["acted"]) if flag]
         assert all(ours[i - 1] == pytest.approx(e["logprobs"][i], abs=1e-5) for i in acted)
         assert any(abs(later[i - 1] - e["logprobs"][i]) > 1e-4 for i in acted)
@@ -107,7 +107,7 @@ def test_every_token_is_of_the_version_that_the_schedule_says(whole: tuple[int, 
 
 def test_the_histogram_counts_every_sampled_token_by_its_age(whole: tuple[int, Path]) -> None:
     most, folder = whole
-    for step, row in enumerate(rows_of(folder / "metrics.jsonl")):
+    for step, row in enumerate(read_jsonl(folder / "metrics.jsonl")):
         age = min(step, most)
         counted = {name: value for name, value in row.items() if name.startswith("staleness/")}
         empty = {f"staleness/{n}": 0.0 for n in range(most + 1)}
@@ -120,9 +120,9 @@ def test_only_the_age_of_the_weights_makes_a_difference(tmp_path: Path) -> None:
     told = []
     for most in (0, 1, 3):
         run(tmp_path / str(most), **settings(most, **still))
-        rows = rows_of(tmp_path / str(most) / "episodes.jsonl")
+        rows = read_jsonl(tmp_path / str(most) / "episodes.jsonl")
         told.append([{name: value for name, value in row.items() if name != "policy_version"} for row in rows])
-        metrics = list(rows_of(tmp_path / str(most) / "metrics.jsonl"))
+        metrics = list(read_jsonl(tmp_path / str(most) / "metrics.jsonl"))
         assert any("staleness" in name for row in metrics for name in row) == bool(most)
     assert told[0] == told[1] == told[2] and len(told[0]) >= 96
 
@@ -133,7 +133,7 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
     "sampling beside an update": (HFSampler, "serve", 10),
     "updating beside a sampler": (Learner, "update", 4),
     "writing the logs": (RunLog, "episodes", 5),
-    "waiting before a checkpoint": (Ahead, "state_dict", 3),
+    "waiting before a checkpoint": (RolloutPrefetcher, "state_dict", 3),
     "inside a checkpoint": (checkpoint, "_point", 3),
     "behind a checkpoint": (checkpoint, "_sync", 20),
 }
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(whole: tupl
     else:
         del state[{"batches": "ahead", "scheduler": "learner"}[lacking]][lacking]
     torch.save(state, place / "learner.pt")
-    (place / "manifest.json").write_text(json.dumps(checkpoint._hashes(place)))
+    (place / "manifest.json").write_text(json.dumps(checkpoint._hash_files(place)))
     before = logs(tmp_path / "old")
     with pytest.raises(ConfigError, match=rf"step-000004 is not a checkpoint of this version of rlvr: .*'{lacking}'") as caught:
         run(tmp_path / "old", resume=True, **settings(most))
@@ -215,15 +215,15 @@ def test_verify_goes_on_until_it_has_sampled_anew(whole: tuple[int, Path]) -> No
 
 
 def test_a_batch_is_written_and_read_to_the_last_digit() -> None:
-    earned = (Earned(0.1, turn=0), Earned(0.2, characters=3))
-    verdict = Verdict(0.1 + 0.2, "nearly", parts={"place": 1 / 3}, detail={"forms": ["x", 1]}, earned=earned)
+    earned = (StepReward(0.1, turn=0), StepReward(0.2, characters=3))
+    verdict = Verdict(0.1 + 0.2, "nearly", components={"place": 1 / 3}, detail={"forms": ["x", 1]}, step_rewards=earned)
     failed = Verdict(None, "down", fault=Fault.INFRA)
     group = [said(0.1 + 0.2), said(None)]
     for episode, judged in zip(group, (verdict, failed), strict=True):
         object.__setattr__(episode, "verdict", judged)
         episode.meta.update(index=3, dropped="surplus")
-    harvest = Harvest([group], {"surplus": [group[:1]]}, {"kept": 1 / 3}, Timing(1 / 3, 0.1))
-    assert read_back(written(harvest)) == harvest
+    harvest = RolloutBatch([group], {"surplus": [group[:1]]}, {"kept": 1 / 3}, RolloutTiming(1 / 3, 0.1))
+    assert batch_from_json(batch_to_json(harvest)) == harvest
 
 
 # ---- faults -----------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, mo
     for most in (0, 1):
         plain = settings(most, algorithm={"name": "grpo"}, eval={"tasks": 1})
         run(tmp_path / str(most), **plain)
-        rows = [row for row in rows_of(tmp_path / str(most) / "timings.jsonl")][1:-1]
+        rows = [row for row in read_jsonl(tmp_path / str(most) / "timings.jsonl")][1:-1]
         share[most] = statistics.median(row["step_time"] / (row["time/sample"] + row["time/update"]) for row in rows)
     assert share[0] > 0.95 and share[1] < 0.75  # half would be all of it
 
@@ -324,7 +324,7 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
     )
     crew.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
-        Ahead(crew)
+        RolloutPrefetcher(crew)
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
@@ -352,12 +352,12 @@ def test_the_correction_is_on_unless_somebody_says_otherwise(tmp_path: Path, alg
 
 def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """k copies on the device would take the memory of k models from the trainer, for engines that read files."""
-    monkeypatch.setattr(ahead, "HOST", torch.device("meta"))  # another device, where there is one device only
+    monkeypatch.setattr(ahead, "CPU_DEVICE", torch.device("meta"))  # another device, where there is one device only
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **shape))
     model.lm_head.weight = model.get_input_embeddings().weight
     for runs, where in ((True, "cpu"), (False, "meta")):
-        copied = ahead.copy_for(SimpleNamespace(runs_model=runs), model)  # type: ignore[arg-type]
+        copied = ahead.copy_model_for_sampler(SimpleNamespace(runs_model=runs), model)  # type: ignore[arg-type]
         assert {t.device.type for t in copied.state_dict().values()} == {where}
         assert copied.lm_head.weight is copied.get_input_embeddings().weight and copied.lm_head.weight is not model.lm_head.weight
     assert {p.device.type for p in model.parameters()} == {"cpu"}

@@ -16,8 +16,8 @@ from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
-from rlvr.mdp.tokenizers import CharTokenizer, HFTokenizer, tokenizer_from
-from rlvr.model.weights import exported, model_from
+from rlvr.mdp.tokenizers import CharTokenizer, HFTokenizer, load_tokenizer
+from rlvr.model.weights import load_model, to_transformers_tokenizer
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS
 
@@ -26,16 +26,16 @@ TOKENIZER = CharTokenizer(DIGITS)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+    return load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
 
 
 def saved(folder: Path, model: Any, step: int) -> Path:
-    return checkpoint.save(folder, model, exported(TOKENIZER), {"x": torch.arange(3)}, Progress(step, {"metrics.jsonl": step}, {"a": 0.5}))
+    return checkpoint.save(folder, model, to_transformers_tokenizer(TOKENIZER), {"x": torch.arange(3)}, Progress(step, {"metrics.jsonl": step}, {"a": 0.5}))
 
 
 def test_what_was_saved_is_what_is_read(tmp_path: Path, model: Any) -> None:
     saved(tmp_path, model, 5)
-    state, progress = checkpoint.read(checkpoint.newest(tmp_path))
+    state, progress = checkpoint.load_checkpoint(checkpoint.find_newest_checkpoint(tmp_path))
     assert progress == Progress(5, {"metrics.jsonl": 5}, {"a": 0.5}) and torch.equal(state["x"], torch.arange(3))
     last = tmp_path / "checkpoints" / "last"
     loaded = AutoModelForCausalLM.from_pretrained(last)
@@ -53,7 +53,7 @@ def test_the_random_state_of_an_accelerator_comes_back_too(tmp_path: Path, model
     monkeypatch.setattr(torch.cuda, "set_rng_state", held.append)
     saved(tmp_path, model, 5)
     held.append(torch.zeros(4, dtype=torch.uint8))  # later kernels draw from it
-    checkpoint.read(checkpoint.newest(tmp_path))
+    checkpoint.load_checkpoint(checkpoint.find_newest_checkpoint(tmp_path))
     assert len(held) == 3 and held[-1].tolist() == [0, 1, 2, 3]
 
 
@@ -61,9 +61,9 @@ def test_the_random_state_of_an_accelerator_comes_back_too(tmp_path: Path, model
 def test_a_saved_character_tokenizer_comes_back_as_itself(tmp_path: Path, family: str) -> None:
     tokenizer = CharTokenizer("01 x\n<")
     checkpoint.save(
-        tmp_path, model_from(ModelConfig(config=MODEL | {"model_type": family}), tokenizer), exported(tokenizer), {}, Progress(1)
+        tmp_path, load_model(ModelConfig(config=MODEL | {"model_type": family}), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1)
     )
-    loaded = tokenizer_from(str(tmp_path / "checkpoints" / "last"))
+    loaded = load_tokenizer(str(tmp_path / "checkpoints" / "last"))
     assert loaded.encode("0 1\n<x?") == tokenizer.encode("0 1\n<x?") and loaded.vocab_size == tokenizer.vocab_size
     assert loaded.decode([4, 6, 5, 8, 0]) == tokenizer.decode([4, 6, 5, 8, 0]) and loaded.render_reply("1") == tokenizer.render_reply("1")
     everybody_s = AutoTokenizer.from_pretrained(tmp_path / "checkpoints" / "last")  # as servers load it: a class of its own for qwen2
@@ -81,11 +81,11 @@ def test_two_are_kept_and_last_is_the_newest(tmp_path: Path, model: Any) -> None
 def test_they_are_ordered_by_number_and_what_is_not_ours_is_left_alone(tmp_path: Path, model: Any) -> None:
     mine = tmp_path / "checkpoints" / "step-000001-the-good-one"
     mine.mkdir(parents=True)
-    assert not checkpoint.any_in(tmp_path)
+    assert not checkpoint.has_checkpoint(tmp_path)
     for step in (999_950, 999_999, 1_000_000):
         saved(tmp_path, model, step)
-    assert [place.name for place in checkpoint.whole_ones(tmp_path)] == ["step-1000000", "step-999999"] and mine.is_dir()
-    assert checkpoint.newest(tmp_path).name == "step-1000000"
+    assert [place.name for place in checkpoint.iter_complete_checkpoints(tmp_path)] == ["step-1000000", "step-999999"] and mine.is_dir()
+    assert checkpoint.find_newest_checkpoint(tmp_path).name == "step-1000000"
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "learner.pt", "progress.json", "manifest.json"])
@@ -101,16 +101,16 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, mod
     else:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    assert checkpoint.torn(tmp_path / "checkpoints" / "step-000002")
-    assert checkpoint.newest(tmp_path) == older
+    assert checkpoint.find_damage(tmp_path / "checkpoints" / "step-000002")
+    assert checkpoint.find_newest_checkpoint(tmp_path) == older
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path, model: Any) -> None:
     with pytest.raises(NotFound, match="none was written yet"):
-        checkpoint.newest(tmp_path)
+        checkpoint.find_newest_checkpoint(tmp_path)
     (saved(tmp_path, model, 1) / "learner.pt").unlink()
     with pytest.raises(NotFound, match="1 found, none of them complete"):
-        checkpoint.newest(tmp_path)
+        checkpoint.find_newest_checkpoint(tmp_path)
 
 
 def test_a_file_that_is_no_state_is_refused_and_never_unpickled(tmp_path: Path, model: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_state_is_refused_and_never_unpickled(tmp_path: Path, 
     place = saved(tmp_path, model, 1)
     (place / "learner.pt").write_bytes(pickle.dumps({"learner": Canary()}))
     with pytest.raises(ConfigError, match="not a checkpoint of this version"):
-        checkpoint.read(place)
+        checkpoint.load_checkpoint(place)
 
 
 def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:
@@ -132,7 +132,7 @@ def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:
     (home / ".step-000002.part").mkdir()
     (home / ".step-000002.part" / "model.safetensors").write_bytes(b"half")
     (home / ".last.part").symlink_to("step-000002")
-    checkpoint.clean(tmp_path)
+    checkpoint.remove_partial_checkpoints(tmp_path)
     assert sorted(p.name for p in home.iterdir()) == ["last", "step-000001"]
 
 
@@ -146,48 +146,48 @@ def test_one_that_finds_no_room_says_so_and_takes_none(tmp_path: Path, model: An
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(RlvrError, match=r"step 2 could not be written to .* GB are left: .* free some space, then continue with --resume"):
         saved(tmp_path, model, 2)
-    assert sorted(p.name for p in older.parent.iterdir()) == ["last", "step-000001"] and checkpoint.newest(tmp_path) == older
+    assert sorted(p.name for p in older.parent.iterdir()) == ["last", "step-000001"] and checkpoint.find_newest_checkpoint(tmp_path) == older
 
 
 def test_a_tokenizer_with_several_chat_templates_is_saved_and_guarded(tmp_path: Path, model: Any) -> None:
-    tokenizer = exported(TOKENIZER)
+    tokenizer = to_transformers_tokenizer(TOKENIZER)
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
     place = checkpoint.save(tmp_path, model, tokenizer, {}, Progress(1))
     [other] = [path for path in place.rglob("*") if path.is_file() and path.parent != place]  # transformers writes a folder
-    assert not checkpoint.torn(place)
+    assert not checkpoint.find_damage(place)
     other.write_text("spoiled", "utf-8")
-    assert other.name in checkpoint.torn(place)
+    assert other.name in checkpoint.find_damage(place)
 
 
 def test_what_is_copied_keeps_its_values_and_ties(model: Any) -> None:
     tied = torch.ones(3)
     live = {"a": tied, "b": [tied, (torch.zeros(2), "x")], "moments": {0: {"step": torch.tensor(1.0)}}}
-    kept = checkpoint.copied(live)
+    kept = checkpoint.copy_to_host(live)
     tied += 1
     assert torch.equal(kept["a"], torch.ones(3)) and kept["b"][0] is kept["a"] and kept["b"][1][1] == "x"
-    assert checkpoint.size_of(live) == 12 + 8 + 4
-    assert 0 < checkpoint.room() < 1 << 50
+    assert checkpoint.count_tensor_bytes(live) == 12 + 8 + 4
+    assert 0 < checkpoint.measure_copy_budget_bytes() < 1 << 50
 
 
 def test_a_checkpoint_that_fails_is_an_error_at_the_next_step_and_the_one_before_stays(tmp_path: Path, model: Any) -> None:
     older, begun, gone_on = saved(tmp_path, model, 1), threading.Event(), threading.Event()
-    partial = checkpoint.begin(tmp_path, 2)
+    partial = checkpoint.create_partial_folder(tmp_path, 2)
 
     def write() -> None:
-        with checkpoint.told(partial):
+        with checkpoint.handle_write_errors(partial):
             begun.set()
             gone_on.wait(10)
             raise OSError(28, "No space left on device")
 
-    with checkpoint.Writer(timeout_s=10) as writer:
-        writer.start(2, write)
+    with checkpoint.CheckpointWriter(write_timeout_s=10) as writer:
+        writer.start_write(2, write)
         assert begun.wait(10)
-        writer.check()  # still being written
+        writer.raise_if_failed()  # still being written
         gone_on.set()
         with pytest.raises(RlvrError, match=r"step 2 could not be written to .*No space left on device"):
-            until_raised(writer.check)
-        writer.check()  # an error is raised once
-    assert checkpoint.newest(tmp_path) == older and not partial.exists()
+            until_raised(writer.raise_if_failed)
+        writer.raise_if_failed()  # an error is raised once
+    assert checkpoint.find_newest_checkpoint(tmp_path) == older and not partial.exists()
 
 
 def until_raised(check: Callable[[], None]) -> None:
@@ -199,10 +199,10 @@ def until_raised(check: Callable[[], None]) -> None:
 
 def test_a_disk_that_hangs_does_not_hang_the_run() -> None:
     hangs = threading.Event()
-    writer = checkpoint.Writer(timeout_s=0.05)
+    writer = checkpoint.CheckpointWriter(write_timeout_s=0.05)
     try:
         with pytest.raises(RlvrError, match=r"step 3 was not written in 0.05 s .*Continue with --resume"), writer:
-            writer.start(3, lambda: hangs.wait(30))
+            writer.start_write(3, lambda: hangs.wait(30))
     finally:
         hangs.set()
 
@@ -211,6 +211,6 @@ def test_an_error_of_the_run_is_not_hidden_by_that_of_a_write() -> None:
     def fail() -> None:
         raise RlvrError("the disk")
 
-    with pytest.raises(ZeroDivisionError), checkpoint.Writer(timeout_s=5) as writer:
-        writer.start(4, fail)
+    with pytest.raises(ZeroDivisionError), checkpoint.CheckpointWriter(write_timeout_s=5) as writer:
+        writer.start_write(4, fail)
         raise ZeroDivisionError

@@ -18,11 +18,11 @@ from rich.console import Console
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn.train import train
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.plugins.registry import build, from_config
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers.scripted import Scripted
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.plugins.registry import build, build_from_config
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.sandbox._outside import engine
 from rlvr.task import Task, Verdict
 from tests.fixtures.tiny import MODEL, tiny_run
@@ -37,13 +37,13 @@ CODE: dict[str, Any] = {
     },
     "tokenizer": "bytes",
     "model": {"config": MODEL | {"max_position_embeddings": 2048}},
-    "warmstart": None,
+    "sft_warmup": None,
     "eval": {"tasks": 2},
 }
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Attentive(Scripted):
+class Attentive(ScriptedSampler):
     """Says the gold solutions, and each only when all but the last one before it have been judged."""
 
     def __init__(self, judged: list[str]) -> None:
@@ -58,9 +58,9 @@ class Attentive(Scripted):
 
 def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """If verification began when sampling ends, this sampler would wait for ever."""
-    tokenizer = tokenizer_from("bytes")
+    tokenizer = load_tokenizer("bytes")
     judged: list[str] = []
-    with from_config("env", CODE["env"]) as environment:
+    with build_from_config("env", CODE["env"]) as environment:
         verify = environment.verifier.verify
 
         def counted(task: Task, answer: str) -> Verdict:
@@ -70,25 +70,25 @@ def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(environment.verifier, "verify", counted)
         sampler = Attentive(judged)
-        sampler.bind(environment, tokenizer)
+        sampler.attach(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
-            draws = [Draw(environment.task("train", n), f"g{n}", n) for n in range(12)]
+            draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(12)]
             episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
     assert [episode.reward for episode in episodes] == [1.0] * 12
     timing = rollout.timing
-    assert 0 < timing.busy <= timing.verifying + 1e-9 and 0 < timing.hidden <= 1, timing
+    assert 0 < timing.verify_busy_s <= timing.total_verify_s + 1e-9 and 0 < timing.hidden_fraction <= 1, timing
 
 
 def test_a_model_is_trained_on_code_and_the_hidden_share_is_logged(tmp_path: Path) -> None:
     config = tiny_run(**CODE, rollout={"sampler": "scripted", "prompts_per_step": 2, "num_generations": 4})
     report = train(config, out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert report.rewards == [1.0, 1.0] and report.accuracy_after == 1.0
-    assert all(0 <= row["verify_hidden"] <= 1 for row in rows_of(tmp_path / "run" / "timings.jsonl"))
+    assert all(0 <= row["verify_hidden"] <= 1 for row in read_jsonl(tmp_path / "run" / "timings.jsonl"))
 
 
 def test_a_killed_training_leaves_no_container_and_no_process(tmp_path: Path) -> None:
     config = tiny_run(**CODE, rollout={"sampler": "scripted", "prompts_per_step": 4, "num_generations": 8}, train={"steps": 100_000})
-    (tmp_path / "long.yaml").write_text(config.dump(), "utf-8")
+    (tmp_path / "long.yaml").write_text(config.to_yaml(), "utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "rlvr", "train", str(tmp_path / "long.yaml"), "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -109,7 +109,7 @@ def belonging(pid: int) -> tuple[list[str], list[int]]:
     """The containers of one run, by their label, and the processes in them."""
     client = engine.connect()
     try:
-        found = client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True)
+        found = client.list_container_ids.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True)
         mine = [container for container in found if container.labels[engine.LABEL].split("|")[3] == str(pid)]
         return [str(container.id) for container in mine], [container.attrs["State"]["Pid"] for container in mine]
     finally:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.learn.banner import on_policy
-from rlvr.learn.notes import Notes
+from rlvr.learn.banner import describe_on_policy
+from rlvr.learn.notes import StepNotes
 from rlvr.plugins.registry import build
 from tests.fixtures.tiny import tiny_run
 
@@ -32,26 +32,26 @@ QUIET: dict[str, Any] = {
         ({"unscored": 16, "reward": None, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "16 answers of step 4 have no verdict"),
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
-            {"dynamic_sampling/short_by": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_share": 0.25},
+            {"dynamic_sampling/missing_groups": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_fraction": 0.25},
             "only 25% of 24 groups had a spread of rewards; 2 without a gradient",
         ),
     ],
 )
 def test_a_puzzle_is_explained_once(changes: dict[str, Any], told: str) -> None:
-    notes = Notes(tiny_run())
-    assert notes.about(QUIET) == []
-    [said] = notes.about(QUIET | changes)
+    notes = StepNotes(tiny_run())
+    assert notes.find_notes(QUIET) == []
+    [said] = notes.find_notes(QUIET | changes)
     assert re.search(told, said)
-    assert notes.about(QUIET | changes) == []
+    assert notes.find_notes(QUIET | changes) == []
 
 
 def test_a_truncated_distribution_is_named_as_the_cause() -> None:
-    notes = Notes(tiny_run(rollout={"top_p": 0.8}))
-    assert "top_p and top_k are applied by both" in notes.about(QUIET | {"mismatch_kl": 0.1})[0]
+    notes = StepNotes(tiny_run(rollout={"top_p": 0.8}))
+    assert "top_p and top_k are applied by both" in notes.find_notes(QUIET | {"mismatch_kl": 0.1})[0]
 
 
 def test_where_answers_are_older_the_note_says_so() -> None:
-    [said] = Notes(tiny_run(rollout={"max_staleness": 2})).about(QUIET | {"mismatch_kl": 0.5})
+    [said] = StepNotes(tiny_run(rollout={"max_staleness": 2})).find_notes(QUIET | {"mismatch_kl": 0.5})
     assert "answers come from weights up to rollout.max_staleness steps older" in said
 
 
@@ -61,42 +61,42 @@ FLAT = QUIET | {"frac_reward_zero_std": 1.0}
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
 def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: str) -> None:
-    notes = Notes(tiny_run(data={}, algorithm={"name": algorithm}))
+    notes = StepNotes(tiny_run(data={}, algorithm={"name": algorithm}))
     whole = {"completions/clipped_ratio": 0.0}
-    assert notes.about(APART | whole) == [] and notes.about(FLAT | whole) == []
-    [said] = notes.about(FLAT | whole | {"step/skipped": 1.0, "loss": 0.0, "grad_norm": 0.0})
+    assert notes.find_notes(APART | whole) == [] and notes.find_notes(FLAT | whole) == []
+    [said] = notes.find_notes(FLAT | whole | {"step/skipped": 1.0, "loss": 0.0, "grad_norm": 0.0})
     assert "step 4 changed nothing" in said and "curriculum" not in said
 
 
 @pytest.mark.parametrize("algorithm", ["rloo", "online_dpo", "ppo", "best_of_n", "gdpo", "reinforce"])
 def test_flat_groups_are_noted_where_they_teach_nothing(algorithm: str) -> None:
-    assert len(Notes(tiny_run(algorithm={"name": algorithm})).about(FLAT)) == (algorithm in ("rloo", "online_dpo"))
+    assert len(StepNotes(tiny_run(algorithm={"name": algorithm})).find_notes(FLAT)) == (algorithm in ("rloo", "online_dpo"))
 
 
 def test_kto_is_told_where_the_undesirable_answers_outweigh_the_desirable_ones() -> None:
     uneven = QUIET | {"preference/desirable": 10.0, "preference/undesirable": 40.0}
-    [said] = Notes(tiny_run(algorithm={"name": "kto"})).about(uneven)
+    [said] = StepNotes(tiny_run(algorithm={"name": "kto"})).find_notes(uneven)
     assert "weigh 4.0 times as much" in said and "algorithm.desirable_weight=4 balances them" in said
     for better in (uneven | {"preference/desirable": 30.0}, uneven | {"preference/desirable": 0.0}):
-        assert Notes(tiny_run(algorithm={"name": "kto"})).about(better) == []
-    assert Notes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).about(uneven) == []
+        assert StepNotes(tiny_run(algorithm={"name": "kto"})).find_notes(better) == []
+    assert StepNotes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).find_notes(uneven) == []
 
 
 def test_gdpo_without_weights_is_told_which_parts_it_could_weigh() -> None:
     parts = QUIET | {"rewards/place/mean": 0.5, "rewards/form/mean": 0.25}
-    notes = Notes(tiny_run(algorithm={"name": "gdpo"}))
-    [said] = notes.about(parts)
+    notes = StepNotes(tiny_run(algorithm={"name": "gdpo"}))
+    [said] = notes.find_notes(parts)
     assert "gdpo has no reward_weights" in said and said.endswith("the parts of the verdict: place, form")
-    assert notes.about(parts) == []
-    assert Notes(tiny_run(algorithm={"name": "gdpo"})).about(QUIET) == []
+    assert notes.find_notes(parts) == []
+    assert StepNotes(tiny_run(algorithm={"name": "gdpo"})).find_notes(QUIET) == []
     for algorithm in ({"name": "gdpo", "reward_weights": {"place": 1.0}}, {"name": "grpo"}):
-        assert Notes(tiny_run(algorithm=algorithm)).about(parts) == []
+        assert StepNotes(tiny_run(algorithm=algorithm)).find_notes(parts) == []
 
 
 def test_settings_that_do_nothing_on_policy_are_named() -> None:
     def told(name: str, **settings: Any) -> str:
         crew: Any = SimpleNamespace(algorithm=build("algorithm", name, **settings))
-        return on_policy(crew)
+        return describe_on_policy(crew)
 
     assert told("grpo") == (" (exactly on-policy: every ratio is 1, so epsilon, epsilon_high, delta, importance_sampling_level do nothing)")
     assert "ratio_max does nothing" in told("cispo") and "sapo_temperature_pos" in told("sapo")
@@ -105,13 +105,13 @@ def test_settings_that_do_nothing_on_policy_are_named() -> None:
 
 
 def test_the_limit_of_a_cluster_run_is_told_after_some_steps_and_again_when_it_changes() -> None:
-    notes = Notes(tiny_run(rollout={"max_staleness": 1}))
+    notes = StepNotes(tiny_run(rollout={"max_staleness": 1}))
     waits = {"step_time": 1.0, "time/wait_for_batch": 0.5, "cluster/sampling": 0.95, "cluster/idle": 0.05}
-    told = [notes.about(QUIET, waits | {"step": step}) for step in range(1, 9)]
+    told = [notes.find_notes(QUIET, waits | {"step": step}) for step in range(1, 9)]
     assert [len(lines) for lines in told] == [0, 0, 0, 0, 0, 1, 0, 0]
     assert told[5] == [
         "over the last 5 steps, the trainer waits for rollout workers 50% of the step, and they sample 95% of it: add rollout workers"
     ]
     idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling": 0.2, "cluster/idle": 0.8}
-    later = [line for step in range(9, 20) for line in notes.about(QUIET, idle | {"step": step})]
+    later = [line for step in range(9, 20) for line in notes.find_notes(QUIET, idle | {"step": step})]
     assert "because the trainer is slower" in later[-1]

@@ -12,10 +12,10 @@ import pytest
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request
 from rlvr.errors import ConfigError
-from rlvr.model.handover import trainer_scores
-from rlvr.model.weights import model_from
-from rlvr.rollout.parts import Parts
-from rlvr.runs.runlog import rows_of
+from rlvr.model.handover import compute_model_logprobs
+from rlvr.model.weights import load_model
+from rlvr.rollout.parts import PartialSampler
+from rlvr.runs.runlog import read_jsonl
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.test_ahead import assert_same, run
 from tests.learn.test_processes import launched, recipe_at, weights
@@ -26,19 +26,19 @@ STEPS, MEMBERS, MOST = 6, 2, 2
 
 def settings(most: int | None = MOST, **changes: Any) -> dict[str, Any]:
     """Answers of one to eight tokens."""
-    rollout = {"prompts_per_step": 8, "num_generations": MEMBERS, "max_completion_length": 8, "max_tokens_per_version": most}
+    rollout = {"prompts_per_step": 8, "num_generations": MEMBERS, "max_completion_length": 8, "partial_rollout_tokens": most}
     train = {"steps": STEPS, "learning_rate": 1e-3}
     return {"rollout": rollout, "train": train, "eval": {"tasks": 10, "every": 3}, "log": {"save_every": 1}} | changes
 
 
 def kept(folder: Path, name: str) -> list[dict[str, Any]]:
-    return list(rows_of(folder / f"{name}.jsonl"))
+    return list(read_jsonl(folder / f"{name}.jsonl"))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts") / "whole"
-    run(folder, **settings(log={"save_every": 1, "keep": STEPS + 1}))
+    run(folder, **settings(log={"save_every": 1, "save_total_limit": STEPS + 1}))
     return folder
 
 
@@ -47,7 +47,7 @@ def spans(row: dict[str, Any]) -> list[list[int]]:
 
 
 def test_each_token_is_of_the_version_that_the_record_says(whole: Path) -> None:
-    models = {n: model_from(ModelConfig(path=str(whole / "checkpoints" / f"step-{n:06}"))) for n in range(STEPS)}
+    models = {n: load_model(ModelConfig(path=str(whole / "checkpoints" / f"step-{n:06}"))) for n in range(STEPS)}
     seen = set[int]()
     for row in kept(whole, "episodes"):
         versions = [version for version, count in spans(row) for _ in range(count)]
@@ -55,7 +55,7 @@ def test_each_token_is_of_the_version_that_the_record_says(whole: Path) -> None:
         assert all(count % MOST == 0 for _, count in spans(row)[:-1])  # more than MOST where no group had ended
         assert spans(row)[-1][0] == row["policy_version"]
         acted = [i for i, flag in enumerate(row["acted"]) if flag]
-        scores = {version: trainer_scores(models[version], row["tokens"]) for version in set(versions)}
+        scores = {version: compute_model_logprobs(models[version], row["tokens"]) for version in set(versions)}
         for i, version in zip(acted, versions, strict=True):
             assert scores[version][i - 1] == pytest.approx(row["logprobs"][i], abs=1e-5)
         seen.add(len(spans(row)))
@@ -77,8 +77,8 @@ def test_a_group_is_trained_on_once_when_its_last_answer_ends(whole: Path) -> No
 
 def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
     rows = kept(whole, "metrics")
-    assert rows[0]["parts/continued"] == 0 < rows[0]["parts/cut"]
-    assert all(later["parts/continued"] == row["parts/cut"] for row, later in pairwise(rows))
+    assert rows[0]["partial/resumed"] == 0 < rows[0]["partial/open"]
+    assert all(later["partial/resumed"] == row["partial/open"] for row, later in pairwise(rows))
     for row in rows:
         ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
         assert sum(ages.values()) == row["tokens/sampled"]
@@ -86,14 +86,14 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
 
 
 def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Parts._joined
+    plain = PartialSampler._join_completion
 
-    def failing(self: Parts, request: Request, completion: Completion) -> Completion:
-        begun = (self.known or {}).get(request.seed)
+    def failing(self: PartialSampler, request: Request, completion: Completion) -> Completion:
+        begun = (self.partial_by_seed or {}).get(request.seed)
         bad = begun is not None and len(begun.tokens) == 2 and request.seed % 3 == 0
         return plain(self, request, Completion([], [], "error", "the engine fell over") if bad else completion)
 
-    monkeypatch.setattr(Parts, "_joined", failing)
+    monkeypatch.setattr(PartialSampler, "_join_completion", failing)
     run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
     failed = [row for row in kept(tmp_path / "run", "episodes") if row["end"] == "failed"]
     assert failed and all("versions" not in row and not sum(row["acted"]) and row["verdict"]["score"] is None for row in failed)
@@ -116,13 +116,13 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(whole: Path, tmp_p
         shutil.copytree(whole, folder, symlinks=True)
         for later in range(step + 1, STEPS + 1):
             shutil.rmtree(folder / "checkpoints" / f"step-{later:06}")
-        told = run(folder, resume=True, **settings(log={"save_every": 1, "keep": STEPS + 1}))
+        told = run(folder, resume=True, **settings(log={"save_every": 1, "save_total_limit": STEPS + 1}))
         assert "held-out accuracy" in told
         assert_same(folder, whole)
 
 
 def test_the_steps_can_be_verified(whole: Path) -> None:
-    assert f"step {STEPS} repeated: " in run(whole, resume=True, verify=True, **settings(log={"save_every": 1, "keep": STEPS + 1}))
+    assert f"step {STEPS} repeated: " in run(whole, resume=True, verify=True, **settings(log={"save_every": 1, "save_total_limit": STEPS + 1}))
 
 
 def test_it_works_with_batches_sampled_ahead(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def spans_of(row: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_continue_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"rollout.max_tokens_per_version is 2.*{said}"):
+    with pytest.raises(ConfigError, match=f"rollout.partial_rollout_tokens is 2.*{said}"):
         run(tmp_path / "run", **settings(**changes))
 
 

@@ -24,13 +24,13 @@ from safetensors.torch import load_file
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn import crew, processes
 from rlvr.learn.peers import group
-from rlvr.learn.peers.wire import packed, unpacked
-from rlvr.learn.processes import accelerator_from
+from rlvr.learn.peers.wire import deserialize, serialize
+from rlvr.learn.processes import build_accelerator
 from rlvr.learn.train import train
-from rlvr.learn.update.sharded import FromFolder
+from rlvr.learn.update.sharded import FolderWeightLoader
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.defaults import ON_CPU
-from rlvr.runs.runlog import rows_of
+from rlvr.model.defaults import CPU_DEFAULTS
+from rlvr.runs.runlog import read_jsonl
 from tests.fixtures.families import model_of
 from tests.fixtures.tiny import tiny_run
 from tests.learn.peers.launch import free_port
@@ -55,7 +55,7 @@ def launched(way: str, recipe: Path, *more: str, timeout: float = 240) -> subpro
 
 
 def recipe_at(path: Path, **changes: Any) -> Path:
-    path.write_text(tiny_run(**changes).dump())
+    path.write_text(tiny_run(**changes).to_yaml())
     return path
 
 
@@ -70,12 +70,12 @@ def spoken(row: dict[str, Any]) -> tuple[Any, ...]:
 def alike(ours: Path, theirs: Path) -> None:
     """The same run up to the order in which numbers are added."""
     assert float((weights(theirs) - weights(ours)).norm() / weights(ours).norm()) < 1e-6
-    lines = [list(rows_of(folder / "metrics.jsonl")) for folder in (ours, theirs)]
+    lines = [list(read_jsonl(folder / "metrics.jsonl")) for folder in (ours, theirs)]
     assert len(lines[0]) == len(lines[1]) == 4
     for a, b in zip(*lines, strict=True):
         a, b = ({k: v for k, v in row.items() if k not in NOT_COMPARED} for row in (a, b))
         assert b == pytest.approx(a, rel=1e-6, abs=1e-7)
-    said = [[spoken(row) for row in rows_of(folder / "episodes.jsonl")] for folder in (ours, theirs)]
+    said = [[spoken(row) for row in read_jsonl(folder / "episodes.jsonl")] for folder in (ours, theirs)]
     assert said[0] == said[1]
 
 
@@ -119,7 +119,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path,
 )
 def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told: str) -> None:
     rollout = {"sampler": {"name": "tests/fixtures/moody.py:Moody", "how": how}, "prompts_per_step": 4, "num_generations": 2}
-    recipe = recipe_at(tmp_path / "run.yaml", rollout=rollout, train={"steps": 3, "process_timeout_s": 5.0})
+    recipe = recipe_at(tmp_path / "run.yaml", rollout=rollout, train={"steps": 3, "collective_timeout_s": 5.0})
     began = time.monotonic()
     done = launched("cpu", recipe, "--out", str(tmp_path / "run"))
     assert done.returncode != 0 and f"error: {told}" in done.stderr, done.stderr[-3000:]
@@ -143,17 +143,17 @@ def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refuse
 
 
 def test_gradients_are_not_held_a_second_time_for_other_processes(tmp_path: Path) -> None:
-    made = accelerator_from(tiny_run(), tmp_path)
+    made = build_accelerator(tiny_run(), tmp_path)
     assert made.ddp_handler is not None and made.ddp_handler.gradient_as_bucket_view
 
 
 def test_the_precision_of_the_device_is_accelerate_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the recipe says otherwise; here the default of an accelerator is the CPU's."""
-    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, mixed_precision="bf16"))
+    monkeypatch.setattr("rlvr.model.defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, mixed_precision="bf16"))
     try:
         for train_in, expected in (({}, "bf16"), ({"mixed_precision": "no"}, "no")):
             AcceleratorState._reset_state(reset_partial_state=True)
-            assert accelerator_from(tiny_run(train={"steps": 1, **train_in}), tmp_path).mixed_precision == expected
+            assert build_accelerator(tiny_run(train={"steps": 1, **train_in}), tmp_path).mixed_precision == expected
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -161,11 +161,11 @@ def test_the_precision_of_the_device_is_accelerate_s(tmp_path: Path, monkeypatch
 def test_before_it_is_sharded_a_model_is_whole_in_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on the CPU nor on the device: each process reads its own rows of the folder."""
     model_of("qwen2", vocab_size=40).save_pretrained(tmp_path)
-    monkeypatch.setattr(crew, "model_from", lambda *args: pytest.fail("a whole model was loaded"))
+    monkeypatch.setattr(crew, "load_model", lambda *args: pytest.fail("a whole model was loaded"))
     config = tiny_run(model={"path": str(tmp_path)}, tokenizer="chars:0123456789+=")
     sharding: Any = SimpleNamespace(is_fsdp2=True)
-    model, fill = crew.policy_from(config, sharding, CharTokenizer("0123456789+="), None)
-    assert {p.device.type for p in model.parameters()} == {"meta"} and isinstance(fill, FromFolder)
+    model, fill = crew.build_policy_model(config, sharding, CharTokenizer("0123456789+="), None)
+    assert {p.device.type for p in model.parameters()} == {"meta"} and isinstance(fill, FolderWeightLoader)
 
 
 def test_a_precision_that_a_cpu_passes_over_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +177,11 @@ def test_a_precision_that_a_cpu_passes_over_in_silence_is_refused(tmp_path: Path
 def test_what_fails_in_the_main_process_fails_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
     two: Any = SimpleNamespace(num_processes=2)
-    monkeypatch.setattr(group, "control", lambda: "two processes")
+    monkeypatch.setattr(group, "get_control_group", lambda: "two processes")
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
 
     def send(told: Any) -> Any:
-        sent.append(packed(told))
+        sent.append(serialize(told))
         return told
 
     monkeypatch.setattr(group, "broadcast", send)
@@ -193,14 +193,14 @@ def test_what_fails_in_the_main_process_fails_in_all(monkeypatch: pytest.MonkeyP
         raise NotFound("no such run")
 
     with pytest.raises(RlvrError, match=r"the main process failed: OSError: .*No space left") as caught:
-        processes.by_main(two, full)
+        processes.run_on_main(two, full)
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(NotFound, match="no such run"):
-        processes.by_main(two, wrong)
+        processes.run_on_main(two, wrong)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(group, "broadcast", lambda told: unpacked(sent[0]))
+    monkeypatch.setattr(group, "broadcast", lambda told: deserialize(sent[0]))
     with pytest.raises(RlvrError, match="No space left"):
-        processes.by_main(two, full)
-    monkeypatch.setattr(group, "broadcast", lambda told: unpacked(sent[1]))
+        processes.run_on_main(two, full)
+    monkeypatch.setattr(group, "broadcast", lambda told: deserialize(sent[1]))
     with pytest.raises(NotFound, match="no such run"):
-        processes.by_main(two, full)
+        processes.run_on_main(two, full)

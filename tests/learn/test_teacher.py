@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
-from rlvr.learn.crew import assemble
+from rlvr.learn.crew import build_trainer
 from rlvr.learn.train import train
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model.weights import exported, model_from
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.model.weights import load_model, to_transformers_tokenizer
 from tests.fixtures.tiny import MODEL, tiny_run
 
 KL = {"name": "grpo", "beta": 0.2}
@@ -28,11 +28,11 @@ KL = {"name": "grpo", "beta": 0.2}
 
 def saved(folder: Path, alphabet: str = "0123456789+=", **changes: Any) -> Path:
     """A model of another size with its tokenizer, as a run would save it."""
-    tokenizer = tokenizer_from(f"chars:{alphabet}")
-    model_from(ModelConfig(config={**MODEL, "hidden_size": 16, "num_hidden_layers": 2, **changes}), tokenizer, seed=9).save_pretrained(
+    tokenizer = load_tokenizer(f"chars:{alphabet}")
+    load_model(ModelConfig(config={**MODEL, "hidden_size": 16, "num_hidden_layers": 2, **changes}), tokenizer, seed=9).save_pretrained(
         folder
     )
-    exported(tokenizer).save_pretrained(folder)
+    to_transformers_tokenizer(tokenizer).save_pretrained(folder)
     return folder
 
 
@@ -122,4 +122,4 @@ def test_what_sharded_weights_do_not_allow_is_said_before_a_model_is_made(teache
         (own, r"train\.critic makes a second network, which sharded weights \(FSDP2\) do not allow yet; remove it"),
     ):
         with ExitStack() as stack, pytest.raises(ConfigError, match=message):
-            assemble(tiny_run(**settings), sharded, stack)
+            build_trainer(tiny_run(**settings), sharded, stack)

@@ -20,17 +20,17 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config.config import load
+from rlvr.config.config import load_config
 from rlvr.errors import CheckFailed, ConfigError, NotFound, RlvrError
 from rlvr.learn import checkpoint
-from rlvr.learn.banner import banner
-from rlvr.learn.crew import assemble
+from rlvr.learn.banner import build_run_table
+from rlvr.learn.crew import build_trainer
 from rlvr.learn.train import TrainReport, train
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.plugins.registry import entries
-from rlvr.rollout.replay import replay
-from rlvr.runs.owner import NOTE, place
-from rlvr.runs.runlog import RunLog, alone_in, config_of, rows_of
+from rlvr.plugins.registry import list_entries
+from rlvr.rollout.replay import replay_run
+from rlvr.runs.owner import OWNER_FILE, get_pid_scope
+from rlvr.runs.runlog import RunLog, load_run_config, lock_run_folder, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -61,14 +61,14 @@ def test_everything_is_written(finished: tuple[Path, TrainReport]) -> None:
     assert names == {
         "config.yaml", "versions.json", "metrics.jsonl", "timings.jsonl", "episodes.jsonl", "checkpoints", "reward.png", "report.json",
     }  # fmt: skip
-    assert json.loads((folder / "report.json").read_text()) == report.record()
+    assert json.loads((folder / "report.json").read_text()) == report.to_dict()
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert config_of(folder) == tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    assert load_run_config(folder) == tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
 
 
 def test_the_logs_have_a_line_a_step_and_a_line_an_episode(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
-    metrics, episodes = (list(rows_of(folder / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    metrics, episodes = (list(read_jsonl(folder / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
     assert [row["step"] for row in metrics] == [1, 2, 3, 4] and len(episodes) == 4 * 16
     for row in metrics:
         mine = [e["reward"] for e in episodes if e["step"] == row["step"]]
@@ -82,7 +82,7 @@ def test_the_logs_have_a_line_a_step_and_a_line_an_episode(finished: tuple[Path,
 
 
 def test_an_episode_records_how_the_trainer_found_its_tokens(finished: tuple[Path, TrainReport]) -> None:
-    episodes = list(rows_of(finished[0] / "episodes.jsonl"))
+    episodes = list(read_jsonl(finished[0] / "episodes.jsonl"))
     assert all((e["advantage"] != 0) == ("log_ratio" in e) for e in episodes), "what teaches nothing is never looked at"
     seen = [e for e in episodes if "log_ratio" in e]
     assert all(len(e["log_ratio"]) == len(e["tokens"]) for e in seen)
@@ -93,16 +93,16 @@ def test_training_continues_while_a_checkpoint_is_written(
     finished: tuple[Path, TrainReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint of step 2 is written when step 3 has ended, and is what it would have been."""
-    write, lines, waited = checkpoint.finish, tmp_path / "a" / "metrics.jsonl", list[int]()
+    write, lines, waited = checkpoint.publish_checkpoint, tmp_path / "a" / "metrics.jsonl", list[int]()
 
     def late(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, keep: int | None) -> Path:
         until = time.monotonic() + 30
-        while progress.step == 2 and len(lines.read_text().splitlines()) < 3 and time.monotonic() < until:
+        while progress.num_completed_steps == 2 and len(lines.read_text().splitlines()) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         waited.append(len(lines.read_text().splitlines()) if lines.exists() else 0)
-        return write(partial, tokenizer, state, progress, keep=keep)
+        return write(partial, tokenizer, state, progress, save_total_limit=keep)
 
-    monkeypatch.setattr(checkpoint, "finish", late)
+    monkeypatch.setattr(checkpoint, "publish_checkpoint", late)
     run(tmp_path / "a", train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
     assert waited[1] >= 3
     for name in ("model.safetensors", "learner.pt"):
@@ -112,14 +112,14 @@ def test_training_continues_while_a_checkpoint_is_written(
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoint._write
+    write = checkpoint._write_files
 
     def full(place: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress) -> None:
-        if progress.step == 2:
+        if progress.num_completed_steps == 2:
             raise OSError(28, "No space left on device")
         write(place, tokenizer, state, progress)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "_write_files", full)
     with pytest.raises(RlvrError, match=r"the checkpoint of step 2 could not be written to .*No space left on device"):
         run(tmp_path / "a", train={"steps": 40, "learning_rate": 1e-3}, log={"save_every": 2})
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) < 5
@@ -127,21 +127,21 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_at_the_next_step(tmp_p
 
 
 def test_where_memory_is_short_a_checkpoint_is_written_before_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, threads = checkpoint.finish, list[int]()
-    monkeypatch.setattr(checkpoint, "room", lambda: 1000)
-    monkeypatch.setattr(checkpoint, "copied", lambda value: pytest.fail("it was copied"))
+    write, threads = checkpoint.publish_checkpoint, list[int]()
+    monkeypatch.setattr(checkpoint, "measure_copy_budget_bytes", lambda: 1000)
+    monkeypatch.setattr(checkpoint, "copy_to_host", lambda value: pytest.fail("it was copied"))
 
     def noted(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, keep: int | None) -> Path:
-        threads.append(progress.step)
-        return write(partial, tokenizer, state, progress, keep=keep)
+        threads.append(progress.num_completed_steps)
+        return write(partial, tokenizer, state, progress, save_total_limit=keep)
 
-    monkeypatch.setattr(checkpoint, "finish", noted)
+    monkeypatch.setattr(checkpoint, "publish_checkpoint", noted)
     run(tmp_path / "a", train={"steps": 2, "learning_rate": 1e-3})
     assert threads == [0, 1, 2]
 
 
 def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> None:
-    found = replay(finished[0])
+    found = replay_run(finished[0])
     assert (found.episodes, found.mismatches) == (64, 0)
 
 
@@ -181,10 +181,10 @@ def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> 
     assert same(weights(folder), weights(tmp_path / "whole"))
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
-    assert config_of(folder) == config_of(tmp_path / "whole")
+    assert load_run_config(folder) == load_run_config(tmp_path / "whole")
 
 
-PRESETS = [entry.name for entry in entries("algorithm")]
+PRESETS = [entry.name for entry in list_entries("algorithm")]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -199,7 +199,7 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
         settings["reference"] = {"path": str(finished[0] / "checkpoints" / "last")}
     if name == "gigpo":  # it needs several turns
         talk = {"name": "tests/fixtures/worlds.py:Talk"}
-        settings |= {"env": talk, "warmstart": None, "rollout": {"prompts_per_step": 16, "num_generations": 8}}
+        settings |= {"env": talk, "sft_warmup": None, "rollout": {"prompts_per_step": 16, "num_generations": 8}}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(whole, **settings)
     shutil.copytree(whole, cut, symlinks=True)
@@ -213,7 +213,7 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
 
 EVERYTHING: dict[str, Any] = {
     "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
-    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"by": "carries", "candidates": 3}},
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"key": "carries", "oversample": 3}},
     "train": {"steps": 4, "learning_rate": 1e-3, "minibatches_per_step": 2},
     "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
     "log": {"save_every": 2},
@@ -231,9 +231,9 @@ def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path:
     assert same(weights(whole), weights(cut))
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (whole / name).read_text() == (cut / name).read_text()
-    metrics, episodes = (list(rows_of(whole / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    metrics, episodes = (list(read_jsonl(whole / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
     assert max(row["dynamic_sampling/rounds"] for row in metrics) > 1 and len({row["beta"] for row in metrics}) == 4
-    assert metrics[-1]["curriculum/known"] == 2
+    assert metrics[-1]["curriculum/known_tasks"] == 2
     for row in metrics:
         mine = [e for e in episodes if e["step"] == row["step"]]
         assert row["reward"] == pytest.approx(sum(e["reward"] for e in mine) / len(mine))  # before the filter
@@ -246,7 +246,7 @@ def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path:
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.yaml").write_text(tiny_run(**settings).dump())
+    (tmp_path / "a" / "config.yaml").write_text(tiny_run(**settings).to_yaml())
     (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "torn')
     run(tmp_path / "a", resume=True, **settings)
     assert same(weights(finished[0]), weights(tmp_path / "a"))
@@ -271,7 +271,7 @@ def test_verify_repeats_a_step_and_catches_one_that_differs(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     killed = tmp_path / "temporary" / "rlvr-again-killed"
     killed.mkdir(parents=True)
-    (killed / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))  # our number, but of another birth
+    (killed / OWNER_FILE).write_text("|".join((*get_pid_scope(), str(os.getpid()), "1")))  # our number, but of another birth
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     folder = tmp_path / "a"
     shutil.copytree(finished[0], folder, symlinks=True)
@@ -304,8 +304,8 @@ def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monk
         return log
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunLog, "metrics", dying(RunLog.metrics))
-        patch.setattr(RunLog, "episodes", dying(RunLog.episodes))
+        patch.setattr(RunLog, "log_metrics", dying(RunLog.log_metrics))
+        patch.setattr(RunLog, "log_episodes", dying(RunLog.log_episodes))
         run(tmp_path / "a", log={"save_every": 1})
     said = io.StringIO()
     config = tiny_run(log={"save_every": 1})
@@ -324,7 +324,7 @@ def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
 def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with alone_in(folder), pytest.raises(ConfigError, match="another process is training in"):
+    with lock_run_folder(folder), pytest.raises(ConfigError, match="another process is training in"):
         run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
@@ -363,13 +363,13 @@ def test_a_model_with_a_state_of_its_own_is_trained_and_what_is_slow_is_said(tmp
     train(tiny_run(model={"config": shape}), out=tmp_path / "a", console=Console(file=said, width=400))
     assert ("sampling is slow: each token computes its whole row again" in said.getvalue()) == slow
     assert f"rows are padded instead of packed: {why}" in said.getvalue()
-    assert all(row["mismatch_kl"] < 1e-9 for row in rows_of(tmp_path / "a" / "metrics.jsonl"))
+    assert all(row["mismatch_kl"] < 1e-9 for row in read_jsonl(tmp_path / "a" / "metrics.jsonl"))
 
 
 def test_a_hybrid_model_learns(tmp_path: Path) -> None:
     """A convolution and an attention layer: more of its sampled answers are right at the end, and more of its greedy ones."""
     report = run(
-        tmp_path / "a", model={"config": LFM2}, warmstart={"steps": 60, "batch_size": 32, "learning_rate": 3e-3},
+        tmp_path / "a", model={"config": LFM2}, sft_warmup={"steps": 60, "batch_size": 32, "learning_rate": 3e-3},
         rollout={"prompts_per_step": 16, "num_generations": 8}, train={"steps": 50, "learning_rate": 2e-3}, eval={"tasks": 25},
         log={"save_every": 50},
     )  # fmt: skip
@@ -379,9 +379,9 @@ def test_a_hybrid_model_learns(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.samplers._fitting.alike", lambda *_: False)
-    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
-    monkeypatch.setattr("rlvr.learn.train.warmstart", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("rlvr.samplers._fitting.are_close", lambda *_: False)
+    monkeypatch.setattr("rlvr.samplers.hf.find_slot_problem", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.learn.train.run_sft_warmup", lambda *_: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=r"cannot sample from a model of the family llama \(its log-probabilities differ by"):
         run(tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -421,7 +421,7 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"model": {"path": "nowhere"}}, "'nowhere' is not a folder, and not an id of the Hugging Face Hub"),
         ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config does not build a model"),
         ({"rollout": {"curriculum": {}}}, "generated and never repeat.*available: carries"),
-        ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
+        ({"rollout": {"curriculum": {"key": "carry"}}}, "curriculum.key is 'carry'.*did you mean 'carries'"),
         ({"algorithm": {"name": "gigpo"}}, "gigpo compares turns .* in tests/fixtures/worlds.py:Sums the policy has one turn.* use grpo"),
         ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
         (
@@ -446,22 +446,22 @@ def test_one_answer_a_prompt_is_enough_where_none_is_compared_with_its_neighbour
 
 
 def test_the_quickstart_asks_for_what_it_says() -> None:
-    config = load("quickstart")
-    assert config.warmstart is not None and config.eval.split == "test" and config.rollout.num_generations >= 2
+    config = load_config("quickstart")
+    assert config.sft_warmup is not None and config.eval.split == "test" and config.rollout.num_generations >= 2
 
 
 def test_the_engine_rests_after_each_look_of_a_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, load = list[str](), HFSampler.load
+    done, load = list[str](), HFSampler.load_model
 
     def loaded(self: HFSampler, model: Any, version: int) -> None:
         done.append("load")
         load(self, model, version)
 
-    monkeypatch.setattr(HFSampler, "load", loaded)
-    monkeypatch.setattr(HFSampler, "suits", lambda self, model: "")
-    monkeypatch.setattr(HFSampler, "rest", lambda self: done.append("rest"))
+    monkeypatch.setattr(HFSampler, "load_model", loaded)
+    monkeypatch.setattr(HFSampler, "validate_model", lambda self, model: "")
+    monkeypatch.setattr(HFSampler, "sleep", lambda self: done.append("rest"))
     started = {"steps": 10, "batch_size": 16, "learning_rate": 1e-6, "until": 0.99}
-    train(tiny_run(warmstart=started, train={"steps": 1}), out=tmp_path / "run", console=Console(file=io.StringIO()))
+    train(tiny_run(sft_warmup=started, train={"steps": 1}), out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert done[:5] == ["load", "rest", "load", "rest", "load"]  # two looks, then the run
 
 
@@ -493,8 +493,8 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     config = tiny_run(model={"config": MODEL, **model}, train={"learning_rate": rate})
     screen = io.StringIO()
     with ExitStack() as stack:
-        crew = assemble(config, Accelerator(cpu=True), stack)
-        Console(file=screen, width=300).print(banner(crew, Path("x")))
+        crew = build_trainer(config, Accelerator(cpu=True), stack)
+        Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
     assert ("the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16" in screen.getvalue()) is warned
 
 
@@ -502,7 +502,7 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     "asked, deterministic, waits, told",
     [
         (None, None, True, "to the bit, if its tools are"),
-        (False, None, False, "rollout.lockstep=true fixes that"),
+        (False, None, False, "rollout.sync_turns=true fixes that"),
         (None, False, False, "train.deterministic=true asks for the same bits"),
         (True, False, True, "train.deterministic=true asks for the same bits"),
     ],
@@ -511,10 +511,10 @@ def test_conversations_wait_for_each_other_in_a_deterministic_run(
     asked: bool | None, deterministic: bool | None, waits: bool, told: str
 ) -> None:
     """On a CPU a run is deterministic by default; then it must not depend on how long its sessions take."""
-    rollout = {"num_generations": 2, "lockstep": asked}
+    rollout = {"num_generations": 2, "sync_turns": asked}
     train = {"deterministic": deterministic}
-    config = tiny_run(env={"name": "tests/fixtures/boards.py:Boards"}, rollout=rollout, train=train, warmstart=None)
+    config = tiny_run(env={"name": "tests/fixtures/boards.py:Boards"}, rollout=rollout, train=train, sft_warmup=None)
     with ExitStack() as stack:
-        crew, screen = assemble(config, Accelerator(cpu=True), stack), io.StringIO()
-        Console(file=screen, width=300).print(banner(crew, Path("x")))
-    assert crew.rollout.lockstep is waits and told in screen.getvalue() and crew.exact is told.startswith("to the bit")
+        crew, screen = build_trainer(config, Accelerator(cpu=True), stack), io.StringIO()
+        Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
+    assert crew.rollout.sync_turns is waits and told in screen.getvalue() and crew.is_bitwise_repeatable is told.startswith("to the bit")

@@ -9,16 +9,16 @@ import pytest
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.contracts.tool import Tool, tool
-from rlvr.dialects.table import DIALECTS, get
+from rlvr.dialects.table import DIALECTS, get_dialect
 from rlvr.envs.with_tools import WithTools
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import EnvError
-from rlvr.mdp.calls import CallEnd
+from rlvr.mdp.calls import CallStopCriterion
 from rlvr.mdp.chat import HFTokenizer
-from rlvr.mdp.rules import State, TokenMDP
+from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.turns import ToolSpec
 from tests.fixtures.templates import CHATML, tokenizer_for
 from tests.fixtures.worlds import Sums
@@ -52,42 +52,42 @@ class Echo(Tool):
     ],
 )
 def test_a_turn_ends_with_the_line_that_completes_its_first_call(dialect: str, text: str, rest: str) -> None:
-    ends, tokens = CallEnd(get(dialect), TOK, TOOLS, []), TOK.encode(text + rest)
-    assert TOK.decode(tokens[: ends.length(tokens)]) == text
+    ends, tokens = CallStopCriterion(get_dialect(dialect), TOK, TOOLS, []), TOK.encode(text + rest)
+    assert TOK.decode(tokens[: ends.find_turn_length(tokens)]) == text
     assert [n for n in range(1, len(tokens)) if ends(tokens[:n])][:1] == ([len(TOK.encode(text))] if rest else [])
 
 
 def test_reasoning_that_the_prompt_opened_ends_no_turn() -> None:
     text = "```bash\nrm a\n```\n</think>\n```bash\nls\n```\n"
     tokens = TOK.encode(text + "and so on\n")
-    assert CallEnd(get("fenced"), TOK, TOOLS, TOK.encode("<think>\n")).length(tokens) == len(text)
+    assert CallStopCriterion(get_dialect("fenced"), TOK, TOOLS, TOK.encode("<think>\n")).find_turn_length(tokens) == len(text)
 
 
 def test_dialects_with_marks_of_their_own_are_left_alone() -> None:
-    assert {name for name, dialect in DIALECTS.items() if dialect.plain_text} == {"fenced", "line"}
+    assert {name for name, dialect in DIALECTS.items() if dialect.is_plain_text} == {"fenced", "line"}
 
 
-def played(mdp: TokenMDP, text: str, *, stepped: bool) -> State:
-    state = mdp.start(mdp.environment.task("train", 5), seed=4)
+def played(mdp: TokenMDP, text: str, *, stepped: bool) -> ConversationState:
+    state = mdp.start_conversation(mdp.environment.task("train", 5), seed=4)
     tokens = mdp.tokenizer.encode(text)
     if stepped:
-        for token in tokens[: mdp.turn_length(state, tokens)]:
-            mdp.advance(state, token)
+        for token in tokens[: mdp.find_turn_length(state, tokens)]:
+            mdp.step_token(state, token)
     else:
-        mdp.extend(state, tokens)
+        mdp.step_turn(state, tokens)
     return state
 
 
 def test_stepping_and_sampling_end_the_turn_alike_and_the_environment_ends_it_with_eos() -> None:
     mdp = TokenMDP(Desks(), TOK)
     one, two = (played(mdp, "!add 3\n=8\n!add 4\n=12\n", stepped=stepped) for stepped in (True, False))
-    assert (one.tokens, one.acted, one.turn_start) == (two.tokens, two.acted, two.turn_start) and one.end is None
-    acted = [place for place, own in enumerate(one.acted) if own]
+    assert (one.tokens, one.action_mask, one.turn_start) == (two.tokens, two.action_mask, two.turn_start) and one.stop_reason is None
+    acted = [place for place, own in enumerate(one.action_mask) if own]
     assert TOK.decode([one.tokens[place] for place in acted]) == "!add 3\n" and one.turns[0].text == "!add 3\n"
     after = one.tokens[acted[-1] + 1 :]
     assert after == [TOK.eos_id, *TOK.render_reply("=8")]
     with pytest.raises(EnvError, match="tokens follow the call"):
-        mdp.say(one, TOK.encode("!add 4\n=12\n"))
+        mdp.append_turn(one, TOK.encode("!add 4\n=12\n"))
     one.close()
     two.close()
 
@@ -96,10 +96,10 @@ def test_stepping_and_sampling_end_the_turn_alike_and_the_environment_ends_it_wi
 def test_a_chat_template_gets_its_own_end_of_a_turn_and_the_result_is_labelled(template: str | None) -> None:
     tokenizer = HFTokenizer(tokenizer_for(template, ("<|im_end|>",)))
     mdp = TokenMDP(WithTools(env=Sums(), tools=[Echo()], max_new_tokens=200), tokenizer)
-    state = mdp.start(mdp.environment.task("train", 0))
+    state = mdp.start_conversation(mdp.environment.task("train", 0))
     assert "Your turn ends with the call" in tokenizer.tokenizer.decode(state.tokens)
-    mdp.extend(state, tokenizer.encode("```echo\n42\n```\nResult of echo:\n43\n"))
-    last = max(place for place, own in enumerate(state.acted) if own)
+    mdp.step_turn(state, tokenizer.encode("```echo\n42\n```\nResult of echo:\n43\n"))
+    last = max(place for place, own in enumerate(state.action_mask) if own)
     between = tokenizer.tokenizer.decode(state.tokens[last + 1 :])
     assert between == ("<|im_end|>\n<|im_start|>user\n" if template else "\n") + "Result of echo:\n42" + (
         "<|im_end|>\n<|im_start|>assistant\n" if template else "\n"
@@ -116,14 +116,14 @@ class Rambling(Sampler):
             yield place, Completion(tokens, [-0.5 - n / 100 for n in range(len(tokens))], "length" if request.turn == 0 else "stop")
 
 
-@pytest.mark.parametrize("sampler", [Rambling(), Scripted(answers=["!add 7\n=12\nit has 12", "done"])], ids=["rambling", "scripted"])
+@pytest.mark.parametrize("sampler", [Rambling(), ScriptedSampler(answers=["!add 7\n=12\nit has 12", "done"])], ids=["rambling", "scripted"])
 def test_what_a_sampler_gives_beyond_the_call_is_cut_off_with_its_log_probabilities(sampler: Any) -> None:
     mdp = TokenMDP(Desks(), TOK)
-    sampler.bind(mdp.environment, TOK)
+    sampler.attach(mdp.environment, TOK)
     with Rollout(mdp, sampler) as rollout:
-        [episode] = rollout.collect([Draw(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
-    assert episode.end is End.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0
-    said = [token for token, own in zip(episode.tokens, episode.acted, strict=True) if own]
+        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
+    assert episode.stop_reason is StopReason.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0
+    said = [token for token, own in zip(episode.tokens, episode.action_mask, strict=True) if own]
     assert said == [*TOK.encode("!add 7\n"), *TOK.encode("done"), TOK.eos_id]
     if isinstance(sampler, Rambling):
-        assert [p for p, own in zip(episode.logprobs, episode.acted, strict=True) if own][:3] == [-0.5, -0.51, -0.52]
+        assert [p for p, own in zip(episode.logprobs, episode.action_mask, strict=True) if own][:3] == [-0.5, -0.51, -0.52]

@@ -7,11 +7,11 @@ from typing import Any
 
 from rlvr import make
 from rlvr.contracts import Environment, Transcript
-from rlvr.dialects.table import get
-from rlvr.episode import End
-from rlvr.mdp.rules import State, TokenMDP
+from rlvr.dialects.table import get_dialect
+from rlvr.episode import StopReason
+from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.model.weights import exported
+from rlvr.model.weights import to_transformers_tokenizer
 from rlvr.task import Task
 from rlvr.tools.calculator import Calculator
 from rlvr.turns import Call, CallStatus
@@ -21,14 +21,14 @@ TOK = ByteTokenizer()
 
 
 def add(amount: object) -> str:
-    return get(TOK.dialect).write([Call("", "add", {"amount": amount})], Till().specs())
+    return get_dialect(TOK.dialect).format_calls([Call("", "add", {"amount": amount})], Till().specs())
 
 
-def play(environment: Environment, turns: Sequence[str], index: int = 5) -> tuple[TokenMDP, State]:
+def play(environment: Environment, turns: Sequence[str], index: int = 5) -> tuple[TokenMDP, ConversationState]:
     mdp = TokenMDP(environment, TOK)
-    state = mdp.start(environment.task("train", index), seed=4)
+    state = mdp.start_conversation(environment.task("train", index), seed=4)
     for text in turns:
-        mdp.extend(state, [*TOK.encode(text), TOK.eos_id])
+        mdp.step_turn(state, [*TOK.encode(text), TOK.eos_id])
     return mdp, state
 
 
@@ -42,72 +42,72 @@ def test_the_prompt_names_the_tools_and_the_opening_follows() -> None:
 def test_calls_are_read_from_the_tokens_and_their_results_are_written() -> None:
     desks = Desks()
     mdp, state = play(desks, [add(3), add(4), "done"])
-    assert state.end is End.TERMINATED and [turn.pending[0].arguments for turn in state.turns[:2]] == [{"amount": 3}, {"amount": 4}]
-    assert [heard.results[0].text for heard in state.heard[:2]] == ["8", "12"]
-    read = [TOK.decode([token]) for token, acted in zip(state.tokens, state.acted, strict=True) if not acted]
+    assert state.stop_reason is StopReason.TERMINATED and [turn.open_calls[0].arguments for turn in state.turns[:2]] == [{"amount": 3}, {"amount": 4}]
+    assert [heard.tool_results[0].text for heard in state.step_results[:2]] == ["8", "12"]
+    read = [TOK.decode([token]) for token, acted in zip(state.tokens, state.action_mask, strict=True) if not acted]
     assert "".join(read).count("12") == 2  # in the question, and as a result
-    verdict = mdp.judge(state)
+    verdict = mdp.verify(state)
     assert verdict.score == 1.0 and desks.settled
-    ending = state.ending
-    assert isinstance(ending, Transcript) and (ending.answer, ending.evidence) == ("done", {"total": 12})
+    ending = state.collected
+    assert isinstance(ending, Transcript) and (ending.answer, ending.artifacts) == ("done", {"total": 12})
 
 
 def test_a_call_that_cannot_be_read_is_told_and_nothing_happens() -> None:
     mdp, state = play(Desks(), [add("x"), "12"])
-    assert state.turns[0].calls[0].status is CallStatus.BAD_ARGUMENTS and "was not run" in state.heard[0].messages[0]["content"]
-    assert mdp.judge(state).score == 0.5
+    assert state.turns[0].calls[0].status is CallStatus.BAD_ARGUMENTS and "was not run" in state.step_results[0].messages[0]["content"]
+    assert mdp.verify(state).score == 0.5
 
 
 def test_a_call_that_was_cut_off_is_not_run() -> None:
     desks = Desks()
     mdp = TokenMDP(desks, TOK, max_new_tokens=len(add(7)))
-    state = mdp.start(desks.task("train", 5))
-    mdp.extend(state, TOK.encode(add(7)))
-    assert state.end is End.TRUNCATED and not state.heard and mdp.judge(state).score == 0.0 and mdp.answer(state) == ""
+    state = mdp.start_conversation(desks.task("train", 5))
+    mdp.step_turn(state, TOK.encode(add(7)))
+    assert state.stop_reason is StopReason.TRUNCATED and not state.step_results and mdp.verify(state).score == 0.0 and mdp.get_answer(state) == ""
 
 
 def test_without_tools_a_world_is_what_it_was() -> None:
     _, state = play(Desks(native=False), ["12"])
-    assert state.end is End.TERMINATED and state.turns[0].calls == ()
+    assert state.stop_reason is StopReason.TERMINATED and state.turns[0].calls == ()
 
 
 def test_the_plain_session_of_an_environment_with_tools_asks_reply_for_turns_without_calls() -> None:
     class Twice(Desks):
-        open = Environment.open
+        new_session = Environment.new_session
 
         def reply(self, task: object, said: Sequence[str]) -> str | None:
             return "again" if len(said) == 1 else None
 
     environment = Twice(native=False, tools=[Calculator()])
-    assert TokenMDP(environment, TOK).worlds
+    assert TokenMDP(environment, TOK).has_sessions
     mdp, state = play(environment, ["!calculator 5+7", "11", "12"])
-    assert [heard.messages[0]["content"] for heard in state.heard[:2]] == ["12", "again"] and state.end is End.TERMINATED
-    assert mdp.judge(state).score == 0.5 and mdp.answer(state) == "12"
+    assert [heard.messages[0]["content"] for heard in state.step_results[:2]] == ["12", "again"] and state.stop_reason is StopReason.TERMINATED
+    assert mdp.verify(state).score == 0.5 and mdp.get_answer(state) == "12"
 
 
 def test_a_saved_character_tokenizer_shows_and_reads_calls_as_before() -> None:
     own = CharTokenizer()
-    saved = HFTokenizer(exported(own))
+    saved = HFTokenizer(to_transformers_tokenizer(own))
     environment = make("env", "calculator_sums")
     task = environment.task("test", 0)
     before, after = TokenMDP(environment, own), TokenMDP(environment, saved)
-    assert after.preview(task).tokens == before.preview(task).tokens and after.calls.gold(task) == before.calls.gold(task)
+    assert after.preview_prompt(task).tokens == before.preview_prompt(task).tokens and after.tool_format.build_oracle_turns(task) == before.tool_format.build_oracle_turns(task)
     for mdp in (before, after):
-        state = mdp.start(task)
-        for turn in mdp.calls.gold(task) or ():
-            mdp.extend(state, [*mdp.tokenizer.encode(turn), mdp.tokenizer.eos_id])
-        assert state.end is End.TERMINATED and mdp.judge(state).score == 1.0
+        state = mdp.start_conversation(task)
+        for turn in mdp.tool_format.build_oracle_turns(task) or ():
+            mdp.step_turn(state, [*mdp.tokenizer.encode(turn), mdp.tokenizer.eos_id])
+        assert state.stop_reason is StopReason.TERMINATED and mdp.verify(state).score == 1.0
 
 
 def test_several_calls_of_a_script_are_one_turn_where_the_dialect_can_and_else_one_turn_each() -> None:
     class Both(Desks):
-        def script(self, task: Task) -> Any:
+        def oracle_turns(self, task: Task) -> Any:
             return [[Call("", "add", {"amount": 3}), Call("", "add", {"amount": 4})], "done"]
 
-    calls = TokenMDP(Both(), TOK).calls
+    calls = TokenMDP(Both(), TOK).tool_format
     task = Both().task("train", 5)
-    assert calls.gold(task) == [add(3), add(4), "done"]
-    calls.dialect = get("hermes")
-    assert [turn.count("<tool_call>") for turn in calls.gold(task) or ()] == [2, 0]
-    mdp, state = play(Both(), TokenMDP(Both(), TOK).calls.gold(task) or ())
-    assert mdp.judge(state).score == 1.0
+    assert calls.build_oracle_turns(task) == [add(3), add(4), "done"]
+    calls.dialect = get_dialect("hermes")
+    assert [turn.count("<tool_call>") for turn in calls.build_oracle_turns(task) or ()] == [2, 0]
+    mdp, state = play(Both(), TokenMDP(Both(), TOK).tool_format.build_oracle_turns(task) or ())
+    assert mdp.verify(state).score == 1.0

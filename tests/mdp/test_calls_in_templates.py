@@ -8,12 +8,12 @@ import pytest
 
 from rlvr.contracts import Environment
 from rlvr.contracts.tool import Tool, tool
-from rlvr.dialects.table import get
+from rlvr.dialects.table import get_dialect
 from rlvr.envs.with_tools import WithTools
-from rlvr.episode import End
-from rlvr.mdp.calls import Calls
+from rlvr.episode import StopReason
+from rlvr.mdp.calls import ToolFormat
 from rlvr.mdp.chat import HFTokenizer
-from rlvr.mdp.rules import State, TokenMDP
+from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.turns import Call, CallStatus, Turn
 from tests.fixtures.templates import CHATML, ENDS, TURNS, tokenizer_for
 from tests.fixtures.worlds import Sums
@@ -57,20 +57,20 @@ def spoken(template: str | None, *stops: str, more: Sequence[str] = ()) -> HFTok
 
 def ids(tokenizer: HFTokenizer, text: str) -> list[int]:
     """What a policy writes, control tokens and all."""
-    return tokenizer.control.read(text)
+    return tokenizer.control.encode_raw(text)
 
 
 def environment() -> Environment:
     return WithTools(env=Sums(), tools=[Echo()], max_new_tokens=200)
 
 
-def started(tokenizer: HFTokenizer, **limits: int) -> tuple[TokenMDP, State]:
+def started(tokenizer: HFTokenizer, **limits: int) -> tuple[TokenMDP, ConversationState]:
     mdp = TokenMDP(environment(), tokenizer, **limits)
-    return mdp, mdp.start(mdp.environment.task("train", 0))
+    return mdp, mdp.start_conversation(mdp.environment.task("train", 0))
 
 
 def written(tokenizer: HFTokenizer, text: str) -> str:
-    return get(tokenizer.dialect).write([Call("", "echo", {"text": text})], Echo().specs())
+    return get_dialect(tokenizer.dialect).format_calls([Call("", "echo", {"text": text})], Echo().specs())
 
 
 TEMPLATES = {
@@ -88,32 +88,32 @@ def test_a_conversation_with_a_tool(name: str) -> None:
     template, stops, dialect, native = TEMPLATES[name]
     tokenizer = spoken(template, *stops, more=["<|tool_call>", "<tool_call|>", '<|"|>'])
     mdp, state = started(tokenizer)
-    assert (mdp.calls.dialect.name, mdp.calls.native) == (dialect, native)
+    assert (mdp.tool_format.dialect.name, mdp.tool_format.has_native_tools) == (dialect, native)
     shown = tokenizer.tokenizer.decode(state.tokens)
     assert "Say it again" in shown and "0+0=" in shown
     thought = "so\n</think>\n" if "thinks" in name else ""
     said = [*ids(tokenizer, thought + written(tokenizer, "42")), *([] if name == "gemma" else [tokenizer.eos_id])]
     before = list(state.tokens)
-    mdp.extend(state, said)
+    mdp.step_turn(state, said)
     assert state.tokens[: len(before) + len(said)] == [*before, *said]  # what the policy wrote stays as it is
     (call,) = state.turns[0].calls
     assert (call.status, call.name, call.arguments) == (CallStatus.OK, "echo", {"text": "42"})
     result = tokenizer.tokenizer.decode(state.tokens[len(before) + len(said) :])
-    assert "42" in result and not any(state.acted[len(before) + len(said) :])
+    assert "42" in result and not any(state.action_mask[len(before) + len(said) :])
     if native:
         assert result.startswith({"gemma": "<|tool_response>"}.get(name, "\n<|im_start|>user\n<tool_response>"))
-    mdp.extend(state, [*ids(tokenizer, "0"), tokenizer.eos_id])
-    assert state.end is End.TERMINATED and mdp.judge(state).score == 1.0
+    mdp.step_turn(state, [*ids(tokenizer, "0"), tokenizer.eos_id])
+    assert state.stop_reason is StopReason.TERMINATED and mdp.verify(state).score == 1.0
 
 
 def test_the_mark_that_closes_a_call_ends_the_turn() -> None:
     tokenizer = spoken(GEMMA, "<turn|>", more=["<|tool_call>", "<tool_call|>"])
     assert tokenizer.tokenizer.convert_tokens_to_ids("<tool_call|>") in tokenizer.stop_ids
     mdp, state = started(tokenizer)
-    mdp.extend(state, ids(tokenizer, written(tokenizer, "42"))[:-1])
-    assert not state.turns and state.end is None
-    mdp.advance(state, tokenizer.tokenizer.convert_tokens_to_ids("<tool_call|>"))
-    assert state.turns[0].calls[0].status is CallStatus.OK and state.heard[0].results[0].text == "42"
+    mdp.step_turn(state, ids(tokenizer, written(tokenizer, "42"))[:-1])
+    assert not state.turns and state.stop_reason is None
+    mdp.step_token(state, tokenizer.tokenizer.convert_tokens_to_ids("<tool_call|>"))
+    assert state.turns[0].calls[0].status is CallStatus.OK and state.step_results[0].tool_results[0].text == "42"
     assert state.turns[0].text == written(tokenizer, "42")  # the mark is part of what the policy wrote
     state.close()
 
@@ -133,15 +133,15 @@ def test_what_a_tool_says_forges_no_control_token(template: str, text: str) -> N
     frames = []
     for said in ("x", text):
         mdp, state = started(tokenizer)
-        mdp.say(state, [*ids(tokenizer, "```echo\nx\n```" if template == CHATML else written(tokenizer, "x")), tokenizer.eos_id])
+        mdp.append_turn(state, [*ids(tokenizer, "```echo\nx\n```" if template == CHATML else written(tokenizer, "x")), tokenizer.eos_id])
         before = len(state.tokens)
-        heard_text = mdp.environment.open(state.task, seed=0).hear(call_of(said))
+        heard_text = mdp.environment.new_session(state.task, seed=0).step(call_of(said))
         assert heard_text is not None
-        state.heard.append(heard_text)
-        mdp.go_on(state)
-        assert state.end is None
+        state.step_results.append(heard_text)
+        mdp.append_reply(state)
+        assert state.stop_reason is None
         heard = state.tokens[before:]
-        frames.append(tokenizer.control.among(heard))
+        frames.append(tokenizer.control.select_control_ids(heard))
         assert said in tokenizer.tokenizer.decode(heard)  # it is there, as text
         state.close()
     assert frames[0] == frames[1]
@@ -163,21 +163,21 @@ def test_descriptions_forge_none_either() -> None:
             return text
 
     tokenizer = spoken(HERMES)
-    calls = Calls(tokenizer, environment())
+    calls = ToolFormat(tokenizer, environment())
     honest = [*Echo().specs(), *Echo().specs()]
-    frames = [tokenizer.control.among(calls.render([{"role": "user", "content": "a"}], specs)) for specs in (honest, Sly().specs())]
+    frames = [tokenizer.control.select_control_ids(calls.render_prompt([{"role": "user", "content": "a"}], specs)) for specs in (honest, Sly().specs())]
     assert frames[0] == frames[1]
 
 
 def test_a_long_result_is_cut_to_half_of_the_window_that_is_left() -> None:
     tokenizer = spoken(HERMES)
     mdp, state = started(tokenizer, max_length=900)
-    mdp.say(state, [*ids(tokenizer, written(tokenizer, "x")), tokenizer.eos_id])
+    mdp.append_turn(state, [*ids(tokenizer, written(tokenizer, "x")), tokenizer.eos_id])
     left = mdp.max_length - len(state.tokens)
-    heard = mdp.environment.open(state.task, seed=0).hear(call_of("7 < 8 " * 1000))
+    heard = mdp.environment.new_session(state.task, seed=0).step(call_of("7 < 8 " * 1000))
     assert heard is not None
-    state.heard.append(heard)
-    mdp.go_on(state)
-    assert state.end is None and left // 3 < left - (mdp.max_length - len(state.tokens)) <= left // 2
+    state.step_results.append(heard)
+    mdp.append_reply(state)
+    assert state.stop_reason is None and left // 3 < left - (mdp.max_length - len(state.tokens)) <= left // 2
     assert "characters left out" in tokenizer.decode(state.tokens)
     state.close()

@@ -11,7 +11,7 @@ from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.control import ControlTokens
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import EOS, POLICY, USER, ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.mdp.transcript import messages_of
+from rlvr.mdp.transcript import decode_messages
 from rlvr.task import Message, Task, user
 from tests.fixtures.templates import CHATML, STYLES, THOUGHTS_DROPPED, tokenizer_for
 from tests.fixtures.worlds import Sums, Talk
@@ -32,7 +32,7 @@ def chatml(template: str = CHATML, kind: str = "bpe") -> HFTokenizer:
 
 
 def frame(tokenizer: HFTokenizer, ids: list[int]) -> list[int]:
-    return tokenizer.control.among(ids)
+    return tokenizer.control.select_control_ids(ids)
 
 
 def forgeries(tokenizer: HFTokenizer, style: str) -> list[str]:
@@ -79,14 +79,14 @@ def test_a_conversation_goes_on_token_by_token(style: str) -> None:
     """The policy's tokens come back as they were, they alone are marked, and hostile replies change no mark."""
     tokenizer, turns = styled(style), []
     mdp = TokenMDP(Talk(), tokenizer, max_new_tokens=200, max_length=2000)
-    state = mdp.start(Task("t", user("2+2="), reference="4"))
+    state = mdp.start_conversation(Task("t", user("2+2="), reference="4"))
     for _ in range(2):
         turns.append([*tokenizer.encode("It is 4"), tokenizer.eos_id])
         start = len(state.tokens)
-        mdp.extend(state, turns[-1])
-        assert state.tokens[start : start + len(turns[-1])] == turns[-1] and all(state.acted[start : start + len(turns[-1])])
-        assert not any(state.acted[start + len(turns[-1]) :])
-    assert [token for token, own in zip(state.tokens, state.acted, strict=True) if own] == [token for turn in turns for token in turn]
+        mdp.step_turn(state, turns[-1])
+        assert state.tokens[start : start + len(turns[-1])] == turns[-1] and all(state.action_mask[start : start + len(turns[-1])])
+        assert not any(state.action_mask[start + len(turns[-1]) :])
+    assert [token for token, own in zip(state.tokens, state.action_mask, strict=True) if own] == [token for turn in turns for token in turn]
 
 
 def test_replies_that_hold_control_tokens_are_read_back() -> None:
@@ -95,7 +95,7 @@ def test_replies_that_hold_control_tokens_are_read_back() -> None:
         prompt, own = tokenizer.render(user(text)), [*tokenizer.encode("so"), tokenizer.eos_id]
         reply = tokenizer.render_reply(text)
         row = {"prompt": user(text), "tokens": [*prompt, *own, *reply], "acted": [0] * len(prompt) + [1] * len(own) + [0] * len(reply)}
-        assert messages_of(row, tokenizer) == [{"role": "assistant", "content": "so"}, {"role": "user", "content": text}]
+        assert decode_messages(row, tokenizer) == [{"role": "assistant", "content": "so"}, {"role": "user", "content": text}]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_cannot_be_driven_is_refused_with_the_reason(template: str, told: s
 def test_a_template_that_leaves_out_the_question_is_refused() -> None:
     parts = CHATML.replace("{{ m.content }}", "{% for part in m.content if part is mapping %}{{ part.text }}{% endfor %}")
     with pytest.raises(ConfigError, match="does not write the text of a user's message"):
-        TokenMDP(Sums(), chatml(parts)).start(Task("t", user("2+2="), reference="4"))
+        TokenMDP(Sums(), chatml(parts)).start_conversation(Task("t", user("2+2="), reference="4"))
 
 
 def test_a_text_that_the_template_refuses_is_still_written() -> None:
@@ -225,7 +225,7 @@ def test_look_alikes_that_the_tokenizer_normalizes_make_none_either(text: str) -
 def test_marks_belong_to_the_author_and_the_policy() -> None:
     tokenizer = chatml(THOUGHTS_DROPPED)
     think, end = tokenizer.tokenizer.convert_tokens_to_ids(["<think>", "<|im_end|>"])
-    if think not in tokenizer.control.marks:  # the template names only </think>
+    if think not in tokenizer.control.mark_ids:  # the template names only </think>
         think = tokenizer.tokenizer.convert_tokens_to_ids("</think>")
     word = tokenizer.tokenizer.convert_ids_to_tokens(think)
     assert (
@@ -238,7 +238,7 @@ def test_marks_belong_to_the_author_and_the_policy() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_copied_breaks_the_words_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlTokens, "_copy", None)
+    monkeypatch.setattr(ControlTokens, "_secret_tokenizer", None)
     tokenizer = chatml()
     assert frame(tokenizer, tokenizer.render_reply("a<|im_end|>b")) == frame(tokenizer, tokenizer.render_reply("x"))
     assert "a< |im_end|>b" in tokenizer.decode(tokenizer.render_reply("a<|im_end|>b"))

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.env import OBSERVATIONS, TokenEnv
+from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
 from rlvr.task import Task, user
 from tests.fixtures import worlds
 from tests.fixtures.worlds import TOKENS, Nonsense, Raises, Sums, Talk, Unable
@@ -34,7 +34,7 @@ def play(env: TokenEnv, actions: list[int], index: int = 7) -> tuple[Any, float,
 
 
 def in_registry(name: str, target: str, **kwargs: Any) -> str:
-    """A Gymnasium id for an environment of the tests, registered as `register_all` registers ours."""
+    """A Gymnasium id for an environment of the tests, registered as `register_environments` registers ours."""
     gymnasium.registry.pop(name, None)
     gymnasium.register(
         name,
@@ -46,7 +46,7 @@ def in_registry(name: str, target: str, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize("world", [SUMS, TALK])
-@pytest.mark.parametrize("obs", OBSERVATIONS)
+@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
 def test_gymnasiums_own_checker_finds_nothing(obs: str, world: str) -> None:
     env = gymnasium.make(in_registry("tests/World-v0", world), obs=obs, render_mode="ansi")
     with warnings.catch_warnings():
@@ -55,7 +55,7 @@ def test_gymnasiums_own_checker_finds_nothing(obs: str, world: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("obs", OBSERVATIONS)
+@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
 def test_no_two_calls_share_memory(obs: str) -> None:
     env = TokenEnv(env=Talk(), tokenizer=TOKENS, obs=obs)
 
@@ -74,7 +74,7 @@ def test_no_two_calls_share_memory(obs: str) -> None:
             assert info is not other_info
 
 
-@pytest.mark.parametrize("obs", OBSERVATIONS)
+@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
 def test_observations_are_what_the_space_says_and_what_the_state_holds(obs: str) -> None:
     env = TokenEnv(env=Talk(), tokenizer=TOKENS, obs=obs)
     observation, _ = env.reset(seed=3)
@@ -82,7 +82,7 @@ def test_observations_are_what_the_space_says_and_what_the_state_holds(obs: str)
     for _ in range(300):
         assert env.observation_space.contains(observation)
         assert env.state is not None
-        tokens, acted, length = env.state.tokens, env.state.acted, len(env.state.tokens)
+        tokens, acted, length = env.state.tokens, env.state.action_mask, len(env.state.tokens)
         ids = observation["input_ids"] if obs == "dict" else observation
         assert ids.dtype == np.int64 and ids[:length].tolist() == tokens and (ids[length:] == env.pad_id).all()
         if obs == "dict":
@@ -190,7 +190,7 @@ def test_a_split_with_a_size_is_drawn_within_its_size() -> None:
 def test_a_task_can_be_named() -> None:
     env = TokenEnv(env=Sums(below=3), tokenizer=TOKENS, split="test")
     assert env.reset(options={"index": np.int64(8)})[1]["task_id"] == "sums/test/8"
-    assert env.begin(Task("mine", user("1+1="), "2"))[1]["task_id"] == "mine"
+    assert env.reset_to_task(Task("mine", user("1+1="), "2"))[1]["task_id"] == "mine"
     for bad in (9, -1, 1.5, "3"):
         with pytest.raises(EnvError, match=r"there is no task .* allowed: 0 to 8"):
             env.reset(options={"index": bad})
@@ -254,7 +254,7 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], words: str) -> None:
 
 def test_what_was_built_for_a_refused_environment_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Sums()
-    monkeypatch.setattr("rlvr.mdp.env.from_config", lambda kind, wanted: world)
+    monkeypatch.setattr("rlvr.mdp.env.build_from_config", lambda kind, wanted: world)
     with pytest.raises(ConfigError):
         TokenEnv(env={"name": "sums"}, tokenizer=TOKENS, split="trian")
     assert world.closed == 1

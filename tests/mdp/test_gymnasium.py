@@ -14,10 +14,10 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, RecordEpisodeStatistics
 
 import rlvr
-from rlvr.mdp._gymnasium import gym_id, register_all
+from rlvr.mdp._gymnasium import format_gym_id, register_environments
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.vector import TokenVectorEnv
-from rlvr.plugins.registry import entries
+from rlvr.plugins.registry import list_entries
 
 ARITHMETIC = "rlvr:rlvr/Arithmetic-v0"
 
@@ -72,12 +72,12 @@ def test_a_plugin_that_cannot_be_registered_does_not_break_importing_gymnasium(t
 
 
 def test_every_environment_has_its_id() -> None:
-    found = register_all()
-    assert {entry.name for entry in found} == {entry.name for entry in entries("env") if not entry.error}
+    found = register_environments()
+    assert {entry.name for entry in found} == {entry.name for entry in list_entries("env") if not entry.error}
     for entry in found:
-        spec = gymnasium.spec(gym_id(entry.name))
+        spec = gymnasium.spec(format_gym_id(entry.name))
         assert spec.max_episode_steps is None and spec.additional_wrappers == () and not spec.nondeterministic
-    assert [gym_id(name) for name in ("guess_number", "gsm8k", "my-env")] == ["rlvr/GuessNumber-v0", "rlvr/Gsm8k-v0", "rlvr/MyEnv-v0"]
+    assert [format_gym_id(name) for name in ("guess_number", "gsm8k", "my-env")] == ["rlvr/GuessNumber-v0", "rlvr/Gsm8k-v0", "rlvr/MyEnv-v0"]
 
 
 def test_settings_reach_the_one_they_belong_to() -> None:

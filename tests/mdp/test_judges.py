@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.mdp.judges import Judges
+from rlvr.mdp.judges import VerifierExecutor
 
 CHILD = """
 import time
@@ -42,7 +42,7 @@ def test_a_process_ends_while_a_verifier_hangs() -> None:
 
 
 def test_no_more_than_so_many_at_once_and_all_in_order() -> None:
-    judges, gate, begun = Judges(2), threading.Event(), []
+    judges, gate, begun = VerifierExecutor(2), threading.Event(), []
 
     def work(number: int) -> int:
         begun.append(number)
@@ -60,7 +60,7 @@ def test_no_more_than_so_many_at_once_and_all_in_order() -> None:
 
 
 def test_what_goes_wrong_is_told_to_who_waits_and_the_next_is_judged() -> None:
-    judges = Judges(1)
+    judges = VerifierExecutor(1)
     wrong = judges.submit(int, "x")
     with pytest.raises(ValueError, match="invalid literal"):
         wrong.result(20)
@@ -69,7 +69,7 @@ def test_what_goes_wrong_is_told_to_who_waits_and_the_next_is_judged() -> None:
 
 
 def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
-    before, judges, gate, here = set(threading.enumerate()), Judges(1), threading.Event(), threading.Event()
+    before, judges, gate, here = set(threading.enumerate()), VerifierExecutor(1), threading.Event(), threading.Event()
 
     def work() -> bool:
         here.set()
@@ -91,17 +91,17 @@ def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
 
 
 def test_no_more_than_so_many_threads_that_hang_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.mdp.judges.MOST_HUNG", 2)
-    judges, gate = Judges(1), threading.Event()
+    monkeypatch.setattr("rlvr.mdp.judges.MAX_HUNG_THREADS", 2)
+    judges, gate = VerifierExecutor(1), threading.Event()
     for _ in range(3):
         hung = judges.submit(gate.wait, 20)
         until = time.monotonic() + 5
         while not hung.running() and time.monotonic() < until:
             time.sleep(0.005)
-        judges.give_up(hung)
+        judges.abandon(hung)
     waits = judges.submit(max, 3, 4)
     time.sleep(0.1)
-    assert not waits.done() and judges.workers == 3
+    assert not waits.done() and judges.max_workers == 3
     gate.set()
     assert waits.result(20) == 4
     judges.close()
@@ -112,7 +112,7 @@ def test_coroutines_wait_without_a_thread_each() -> None:
         await asyncio.sleep(0.3)
         return number
 
-    judges = Judges(2)
+    judges = VerifierExecutor(2)
     began = time.monotonic()
     jobs = [judges.submit(waits, number) for number in range(50)]
     assert [job.result(timeout=10) for job in jobs] == list(range(50))
@@ -132,12 +132,12 @@ def test_a_coroutine_that_raises_or_is_given_up_harms_no_other() -> None:
         finally:
             ended.set()
 
-    judges = Judges(1)
+    judges = VerifierExecutor(1)
     with pytest.raises(ValueError, match="broken"):
         judges.submit(fails).result(timeout=10)
     job = judges.submit(hangs)
     time.sleep(0.1)
-    judges.give_up(job)
+    judges.abandon(job)
     assert ended.wait(10) and judges.submit(max, 1, 2).result(timeout=10) == 2
     last = judges.submit(hangs)
     time.sleep(0.1)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.contracts import Environment
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.limits import size_of
-from rlvr.mdp.rules import State, TokenMDP
-from rlvr.mdp.state import last_acted
+from rlvr.mdp.limits import get_num_tasks
+from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.state import find_last_action
 from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
-from rlvr.rollout.rollout import Draw
+from rlvr.rollout.rollout import RolloutRequest
 from rlvr.task import Fault, Task, user
 from rlvr.turns import Call, CallStatus, Turn
 from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
@@ -26,47 +26,47 @@ EOS, ONE, SEVEN = 0, 5, 11
 TOK = CharTokenizer(DIGITS)
 
 
-def start(mdp: TokenMDP, index: int = 3) -> State:
-    return mdp.start(mdp.environment.task("train", index))
+def start(mdp: TokenMDP, index: int = 3) -> ConversationState:
+    return mdp.start_conversation(mdp.environment.task("train", index))
 
 
-def speak(mdp: TokenMDP, state: State, ids: Sequence[int]) -> State:
+def speak(mdp: TokenMDP, state: ConversationState, ids: Sequence[int]) -> ConversationState:
     for token in ids:
-        mdp.advance(state, token)
+        mdp.step_token(state, token)
     return state
 
 
 def test_an_episode_begins_with_the_rendered_prompt_and_nothing_acted() -> None:
     mdp = TokenMDP(Sums(), TOK)
     state = start(mdp, 57)
-    assert state.tokens == [USER, *TOK.encode("7+1="), POLICY] and not any(state.acted)
-    assert (state.turn_start, state.chosen, state.said, state.end) == (len(state.tokens), 0, [], None)
+    assert state.tokens == [USER, *TOK.encode("7+1="), POLICY] and not any(state.action_mask)
+    assert (state.turn_start, state.num_policy_tokens, state.completions, state.stop_reason) == (len(state.tokens), 0, [], None)
 
 
 def test_a_stop_id_terminates_a_single_turn() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=3)
     state = speak(mdp, start(mdp), [ONE, EOS])
-    assert (state.end, state.said) == (End.TERMINATED, ["1"])
-    assert state.acted[-2:] == [True, True] and last_acted(state.acted) == len(state.tokens) - 1
+    assert (state.stop_reason, state.completions) == (StopReason.TERMINATED, ["1"])
+    assert state.action_mask[-2:] == [True, True] and find_last_action(state.action_mask) == len(state.tokens) - 1
 
 
 def test_the_count_cap_truncates_and_a_stop_on_it_does_not() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=3)
-    assert speak(mdp, start(mdp), [ONE, ONE, ONE]).end is End.TRUNCATED
-    assert speak(mdp, start(mdp), [ONE, ONE, EOS]).end is End.TERMINATED
+    assert speak(mdp, start(mdp), [ONE, ONE, ONE]).stop_reason is StopReason.TRUNCATED
+    assert speak(mdp, start(mdp), [ONE, ONE, EOS]).stop_reason is StopReason.TERMINATED
 
 
 def test_the_window_truncates_and_a_stop_on_its_last_place_does_not() -> None:
     prompt = len(start(TokenMDP(Sums(), TOK)).tokens)
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=9, max_length=prompt + 2)
-    assert mdp.budget(start(mdp)) == 2
-    assert speak(mdp, start(mdp), [ONE, ONE]).end is End.TRUNCATED
-    assert speak(mdp, start(mdp), [ONE, EOS]).end is End.TERMINATED
+    assert mdp.count_remaining_tokens(start(mdp)) == 2
+    assert speak(mdp, start(mdp), [ONE, ONE]).stop_reason is StopReason.TRUNCATED
+    assert speak(mdp, start(mdp), [ONE, EOS]).stop_reason is StopReason.TERMINATED
 
 
 def test_a_truncated_turn_is_heard_as_far_as_it_went() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=2)
-    assert speak(mdp, start(mdp), [ONE, SEVEN]).said == ["17"]
+    assert speak(mdp, start(mdp), [ONE, SEVEN]).completions == ["17"]
 
 
 def test_the_environments_answer_is_appended_and_not_acted() -> None:
@@ -75,43 +75,43 @@ def test_the_environments_answer_is_appended_and_not_acted() -> None:
     before = len(state.tokens)
     speak(mdp, state, [ONE, ONE, EOS])
     reply = [USER, *TOK.encode("2"), POLICY]
-    assert state.end is None and state.tokens[before:] == [ONE, ONE, EOS, *reply]
-    assert state.acted[before:] == [True] * 3 + [False] * len(reply)
-    assert (state.turn_start, state.chosen, state.said) == (len(state.tokens), 3, ["11"])
+    assert state.stop_reason is None and state.tokens[before:] == [ONE, ONE, EOS, *reply]
+    assert state.action_mask[before:] == [True] * 3 + [False] * len(reply)
+    assert (state.turn_start, state.num_policy_tokens, state.completions) == (len(state.tokens), 3, ["11"])
 
 
 def test_a_conversation_the_environment_closes_terminates() -> None:
     mdp = TokenMDP(Talk(), TOK)
     state = speak(mdp, start(mdp), [ONE, EOS, SEVEN, EOS])
-    assert (state.end, state.said, state.tokens[-1]) == (End.TERMINATED, ["1", "7"], EOS)
+    assert (state.stop_reason, state.completions, state.tokens[-1]) == (StopReason.TERMINATED, ["1", "7"], EOS)
 
 
 def test_the_last_allowed_turn_terminates_if_the_environment_is_done_and_is_cut_if_not() -> None:
     mdp = TokenMDP(Talk(), TOK)
-    assert speak(mdp, start(mdp), [ONE, EOS, ONE, EOS, SEVEN, EOS]).end is End.TERMINATED
+    assert speak(mdp, start(mdp), [ONE, EOS, ONE, EOS, SEVEN, EOS]).stop_reason is StopReason.TERMINATED
     state = speak(mdp, start(mdp), [ONE, EOS, ONE, EOS, ONE, EOS])
-    assert (state.end, state.tokens[-1]) == (End.TRUNCATED, EOS)  # the answer that nobody could take up is not written
+    assert (state.stop_reason, state.tokens[-1]) == (StopReason.TRUNCATED, EOS)  # the answer that nobody could take up is not written
 
 
 def test_a_turn_that_spends_the_last_token_is_cut_where_the_environment_would_go_on() -> None:
     mdp = TokenMDP(Talk(), TOK, max_new_tokens=2)
     state = speak(mdp, start(mdp), [ONE, EOS])
-    assert (state.end, state.tokens[-1]) == (End.TRUNCATED, EOS)
+    assert (state.stop_reason, state.tokens[-1]) == (StopReason.TRUNCATED, EOS)
 
 
 def test_the_reply_takes_from_the_window_and_not_from_the_policys_tokens() -> None:
     mdp = TokenMDP(Talk(chatter=6), TOK, max_new_tokens=3, max_length=100)  # a reply of 8 tokens, one token of the policy's left
     state = speak(mdp, start(mdp), [ONE, EOS])
-    assert state.end is None and mdp.budget(state) == 1
-    assert speak(mdp, state, [SEVEN]).end is End.TRUNCATED
+    assert state.stop_reason is None and mdp.count_remaining_tokens(state) == 1
+    assert speak(mdp, state, [SEVEN]).stop_reason is StopReason.TRUNCATED
 
 
-@pytest.mark.parametrize("room, end", [(2, End.TRUNCATED), (3, End.TRUNCATED), (4, None)])
-def test_a_reply_that_fills_the_window_ends_the_conversation(room: int, end: End | None) -> None:
+@pytest.mark.parametrize("room, end", [(2, StopReason.TRUNCATED), (3, StopReason.TRUNCATED), (4, None)])
+def test_a_reply_that_fills_the_window_ends_the_conversation(room: int, end: StopReason | None) -> None:
     """A reply of three tokens needs a fourth place, for the policy."""
     length = len(start(TokenMDP(Talk(), TOK)).tokens) + 2
     mdp = TokenMDP(Talk(), TOK, max_length=length + room)
-    assert speak(mdp, start(mdp), [ONE, EOS]).end is end
+    assert speak(mdp, start(mdp), [ONE, EOS]).stop_reason is end
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,18 +122,18 @@ def test_turns_in_one_go_and_token_by_token_are_the_same(index: int, cap: int, r
     mdp = TokenMDP(environment, TOK, max_new_tokens=cap, max_length=prompt + 1 + room)
     whole, single = start(mdp, index), start(mdp, index)
     rng = np.random.default_rng(index)
-    while whole.end is None:
-        turn = [int(t) for t in rng.integers(1, TOK.vocab_size, mdp.budget(whole))]
+    while whole.stop_reason is None:
+        turn = [int(t) for t in rng.integers(1, TOK.vocab_size, mdp.count_remaining_tokens(whole))]
         cut = int(rng.integers(0, len(turn) + 1))
         turn = [*turn[:cut], EOS] if cut < len(turn) else turn
         for token in turn[:-1]:
-            mdp.advance(single, token)
-            assert single.end is None
-        mdp.advance(single, turn[-1])
-        mdp.extend(whole, turn)
+            mdp.step_token(single, token)
+            assert single.stop_reason is None
+        mdp.step_token(single, turn[-1])
+        mdp.step_turn(whole, turn)
         assert whole == single
-        assert len(whole.tokens) == len(whole.acted) <= mdp.max_length and whole.chosen == sum(whole.acted) <= cap
-        assert whole.end is not None or mdp.budget(whole) >= 1  # whoever has the word can say something
+        assert len(whole.tokens) == len(whole.action_mask) <= mdp.max_length and whole.num_policy_tokens == sum(whole.action_mask) <= cap
+        assert whole.stop_reason is not None or mdp.count_remaining_tokens(whole) >= 1  # whoever has the word can say something
 
 
 @pytest.mark.parametrize(
@@ -151,16 +151,16 @@ def test_extend_refuses_what_no_sampler_may_return(ids: list[int], words: str) -
     state = start(mdp)
     before = list(state.tokens)
     with pytest.raises(EnvError, match=words):
-        mdp.extend(state, ids)
+        mdp.step_turn(state, ids)
     assert state.tokens == before
 
 
 def test_extend_refuses_a_turn_after_the_end() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=3)
     state = start(mdp)
-    mdp.extend(state, [EOS])
+    mdp.step_turn(state, [EOS])
     with pytest.raises(EnvError, match="end: terminated"):
-        mdp.extend(state, [ONE])
+        mdp.step_turn(state, [ONE])
 
 
 class SomeStops(CharTokenizer):
@@ -172,21 +172,21 @@ class SomeStops(CharTokenizer):
 def test_every_stop_id_of_the_tokenizer_stops() -> None:
     mdp = TokenMDP(Sums(), SomeStops(DIGITS), max_new_tokens=3)
     for stop in (EOS, 4):
-        assert speak(mdp, start(mdp), [ONE, stop]).end is End.TERMINATED
+        assert speak(mdp, start(mdp), [ONE, stop]).stop_reason is StopReason.TERMINATED
 
 
 def test_a_verifier_that_raises_gives_no_score() -> None:
     mdp = TokenMDP(Sums(verifier=Raises()), TOK)
-    verdict = mdp.judge(speak(mdp, start(mdp), [EOS]))
+    verdict = mdp.verify(speak(mdp, start(mdp), [EOS]))
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "RuntimeError: the judge fell over" in verdict.reason
 
 
 def test_an_episode_pays_its_score_on_the_last_token_the_policy_chose() -> None:
     mdp = TokenMDP(Talk(), TOK)
     state = speak(mdp, start(mdp, 17), [ONE, EOS, SEVEN, EOS])
-    episode = mdp.episode(state, mdp.judge(state), group="g", version=4)
+    episode = mdp.build_episode(state, mdp.verify(state), group="g", version=4)
     assert episode.rewards == [0.0] * (len(state.tokens) - 1) + [1.0]
-    assert (episode.text, episode.turns, episode.end, episode.policy_version) == ("17", 2, End.TERMINATED, 4)
+    assert (episode.text, episode.turns, episode.stop_reason, episode.policy_version) == ("17", 2, StopReason.TERMINATED, 4)
 
 
 @pytest.mark.parametrize("status", CallStatus)
@@ -195,43 +195,43 @@ def test_an_episode_knows_which_turns_have_a_call_that_could_not_be_read(status:
     state = speak(mdp, start(mdp, 17), [ONE, EOS, ONE, EOS, SEVEN, EOS])
     for turn, calls in enumerate([(), (Call("1.0", "f"), Call("1.1", "f", status=status)), (Call("2.0", "f"),)]):
         state.turns[turn] = Turn(state.turns[turn].text, calls=calls)
-    episode = mdp.episode(state, mdp.judge(state), group="g")
+    episode = mdp.build_episode(state, mdp.verify(state), group="g")
     form = status in (CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MALFORMED, CallStatus.NO_NAME)
     assert episode.meta.get("malformed_turns") == ([1] if form else None)
-    assert episode.malformed_spans == ([episode.turn_spans[1]] if form else [])
+    assert episode.malformed_turn_spans == ([episode.turn_spans[1]] if form else [])
     assert [[state.tokens[t] for t in range(*span)] for span in episode.turn_spans] == [[ONE, EOS], [ONE, EOS], [SEVEN, EOS]]
 
 
 def test_an_unscored_episode_failed_and_carries_no_reward() -> None:
     mdp = TokenMDP(Sums(verifier=Unable()), TOK)
     state = speak(mdp, start(mdp), [EOS])
-    episode = mdp.episode(state, mdp.judge(state), group="g")
-    assert (episode.end, episode.reward, episode.scored, episode.error) == (End.FAILED, 0.0, False, "the engine does not answer")
+    episode = mdp.build_episode(state, mdp.verify(state), group="g")
+    assert (episode.stop_reason, episode.reward, episode.is_scored, episode.error) == (StopReason.FAILED, 0.0, False, "the engine does not answer")
 
 
 def test_an_episode_that_is_not_over_is_no_record() -> None:
     mdp = TokenMDP(Sums(), TOK)
     state = start(mdp)
     with pytest.raises(EnvError, match="not over"):
-        mdp.episode(state, Match().verify(state.task, ""), group="g")
+        mdp.build_episode(state, Match().verify(state.task, ""), group="g")
 
 
 class Forgetful(Talk):
     """It uses up what it is given: that is its own copy."""
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        return str(len(said)) if isinstance(said, list) and said.pop() == "1" else None
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        return str(len(completions)) if isinstance(completions, list) and completions.pop() == "1" else None
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
-        assert isinstance(said, list)
-        return "".join(said.pop() for _ in range(len(said)))
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
+        assert isinstance(completions, list)
+        return "".join(completions.pop() for _ in range(len(completions)))
 
 
 def test_what_an_environment_does_to_its_turns_changes_no_record() -> None:
     mdp = TokenMDP(Forgetful(), TOK)
     state = speak(mdp, start(mdp, 17), [ONE, EOS, SEVEN, EOS])
-    episode = mdp.episode(state, mdp.judge(state), group="g")
-    assert state.said == ["1", "7"] and (episode.text, episode.turns, episode.end) == ("71", 2, End.TERMINATED)
+    episode = mdp.build_episode(state, mdp.verify(state), group="g")
+    assert state.completions == ["1", "7"] and (episode.text, episode.turns, episode.stop_reason) == ("71", 2, StopReason.TERMINATED)
 
 
 class Wordless(Talk):
@@ -239,10 +239,10 @@ class Wordless(Talk):
         super().__init__()
         self.gives = gives
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return self.gives
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         return self.gives
 
 
@@ -252,9 +252,9 @@ def test_a_reply_and_an_answer_are_texts() -> None:
         speak(mdp, start(mdp), [ONE, EOS])
     mdp = TokenMDP(Wordless(None), TOK)
     state = speak(mdp, start(mdp), [ONE, EOS])
-    verdict = mdp.judge(state)
+    verdict = mdp.verify(state)
     assert verdict.fault is Fault.INFRA and "answer() raised TypeError: it returned None, not a text" in verdict.reason
-    assert mdp.episode(state, verdict, group="g").text == ""
+    assert mdp.build_episode(state, verdict, group="g").text == ""
 
 
 @pytest.mark.parametrize(
@@ -270,18 +270,18 @@ def test_limits_that_are_none_are_refused_at_once(name: str, value: Any) -> None
 @pytest.mark.parametrize("size", ["10", -1, 10.0, True])
 def test_a_size_is_a_whole_number_or_none(size: Any) -> None:
     environment = Sums()
-    environment.size = lambda split: size  # type: ignore[method-assign]
+    environment.num_tasks = lambda split: size  # type: ignore[method-assign]
     with pytest.raises(EnvError, match=r"Sums.num_tasks\('test'\) is"):
-        size_of(environment, "test")
-    environment.size = lambda split: np.int64(3)  # type: ignore[method-assign,assignment,return-value]
-    assert size_of(environment, "test") == 3
+        get_num_tasks(environment, "test")
+    environment.num_tasks = lambda split: np.int64(3)  # type: ignore[method-assign,assignment,return-value]
+    assert get_num_tasks(environment, "test") == 3
 
 
 def test_what_is_no_task_is_refused() -> None:
     with pytest.raises(EnvError, match="returned '2\\+2='"):
-        TokenMDP(Sums(), TOK).start("2+2=")  # type: ignore[arg-type]
+        TokenMDP(Sums(), TOK).start_conversation("2+2=")  # type: ignore[arg-type]
     with pytest.raises(EnvError, match="returned '2\\+2='"):
-        Draw("2+2=", "g", 0)  # type: ignore[arg-type]
+        RolloutRequest("2+2=", "g", 0)  # type: ignore[arg-type]
 
 
 class Mute(Environment):
@@ -320,5 +320,5 @@ def test_what_ran_out_is_told(limits: dict[str, int], said: list[int], cut: str)
     mdp = TokenMDP(Talk(), TOK, **limits)
     state = start(mdp)
     speak(mdp, state, said[: mdp.max_length - len(state.tokens)])
-    assert state.cut == cut and (state.end is End.TRUNCATED) == bool(cut)
-    assert mdp.episode(state, mdp.judge(state), group="g").meta.get("cut", "") == cut
+    assert state.truncation_reason == cut and (state.stop_reason is StopReason.TRUNCATED) == bool(cut)
+    assert mdp.build_episode(state, mdp.verify(state), group="g").meta.get("cut", "") == cut

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Environment, Heard, Session, Transcript, Verifier
-from rlvr.episode import End
+from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
+from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import State, TokenMDP
-from rlvr.mdp.sessions import Lease, _collected, plain_evidence, recorded_ending, session_record
+from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.sessions import SessionHandle, _collect_transcript, build_session_record, load_recorded_transcript, to_plain_artifacts
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.task import Fault, Task, Verdict
@@ -26,50 +26,50 @@ TOK = CharTokenizer(DIGITS)
 EOS = TOK.eos_id
 
 
-def say(mdp: TokenMDP, state: State, *turns: str) -> State:
+def say(mdp: TokenMDP, state: ConversationState, *turns: str) -> ConversationState:
     for text in turns:
-        mdp.extend(state, [*TOK.encode(text), EOS])
+        mdp.step_turn(state, [*TOK.encode(text), EOS])
     return state
 
 
 def test_a_session_keeps_its_state_and_its_evidence_is_judged() -> None:
     boards = Boards()
     mdp = TokenMDP(boards, TOK)
-    state = say(mdp, mdp.start(boards.task("train", 10), seed=5), "1", "2", "7")
-    assert [heard.messages[0]["content"] for heard in state.heard[:2]] == ["1", "3"] and state.end is End.TERMINATED
-    verdict = mdp.judge(state)
+    state = say(mdp, mdp.start_conversation(boards.task("train", 10), seed=5), "1", "2", "7")
+    assert [heard.messages[0]["content"] for heard in state.step_results[:2]] == ["1", "3"] and state.stop_reason is StopReason.TERMINATED
+    verdict = mdp.verify(state)
     assert (verdict.score, verdict.reason) == (1.0, "the board says 10")
     assert boards.opened[0].opened_with == 5 and boards.settled
-    ending = state.ending
-    assert isinstance(ending, Transcript) and (ending.answer, ending.evidence) == ("7", {"total": 10, "log": b"x" * 10})
-    assert [turn.text for turn in ending.turns] == ["1", "2", "7"] and len(ending.heard) == 3
-    assert mdp.judge(state) == verdict and mdp.episode(state, verdict, group="g").text == "7" and len(boards.closed) == 1
+    ending = state.collected
+    assert isinstance(ending, Transcript) and (ending.answer, ending.artifacts) == ("7", {"total": 10, "log": b"x" * 10})
+    assert [turn.text for turn in ending.turns] == ["1", "2", "7"] and len(ending.step_results) == 3
+    assert mdp.verify(state) == verdict and mdp.build_episode(state, verdict, group="g").text == "7" and len(boards.closed) == 1
 
 
 def test_the_last_turn_that_is_allowed_is_heard_and_its_effect_counts() -> None:
     boards = Boards(turns=2)
     mdp = TokenMDP(boards, TOK)
-    state = say(mdp, mdp.start(boards.task("train", 4)), "1", "3")
-    assert (state.end, state.cut) == (End.TRUNCATED, "turns") and mdp.judge(state).score == 1.0
-    assert state.heard[-1].messages[0]["content"] == "4" and TOK.decode(state.tokens[-2:]) == "3"  # recorded, not written
+    state = say(mdp, mdp.start_conversation(boards.task("train", 4)), "1", "3")
+    assert (state.stop_reason, state.truncation_reason) == (StopReason.TRUNCATED, "turns") and mdp.verify(state).score == 1.0
+    assert state.step_results[-1].messages[0]["content"] == "4" and TOK.decode(state.tokens[-2:]) == "3"  # recorded, not written
 
 
 def test_a_turn_that_was_cut_off_is_not_heard_and_may_be_the_answer() -> None:
     boards = Boards()
     mdp = TokenMDP(boards, TOK, max_new_tokens=3)
-    state = mdp.start(boards.task("train", 1))
-    mdp.extend(state, [*TOK.encode("1"), EOS])
-    mdp.extend(state, TOK.encode("5"))
-    assert state.end is End.TRUNCATED and boards.opened[0].total == 1 and [turn.finish for turn in state.turns] == ["stop", "length"]
-    assert mdp.judge(state).score == 1.0 and mdp.answer(state) == "5" and boards.settled
+    state = mdp.start_conversation(boards.task("train", 1))
+    mdp.step_turn(state, [*TOK.encode("1"), EOS])
+    mdp.step_turn(state, TOK.encode("5"))
+    assert state.stop_reason is StopReason.TRUNCATED and boards.opened[0].total == 1 and [turn.finish for turn in state.turns] == ["stop", "length"]
+    assert mdp.verify(state).score == 1.0 and mdp.get_answer(state) == "5" and boards.settled
 
 
 def test_a_conversation_that_was_cut_off_at_once_is_judged_by_an_untouched_world() -> None:
     boards = Boards()
     mdp = TokenMDP(boards, TOK, max_new_tokens=1)
-    state = mdp.start(boards.task("train", 0))
-    mdp.extend(state, TOK.encode("5"))
-    assert boards.opened[0].count == 0 and mdp.judge(state).score == 1.0 and boards.settled and len(boards.opened) == 1
+    state = mdp.start_conversation(boards.task("train", 0))
+    mdp.step_turn(state, TOK.encode("5"))
+    assert boards.opened[0].count == 0 and mdp.verify(state).score == 1.0 and boards.settled and len(boards.opened) == 1
 
 
 @pytest.mark.parametrize("what", ["answer", "evidence"])
@@ -80,7 +80,7 @@ def test_what_cannot_be_collected_is_no_score_and_the_session_is_closed(what: st
 
     boards = Boards(happens=happens)
     mdp = TokenMDP(boards, TOK)
-    verdict = mdp.judge(say(mdp, mdp.start(boards.task("train", 7)), "7"))
+    verdict = mdp.verify(say(mdp, mdp.start_conversation(boards.task("train", 7)), "7"))
     assert verdict.fault is Fault.INFRA and f"the session's {what}() raised RuntimeError: the disk is gone" in verdict.reason
     assert boards.settled
 
@@ -92,11 +92,11 @@ def test_a_session_that_cannot_be_opened_at_the_end_is_no_score() -> None:
     boards = Boards(happens=happens)
     mdp = TokenMDP(boards, TOK, max_new_tokens=1)
     with pytest.raises(OSError, match="no room for a box"):
-        mdp.start(boards.task("train", 7))
-    state = mdp.pose(boards.task("train", 7))
-    mdp.ask(state)
-    mdp.extend(state, TOK.encode("7"))
-    verdict = mdp.judge(state)
+        mdp.start_conversation(boards.task("train", 7))
+    state = mdp.create_state(boards.task("train", 7))
+    mdp.render_prompt(state)
+    mdp.step_turn(state, TOK.encode("7"))
+    verdict = mdp.verify(state)
     assert verdict.fault is Fault.INFRA and "Boards.open raised OSError: no room for a box" in verdict.reason
 
 
@@ -107,28 +107,28 @@ def test_what_goes_wrong_while_a_session_is_closed_leaves_the_verdict_alone() ->
 
     boards = Boards(happens=happens)
     mdp = TokenMDP(boards, TOK)
-    state = say(mdp, mdp.start(boards.task("train", 7)), "7")
-    verdict = mdp.judge(state)
+    state = say(mdp, mdp.start_conversation(boards.task("train", 7)), "7")
+    verdict = mdp.verify(state)
     state.close()
     assert verdict.score == 1.0 and len(boards.closed) == 1
-    trouble = mdp.episode(state, verdict, group="g").meta["trouble"]
+    trouble = mdp.build_episode(state, verdict, group="g").meta["trouble"]
     assert trouble == "Board.close raised RuntimeError: it does not go away"
 
 
 class Hoards(Boards):
     """A world whose files are as large as the policy makes them."""
 
-    def open(self, task: Task, *, seed: int) -> Session:
-        board = super().open(task, seed=seed)
-        board.max_evidence_bytes = 28  # type: ignore[misc]
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        board = super().new_session(task, seed=seed)
+        board.max_artifact_bytes = 28  # type: ignore[misc]
         return board
 
 
 def test_evidence_that_is_too_large_is_the_answer_s_fault() -> None:
     boards = Hoards()
     mdp = TokenMDP(boards, TOK)
-    fits = mdp.judge(say(mdp, mdp.start(boards.task("train", 14)), "77"))
-    large = mdp.judge(say(mdp, mdp.start(boards.task("train", 21)), "777"))
+    fits = mdp.verify(say(mdp, mdp.start_conversation(boards.task("train", 14)), "77"))
+    large = mdp.verify(say(mdp, mdp.start_conversation(boards.task("train", 21)), "777"))
     assert fits.score == 1.0
     assert (large.score, large.fault) == (0.0, Fault.ANSWER) and "left 31 bytes of artifacts; at most 28 are allowed" in large.reason
     assert boards.settled
@@ -137,12 +137,12 @@ def test_evidence_that_is_too_large_is_the_answer_s_fault() -> None:
 @pytest.mark.parametrize("evidence", [["a"], {1: "a"}, {"a": {1, 2}}, {"a": float("nan")}, {"a": [b"bytes"]}, None])
 def test_evidence_is_names_with_json_and_bytes(evidence: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        plain_evidence(evidence)
+        to_plain_artifacts(evidence)
 
 
 def test_evidence_is_a_copy_that_nobody_can_change() -> None:
     moves, raw = [1, [2]], bytearray(b"ab")
-    kept = plain_evidence({"moves": moves, "raw": raw})
+    kept = to_plain_artifacts({"moves": moves, "raw": raw})
     moves.append(3)
     raw[0] = 0
     assert kept == {"moves": [1, [2]], "raw": b"ab"} and json.dumps(kept["moves"])
@@ -155,13 +155,13 @@ class Wrong(Boards):
         super().__init__()
         self.made = opened
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         made: Session = self.made
         return made
 
 
 class Mumbler(Session):
-    def hear(self, turn: Turn) -> Heard | None:
+    def step(self, turn: Turn) -> StepResult | None:
         said: Any = "higher"
         return said
 
@@ -173,13 +173,13 @@ def test_what_is_no_session_or_no_answer_is_refused(opened: Any, told: str) -> N
     environment = Wrong(opened)
     mdp = TokenMDP(environment, TOK)
     with pytest.raises(TypeError, match=told):
-        say(mdp, mdp.start(environment.task("train", 1)), "1")
+        say(mdp, mdp.start_conversation(environment.task("train", 1)), "1")
 
 
 def test_an_answer_of_the_world_that_says_nothing_must_end_the_conversation() -> None:
-    assert Heard(over=True).messages == ()
+    assert StepResult(done=True).messages == ()
     with pytest.raises(ValueError, match="does not end the conversation"):
-        Heard()
+        StepResult()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_an_answer_of_the_world_that_says_nothing_must_end_the_conversation() ->
 )
 def test_a_message_of_a_session_has_a_role_and_a_text(message: Any) -> None:
     with pytest.raises(ValueError, match="a message of a session is"):
-        Heard((message,))
+        StepResult((message,))
 
 
 class Says(Talk):
@@ -197,16 +197,16 @@ class Says(Talk):
         super().__init__()
         self.text = text
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return self.text
 
 
 def test_lone_surrogates_in_a_reply_are_replaced_and_recorded() -> None:
     environment = Says("1\ud8002")
     mdp = TokenMDP(environment, TOK)
-    state = say(mdp, mdp.start(environment.task("train", 1)), "1")
-    assert state.heard[0].messages[0]["content"] == "1\ufffd2" and state.end is None
-    trouble = mdp.episode(say(mdp, state, "1", "7"), Verdict(1.0, "fine"), group="g").meta["trouble"]
+    state = say(mdp, mdp.start_conversation(environment.task("train", 1)), "1")
+    assert state.step_results[0].messages[0]["content"] == "1\ufffd2" and state.stop_reason is None
+    trouble = mdp.build_episode(say(mdp, state, "1", "7"), Verdict(1.0, "fine"), group="g").meta["trouble"]
     assert "lone surrogates" in trouble and trouble.isascii()
 
 
@@ -220,8 +220,8 @@ def test_of_a_reply_that_cannot_fit_only_the_beginning_is_encoded(monkeypatch: p
     monkeypatch.setattr(TOK, "encode", spied)
     environment = Says("1" * 3_000_000)
     mdp = TokenMDP(environment, TOK)
-    state = say(mdp, mdp.start(environment.task("train", 1)), "1")
-    assert (state.end, state.cut) == (End.TRUNCATED, "window") and max(encoded) < 5_000
+    state = say(mdp, mdp.start_conversation(environment.task("train", 1)), "1")
+    assert (state.stop_reason, state.truncation_reason) == (StopReason.TRUNCATED, "window") and max(encoded) < 5_000
 
 
 def test_a_session_that_is_closed_while_a_thread_is_in_it_is_closed_when_the_thread_comes_back() -> None:
@@ -233,8 +233,8 @@ def test_a_session_that_is_closed_while_a_thread_is_in_it_is_closed_when_the_thr
             assert go.wait(20)
 
     boards = Boards(happens=happens)
-    lease = Lease(boards, boards.task("train", 1), seed=0)
-    thread = threading.Thread(target=lease.hear, args=(Turn("1"),))
+    lease = SessionHandle(boards, boards.task("train", 1), seed=0)
+    thread = threading.Thread(target=lease.step, args=(Turn("1"),))
     thread.start()
     assert inside.wait(20)
     with pytest.raises(EnvError, match="in use by another thread"):
@@ -258,7 +258,7 @@ def test_a_session_that_is_closed_while_it_is_opened_is_closed_too() -> None:
             assert go.wait(20)
 
     boards = Boards(happens=happens)
-    lease = Lease(boards, boards.task("train", 1), seed=0)
+    lease = SessionHandle(boards, boards.task("train", 1), seed=0)
     thread = threading.Thread(target=lease.open)
     thread.start()
     assert inside.wait(20)
@@ -322,7 +322,7 @@ def test_render_shows_what_the_session_answered() -> None:
 class Listens(Match):
     """Looks at what was said in all turns."""
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         return self.verify(task, "".join(turn.text for turn in transcript.turns))
 
 
@@ -330,8 +330,8 @@ class Listens(Match):
 def test_an_environment_without_a_world_needs_nothing_new(verifier: Verifier, score: float) -> None:
     environment: Environment = Talk(verifier=verifier)
     mdp = TokenMDP(environment, TOK)
-    state = say(mdp, mdp.start(environment.task("train", 17)), "1", "7")
-    assert mdp.judge(state).score == score and [bool(heard.over) for heard in state.heard] == [False, True]
+    state = say(mdp, mdp.start_conversation(environment.task("train", 17)), "1", "7")
+    assert mdp.verify(state).score == score and [bool(heard.done) for heard in state.step_results] == [False, True]
 
 
 class Counted(Verifier):
@@ -343,8 +343,8 @@ class Counted(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(0.0, answer)
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        self.seen.append(transcript.evidence)
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        self.seen.append(transcript.artifacts)
         return Verdict(1.0, transcript.answer)
 
 
@@ -353,7 +353,7 @@ def test_parts_of_a_composite_see_the_evidence() -> None:
 
     composite = build("verifier", "composite")
     part = Counted()
-    composite.parts = {"part": part}
+    composite.components = {"part": part}
     composite.weights = {"part": 1.0}
     verdict = composite.judge(Task("t", ({"role": "user", "content": "?"},), "4"), Transcript("4", {"total": 4}))
     assert verdict.score == 1.0 and part.seen == [{"total": 4}]
@@ -362,29 +362,29 @@ def test_parts_of_a_composite_see_the_evidence() -> None:
 def test_the_sessions_of_one_environment_do_not_see_each_other() -> None:
     boards = Boards()
     mdp = TokenMDP(boards, TOK)
-    states = [mdp.start(boards.task("train", index)) for index in (8, 9)]
+    states = [mdp.start_conversation(boards.task("train", index)) for index in (8, 9)]
     for text in ("1", "7"):
         for state in states:
             say(mdp, state, text)
-    scores: Sequence[float | None] = [mdp.judge(state).score for state in states]
+    scores: Sequence[float | None] = [mdp.verify(state).score for state in states]
     assert scores == [1.0, 0.0] and boards.settled
 
 
 @pytest.mark.parametrize("value", [float("nan"), 10**5000], ids=["nan", "long"])
 def test_evidence_that_cannot_be_stored_is_the_answer_s_fault(value: Any) -> None:
     class Odd(Session):
-        def hear(self, turn: Turn) -> Heard | None:
+        def step(self, turn: Turn) -> StepResult | None:
             return None
 
-        def evidence(self) -> Mapping[str, Any]:
+        def artifacts(self) -> Mapping[str, Any]:
             return {"value": value}
 
-    verdict = _collected(Odd(), (), ())
+    verdict = _collect_transcript(Odd(), (), ())
     assert isinstance(verdict, Verdict) and (verdict.score, verdict.fault) == (0.0, Fault.ANSWER)
 
 
 def test_a_recorded_session_is_judged_with_its_evidence() -> None:
     boards = Boards()
-    lease = Lease(boards, boards.task("train", 1), seed=7)
-    ending = recorded_ending(session_record(lease, [Turn("4", content="4")], [Heard(over=True)], Transcript("4", {"log": b"x", "n": 3})))
-    assert isinstance(ending, Transcript) and (ending.answer, ending.evidence) == ("4", {"log": b"x", "n": 3})
+    lease = SessionHandle(boards, boards.task("train", 1), seed=7)
+    ending = load_recorded_transcript(build_session_record(lease, [Turn("4", content="4")], [StepResult(done=True)], Transcript("4", {"log": b"x", "n": 3})))
+    assert isinstance(ending, Transcript) and (ending.answer, ending.artifacts) == ("4", {"log": b"x", "n": 3})

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNKNOWN, USER, ByteTokenizer, CharTokenizer, HFTokenizer, tokenizer_from
+from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, load_tokenizer
 from rlvr.task import Message, user
 from tests.fixtures.worlds import Sums, Talk
 
@@ -114,7 +114,7 @@ def test_turns_of_the_toys_are_marked() -> None:
 
 def test_a_character_outside_the_alphabet_is_unknown_and_shows() -> None:
     tokenizer = CharTokenizer("01")
-    assert tokenizer.encode("0x1") == [4, UNKNOWN, 5] and tokenizer.decode([4, UNKNOWN, 5]) == "0\ufffd1"
+    assert tokenizer.encode("0x1") == [4, UNK, 5] and tokenizer.decode([4, UNK, 5]) == "0\ufffd1"
 
 
 @pytest.mark.parametrize("tokenizer", [t for t in ALL if not (isinstance(t, HFTokenizer) and not t.tokenizer.chat_template)])
@@ -195,22 +195,22 @@ def test_a_folder_holds_one_with_its_stop_ids(tmp_path: Path, stops: Any, expect
     hugging_face().save_pretrained(tmp_path)
     if stops is not None:
         GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path)
-    loaded = tokenizer_from(str(tmp_path))
+    loaded = load_tokenizer(str(tmp_path))
     assert isinstance(loaded, HFTokenizer) and loaded.stop_ids == expected
     assert loaded.render(user("Hi")) == HFTokenizer(hugging_face()).render(user("Hi"))
 
 
 def test_names_of_tokenizers() -> None:
-    assert isinstance(tokenizer_from("chars"), CharTokenizer) and isinstance(tokenizer_from("bytes"), ByteTokenizer)
-    assert tokenizer_from("chars:01").vocab_size == 6
+    assert isinstance(load_tokenizer("chars"), CharTokenizer) and isinstance(load_tokenizer("bytes"), ByteTokenizer)
+    assert load_tokenizer("chars:01").vocab_size == 6
 
 
 @pytest.mark.parametrize("wrong", ["char", "chars:", "chars:00", "/no/such/folder", ""])
 def test_a_wrong_name_is_answered_with_what_is_allowed(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"alphabet|chars, chars:ALPHABET, bytes"):
-        tokenizer_from(wrong)
+        load_tokenizer(wrong)
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        tokenizer_from(str(tmp_path))
+        load_tokenizer(str(tmp_path))

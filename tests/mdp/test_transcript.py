@@ -8,7 +8,7 @@ import pytest
 
 from rlvr.contracts import Tokenizer
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.mdp.transcript import messages_of
+from rlvr.mdp.transcript import decode_messages
 from rlvr.task import user
 from tests.mdp.test_tokenizers import hugging_face
 
@@ -35,14 +35,14 @@ def row(tokenizer: Tokenizer, *, said: list[tuple[str, str]] = SPOKEN) -> dict[s
     ids=["chars", "bytes", "template", "no template"],
 )
 def test_every_turn_is_read_back(tokenizer: Tokenizer) -> None:
-    assert messages_of(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
+    assert decode_messages(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
 
 
 def test_what_another_tokenizer_wrote_is_not_read() -> None:
     for wrote, reads in ((CharTokenizer(), ByteTokenizer()), (ByteTokenizer(), CharTokenizer("01")), (ByteTokenizer(), CharTokenizer())):
-        assert messages_of(row(wrote), reads) is None
+        assert decode_messages(row(wrote), reads) is None
     bytes_ = ByteTokenizer()
     stored = row(bytes_)
     at = stored["acted"].index(1) + stored["acted"][stored["acted"].index(1) :].index(0)
     stored["tokens"][at] = bytes_.encode("x")[0]  # a reply without its mark
-    assert messages_of(stored, bytes_) is None
+    assert decode_messages(stored, bytes_) is None

@@ -11,8 +11,8 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.env import OBSERVATIONS, TokenEnv
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from tests.fixtures import worlds
 from tests.fixtures.worlds import TOKENS, Sums, Talk, Together, Unable
@@ -50,7 +50,7 @@ def pair(obs: str, mode: AutoresetMode, world: Any) -> tuple[TokenVectorEnv, Syn
 
 @pytest.mark.parametrize("world", [Sums, Talk, lambda: Talk(verifier=Unable())])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("obs", OBSERVATIONS)
+@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
 def test_step_by_step_equal_to_gymnasiums_own(obs: str, mode: AutoresetMode, world: Any) -> None:
     ours, theirs = pair(obs, mode, world)
     assert ours.metadata["autoreset_mode"] is mode
@@ -65,7 +65,7 @@ def test_step_by_step_equal_to_gymnasiums_own(obs: str, mode: AutoresetMode, wor
         batch = ours.step(actions)
         same(batch, theirs.step(actions))
         over = batch[2] | batch[3]
-        finished += int(over.sum())
+        finished += int(over.parse_sum())
         if mode is AutoresetMode.SAME_STEP and over.any():
             assert {"final_obs", "final_info"} <= set(batch[4])
         if mode is AutoresetMode.DISABLED and over.any():
@@ -148,7 +148,7 @@ def test_each_answer_is_verified_once() -> None:
 
 def test_a_verifier_that_never_answers_costs_its_answer_and_not_the_run() -> None:
     judge = Together(2, patience_s=5.0)  # one alone waits for a second that never comes
-    envs = TokenVectorEnv(2, env=Sums(verifier=judge), tokenizer=TOKENS, obs="ids", deadline_s=0.05)
+    envs = TokenVectorEnv(2, env=Sums(verifier=judge), tokenizer=TOKENS, obs="ids", verify_timeout_s=0.05)
     envs.reset(seed=0)
     _, rewards, terminated, truncated, infos = envs.step(np.array([0, 5]))
     assert (rewards[0], terminated[0], truncated[0], infos["end"][0], infos["fault"][0]) == (0.0, False, True, "failed", "infra")
@@ -234,7 +234,7 @@ def test_make_vec_parts_the_settings_and_its_spec_makes_the_same_again() -> None
 
 
 def test_one_tokenizer_may_be_handed_in() -> None:
-    envs = TokenVectorEnv(2, env=Sums(), tokenizer=tokenizer_from(TOKENS))
+    envs = TokenVectorEnv(2, env=Sums(), tokenizer=load_tokenizer(TOKENS))
     assert envs.token_envs[0].tokenizer is envs.token_envs[1].tokenizer
     assert worlds.TOKENS == TOKENS
     envs.close()

@@ -16,35 +16,35 @@ from torch import Tensor
 
 from rlvr.config.config import ModelConfig
 from rlvr.learn.train import train
-from rlvr.learn.update.policy import Policy, checkpointed
+from rlvr.learn.update.policy import Policy, enable_gradient_checkpointing
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model import compiled
-from rlvr.model.batch import Rows
-from rlvr.model.weights import model_from
+from rlvr.model.batch import TokenRows
+from rlvr.model.weights import load_model
 from tests.fixtures.tiny import MODEL, tiny_run
 
-ROWS = Rows([[1, 2, 3, 4, 5, 6, 7], [2, 1, 4, 3]], [[False, False, True, True, True, True, True], [False, False, True, True]])
+ROWS = TokenRows([[1, 2, 3, 4, 5, 6, 7], [2, 1, 4, 3]], [[False, False, True, True, True, True, True], [False, False, True, True]])
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The graphs of torch, traced and differentiated as for its compiler; compiling them as C++ takes half a minute."""
-    monkeypatch.setattr(compiled, "BACKEND", os.environ.get("RLVR_TEST_COMPILER", "aot_eager"))
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", os.environ.get("RLVR_TEST_COMPILER", "aot_eager"))
     yield
-    compiled._PROGRAMS.clear()
-    compiled._FAILED.clear()
+    compiled._COMPILED_BY_TYPE.clear()
+    compiled._FAILURE_BY_TYPE.clear()
     torch._dynamo.reset()
 
 
 def policy_of(**more: Any) -> Policy:
-    return Policy(model_from(ModelConfig(config=MODEL | more), CharTokenizer("0123456789+="), seed=1))
+    return Policy(load_model(ModelConfig(config=MODEL | more), CharTokenizer("0123456789+="), seed=1))
 
 
 def scored(policy: Policy) -> tuple[Tensor, Tensor]:
     """Log-probabilities, and their gradient."""
     policy.zero_grad()
-    logprobs = policy(ROWS.padded([0, 1])).logprobs
-    logprobs.sum().backward()
+    logprobs = policy(ROWS.build_padded_batch([0, 1])).logprobs
+    logprobs.parse_sum().backward()
     return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
@@ -52,16 +52,16 @@ def test_compiled_layers_give_the_same_log_probabilities_and_gradients() -> None
     policy = policy_of()
     truth = scored(policy)
     plain, calls = copy.deepcopy(policy), list[int]()
-    assert compiled.compile_layers(policy.model, lambda: policy(ROWS.padded([0, 1])).logprobs) == ""
-    [(kind, program)] = compiled._PROGRAMS.items()
+    assert compiled.compile_layers(policy.model, lambda: policy(ROWS.build_padded_batch([0, 1])).logprobs) == ""
+    [(kind, program)] = compiled._COMPILED_BY_TYPE.items()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return program(*args, **kwargs)
 
-    compiled._PROGRAMS[kind] = counted
+    compiled._COMPILED_BY_TYPE[kind] = counted
     assert torch.equal(scored(policy)[0], truth[0]) and not calls  # a sampler calls it so
-    policy.compiled = True
+    policy.uses_compiled_layers = True
     found = scored(policy)
     assert len(calls) == MODEL["num_hidden_layers"]
     assert float((found[0] - truth[0]).abs().max()) < 1e-5 and float((found[1] - truth[1]).abs().max()) < 1e-4
@@ -75,9 +75,9 @@ def test_compiled_layers_give_the_same_log_probabilities_and_gradients() -> None
 def test_recomputed_layers_are_compiled_too() -> None:
     policy = policy_of()
     truth = scored(policy)
-    checkpointed(policy.model)
-    assert compiled.compile_layers(policy.model, lambda: policy(ROWS.padded([0, 1])).logprobs) == ""
-    policy.compiled = True
+    enable_gradient_checkpointing(policy.model)
+    assert compiled.compile_layers(policy.model, lambda: policy(ROWS.build_padded_batch([0, 1])).logprobs) == ""
+    policy.uses_compiled_layers = True
     found = scored(policy)
     assert float((found[0] - truth[0]).abs().max()) < 1e-5 and float((found[1] - truth[1]).abs().max()) < 1e-4
 
@@ -87,7 +87,7 @@ def failing(graph: Any, inputs: Any) -> Any:
 
 
 def test_a_compilation_that_fails_is_told_and_the_run_is_that_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "BACKEND", failing)
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", failing)
     said, plain = io.StringIO(), tmp_path / "plain"
     train(tiny_run(), out=plain, console=Console(file=io.StringIO()))
     train(tiny_run(model={"config": MODEL, "compile": "layers"}), out=tmp_path / "run", console=Console(file=said, width=400))
@@ -101,11 +101,11 @@ def test_results_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     def wrong(graph: Any, inputs: Any) -> Any:
         return lambda *args: tuple(x * 1.5 if isinstance(x, Tensor) and x.is_floating_point() else x for x in graph(*args))
 
-    monkeypatch.setattr(compiled, "BACKEND", wrong)
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", wrong)
 
     def score() -> Tensor:
-        policy.compiled = True
-        return policy(ROWS.padded([0, 1])).logprobs
+        policy.uses_compiled_layers = True
+        return policy(ROWS.build_padded_batch([0, 1])).logprobs
 
     assert compiled.compile_layers(policy.model, score).startswith("with compiled layers its log-probabilities differ by")
     truth, _ = scored(policy_of())

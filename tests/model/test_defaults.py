@@ -14,11 +14,18 @@ import pytest
 import torch
 
 from rlvr.errors import CheckFailed
-from rlvr.learn.again import compared
+from rlvr.learn.again import compare_step
 from rlvr.learn.update.optimization import Optimization
-from rlvr.learn.update.scorer import ScorerTrainer
+from rlvr.learn.update.scorer import RewardModelTrainer
 from rlvr.model import defaults
-from rlvr.model.defaults import ON_CPU, copied, defaults_of, precision_of, tokens_of, told
+from rlvr.model.defaults import (
+    CPU_DEFAULTS,
+    copy_to_device,
+    describe_precision,
+    get_device_defaults,
+    resolve_mixed_precision,
+    resolve_token_budget,
+)
 from rlvr.model.deterministic import is_deterministic
 from tests.fixtures.tiny import tiny_run
 
@@ -32,29 +39,29 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_gets_what_it_always_had() -> None:
-    assert defaults_of(CPU) is ON_CPU
-    assert (precision_of("auto", CPU), tokens_of("auto", CPU), ON_CPU.head_logits) == ("no", 4096, 1 << 22)
-    assert not (ON_CPU.fused_optimizer or ON_CPU.tf32)
+    assert get_device_defaults(CPU) is CPU_DEFAULTS
+    assert (resolve_mixed_precision("auto", CPU), resolve_token_budget("auto", CPU), CPU_DEFAULTS.max_head_logits) == ("no", 4096, 1 << 22)
+    assert not (CPU_DEFAULTS.fused_optimizer or CPU_DEFAULTS.tf32)
 
 
 def test_an_accelerator_gets_bf16_large_batches_and_a_fused_optimizer(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = defaults_of(CUDA)
-    assert (precision_of("auto", CUDA), tokens_of("auto", CUDA), found.head_logits) == ("bf16", 16384, 1 << 28)
+    found = get_device_defaults(CUDA)
+    assert (resolve_mixed_precision("auto", CUDA), resolve_token_budget("auto", CUDA), found.max_head_logits) == ("bf16", 16384, 1 << 28)
     assert found.fused_optimizer and not found.deterministic
-    assert precision_of("no", CUDA) == "no" and tokens_of(100, CUDA) == 100  # what is asked for is taken
-    assert precision_of("auto", CUDA, "bfloat16") == "no"  # weights in 16 bits need no autocast
+    assert resolve_mixed_precision("no", CUDA) == "no" and resolve_token_budget(100, CUDA) == 100  # what is asked for is taken
+    assert resolve_mixed_precision("auto", CUDA, "bfloat16") == "no"  # weights in 16 bits need no autocast
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert precision_of("auto", CUDA) == "no"  # a card that only emulates it
+    assert resolve_mixed_precision("auto", CUDA) == "no"  # a card that only emulates it
 
 
 def test_the_optimizer_is_fused_where_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
-    assert Optimization().made_for([weight], 1)[0].param_groups[0]["fused"] is None
-    assert Optimization().made_for([weight], 1, fused=True)[0].param_groups[0]["fused"] is True
-    monkeypatch.setattr(defaults, "ON_CPU", replace(defaults.ON_CPU, tokens_per_microbatch=7, fused_optimizer=True))
-    trainer = ScorerTrainer(torch.nn.Linear(1, 1), Optimization(), total_steps=1, device="cpu")
-    assert trainer.optimizer.param_groups[0]["fused"] is True and trainer.budget == 7
+    assert Optimization().build_optimizer([weight], 1)[0].param_groups[0]["fused"] is None
+    assert Optimization().build_optimizer([weight], 1, fused=True)[0].param_groups[0]["fused"] is True
+    monkeypatch.setattr(defaults, "CPU_DEFAULTS", replace(defaults.CPU_DEFAULTS, tokens_per_microbatch=7, fused_optimizer=True))
+    trainer = RewardModelTrainer(torch.nn.Linear(1, 1), Optimization(), total_steps=1, device="cpu")
+    assert trainer.optimizer.param_groups[0]["fused"] is True and trainer.max_tokens_per_microbatch == 7
 
 
 def test_copies_to_cuda_are_pinned_and_not_waited_for(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,21 +77,21 @@ def test_copies_to_cuda_are_pinned_and_not_waited_for(hopper: None, monkeypatch:
             return self
 
     numbers = torch.zeros(2).as_subclass(Host)
-    copied(numbers, CUDA)
+    copy_to_device(numbers, CUDA)
     assert seen == ["pinned", (CUDA, {"non_blocking": True})]
     seen.clear()
-    copied(numbers, "cpu")
+    copy_to_device(numbers, "cpu")
     assert seen == [("cpu", {})]
 
 
 def test_the_banner_tells_what_was_chosen_and_by_whom(hopper: None) -> None:
     config = tiny_run()
-    assert told(config, CPU, "no") == (
+    assert describe_precision(config, CPU, "no") == (
         f"weights in float32, computed in float32 (auto), {torch.get_num_threads()} threads, 4,096 tokens a forward pass (auto)"
     )
-    told_there = told(config, CUDA, "bf16")
+    told_there = describe_precision(config, CUDA, "bf16")
     assert "computed in bfloat16 (auto)" in told_there and "16,384 tokens" in told_there and "fused AdamW" in told_there
-    plain = told(tiny_run(train={"mixed_precision": "no", "max_tokens_per_microbatch": 100}), CUDA, "no")
+    plain = describe_precision(tiny_run(train={"mixed_precision": "no", "max_tokens_per_microbatch": 100}), CUDA, "no")
     assert "computed in float32, without TF32, 100 tokens a forward pass" in plain
 
 
@@ -134,9 +141,9 @@ def test_verify_says_to_the_bit_or_up_to_rounding(tmp_path: Path) -> None:
         return home
 
     first, rounded, other = kept("a", 0.5, 7), kept("b", 0.5001, 7), kept("c", 0.5, 8)
-    assert compared(first, first, 3, episodes=True, exact=False).endswith("1 episodes and 2 metrics are exactly the same")
-    assert compared(first, rounded, 3, episodes=True, exact=False).endswith("are the same up to rounding")
+    assert compare_step(first, first, 3, episodes=True, exact=False).endswith("1 episodes and 2 metrics are exactly the same")
+    assert compare_step(first, rounded, 3, episodes=True, exact=False).endswith("are the same up to rounding")
     with pytest.raises(CheckFailed, match="cannot be repeated exactly: 1 of 1 episodes differ, and of its metrics loss"):
-        compared(first, rounded, 3, episodes=True)
+        compare_step(first, rounded, 3, episodes=True)
     with pytest.raises(CheckFailed, match=r"up to rounding: 1 of 1 episodes differ, and of its metrics none; without train\.deterministic"):
-        compared(first, other, 3, episodes=True, exact=False)
+        compare_step(first, other, 3, episodes=True, exact=False)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from rlvr.config.config import LoraConfig
 from rlvr.learn.update import adapter
-from rlvr.learn.update.handed import Adapted
-from rlvr.model.handover import Plain
+from rlvr.learn.update.handed import AdapterWeights
+from rlvr.model.handover import PlainWeights
 from tests.fixtures.families import model_of
 
 
@@ -20,22 +20,22 @@ from tests.fixtures.families import model_of
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2", "mixtral", "qwen3_next"])
 def test_the_tensors_are_those_of_the_files(family: str, dtype: str | None, tmp_path: Path) -> None:
     """Tied weights once, experts apart, vectors in their own precision."""
-    same(Plain(model_of(family)), dtype, tmp_path)
+    same(PlainWeights(model_of(family)), dtype, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_an_adapter_is_merged_into_them(dtype: str | None, tmp_path: Path) -> None:
-    model = adapter.put_on(model_of("qwen2"), LoraConfig(rank=2))
+    model = adapter.add_adapter(model_of("qwen2"), LoraConfig(rank=2))
     for p in model.parameters():
         p.data.add_(0.01)
-    same(Adapted(model), dtype, tmp_path)
+    same(AdapterWeights(model), dtype, tmp_path)
 
 
 def same(weights: Any, dtype: str | None, folder: Path) -> None:
     weights.save(folder, dtype)
     files = load_file(folder / "model.safetensors")
-    handed = dict(weights.tensors(dtype))
-    assert {name: (like.dtype, like.shape) for name, like in weights.shapes(dtype).items()} == {
+    handed = dict(weights.iter_tensors(dtype))
+    assert {name: (like.dtype, like.shape) for name, like in weights.list_tensor_shapes(dtype).items()} == {
         name: (tensor.dtype, tensor.shape) for name, tensor in handed.items()
     }
     assert handed.keys() == files.keys()

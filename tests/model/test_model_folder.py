@@ -16,8 +16,8 @@ from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.learn.train import train
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.scorer import scorer_from
-from rlvr.model.weights import model_from
+from rlvr.model.scorer import build_reward_model
+from rlvr.model.weights import load_model
 from tests.fixtures.tiny import MODEL, tiny_run
 
 TOKENIZER = CharTokenizer("0123456789+=")
@@ -25,7 +25,7 @@ TOKENIZER = CharTokenizer("0123456789+=")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model_from(ModelConfig(config=MODEL), TOKENIZER).save_pretrained(tmp_path / "model")
+    load_model(ModelConfig(config=MODEL), TOKENIZER).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -43,18 +43,18 @@ def changed(folder: Path, name: str, **values: Any) -> None:
 
 
 def test_weights_that_the_folder_lacks_are_never_made_up(folder: Path) -> None:
-    assert model_from(ModelConfig(path=str(folder))) is not None
+    assert load_model(ModelConfig(path=str(folder))) is not None
     lose(folder, "layers.0.mlp.up_proj")
     with pytest.raises(ConfigError, match=r"1 weights are missing, such as model\.layers\.0\.mlp\.up_proj\.weight"):
-        model_from(ModelConfig(path=str(folder)))
+        load_model(ModelConfig(path=str(folder)))
     with pytest.raises(ConfigError, match=r"1 weights are missing there, such as model\.layers\.0\.mlp\.up_proj\.weight"):
-        scorer_from(ModelConfig(path=str(folder)), TOKENIZER, seed=0)
+        build_reward_model(ModelConfig(path=str(folder)), TOKENIZER, seed=0)
 
 
 def test_a_reward_model_is_no_policy(folder: Path, tmp_path: Path) -> None:
     AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(tmp_path / "judge")
     with pytest.raises(ConfigError, match=r"such as lm_head\.weight, .* is it a reward model"):
-        model_from(ModelConfig(path=str(tmp_path / "judge")))
+        load_model(ModelConfig(path=str(tmp_path / "judge")))
 
 
 @pytest.mark.parametrize("fault", ["shape", "torn", "json"])
@@ -65,13 +65,13 @@ def test_a_folder_that_does_not_load_is_one_message(folder: Path, fault: str) ->
         path = folder / ("model.safetensors" if fault == "torn" else "config.json")
         path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ConfigError, match="contains no causal language model"):
-        model_from(ModelConfig(path=str(folder)))
+        load_model(ModelConfig(path=str(folder)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_answers_beyond_the_positions_that_a_model_knows_are_refused(tmp_path: Path, family: str) -> None:
     small = {"model_type": family, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
-    long: dict[str, Any] = {"rollout": {"max_completion_length": 20}, "train": {"steps": 1}, "warmstart": None, "eval": {"tasks": 2}}
+    long: dict[str, Any] = {"rollout": {"max_completion_length": 20}, "train": {"steps": 1}, "sft_warmup": None, "eval": {"tasks": 2}}
     with pytest.raises(ConfigError, match=r"may reach 2[0-9] tokens, but this model has 8 positions; set rollout.max_length=8"):
         train(tiny_run(model={"config": small}, **long), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -89,6 +89,6 @@ def test_an_adapter_is_no_model(folder: Path, tmp_path: Path) -> None:
 
 def test_a_model_whose_generation_settings_contradict_each_other_can_be_saved(folder: Path, tmp_path: Path) -> None:
     changed(folder, "generation_config.json", temperature=0.6, top_p=0.9, eos_token_id=[0, 1])
-    model_from(ModelConfig(path=str(folder))).save_pretrained(tmp_path / "again")
+    load_model(ModelConfig(path=str(folder))).save_pretrained(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "generation_config.json").read_text("utf-8"))
     assert again["eos_token_id"] == [0, 1] and "temperature" not in again

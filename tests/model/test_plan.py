@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlvr.commands.cli import run
-from rlvr.config.config import load
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model.plan import activations, planned
-from rlvr.model.weights import model_from
+from rlvr.commands.cli import run_command
+from rlvr.config.config import load_config
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.model.plan import estimate_activation_bytes, plan_memory
+from rlvr.model.weights import load_model
 from tests.fixtures.tiny import tiny_run
 
 TOKENS = 512
@@ -44,15 +44,15 @@ def kept(family: str, layers: int, autocast: bool) -> tuple[float, object]:
 def test_activations_are_those_of_counted_tensors(family: str, autocast: bool) -> None:
     (three, deep), (two, shallow) = kept(family, 3, autocast), kept(family, 2, autocast)
     size = 2 if autocast else 4
-    said = activations(deep, TOKENS, 4, size, checkpointing=False) - activations(shallow, TOKENS, 4, size, checkpointing=False)
+    said = estimate_activation_bytes(deep, TOKENS, 4, size, checkpointing=False) - estimate_activation_bytes(shallow, TOKENS, 4, size, checkpointing=False)
     assert said == pytest.approx(three - two, rel=0.15)
 
 
 def test_weights_and_optimizer_are_those_of_a_learner() -> None:
-    parts = {part.name: part.bytes for part in planned(tiny_run(), torch.device("cpu"))}
-    model = model_from(tiny_run().model, tokenizer_from(str(tiny_run().tokenizer)))
+    parts = {part.name: part.bytes for part in plan_memory(tiny_run(), torch.device("cpu"))}
+    model = load_model(tiny_run().model, load_tokenizer(str(tiny_run().tokenizer)))
     optimizer = torch.optim.AdamW(model.parameters())
-    sum(p.sum() for p in model.parameters()).backward()
+    sum(p.parse_sum() for p in model.parameters()).backward()
     optimizer.step()
     moments = [x for entry in optimizer.state.values() for x in entry.values() if x.ndim]
     assert parts["weights"] == parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())
@@ -61,8 +61,8 @@ def test_weights_and_optimizer_are_those_of_a_learner() -> None:
 
 def test_sharding_divides_and_a_reference_adds() -> None:
     cuda = torch.device("cuda")
-    one = {part.name: part.bytes for part in planned(tiny_run(), cuda)}
-    eight = {part.name: part.bytes for part in planned(tiny_run(), cuda, processes=8, sharded=True, reference=True)}
+    one = {part.name: part.bytes for part in plan_memory(tiny_run(), cuda)}
+    eight = {part.name: part.bytes for part in plan_memory(tiny_run(), cuda, processes=8, sharded=True, reference=True)}
     assert eight["weights"] == one["weights"] / 8 and eight["optimizer"] == one["optimizer"] / 8
     assert eight["reference"] == one["weights"] / 8 and "reference" not in one
     assert one["cast weights"] == one["weights"] / 2  # mixed bf16
@@ -81,23 +81,23 @@ rollout: {max_completion_length: 4096, sampler: vllm}
 def test_a_model_of_8b_does_not_fit_on_one_card_and_does_on_eight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.yaml").write_text(RECIPE)
     command = ["doctor", "--plan", str(tmp_path / "run.yaml"), "--memory", "141", "--json"]
-    assert run(command) == 1
+    assert run_command(command) == 1
     alone = json.loads(capsys.readouterr().out)
     weights = next(part["bytes"] for part in alone["parts"] if part["name"] == "weights")
     assert weights == pytest.approx(4 * 8.19e9, rel=0.01) and "it does not fit" in alone["advice"]
     assert alone["parts"][0]["bytes"] == max(part["bytes"] for part in alone["parts"])
-    assert run([*command, "--gpus", "0"]) == 2
+    assert run_command([*command, "--gpus", "0"]) == 2
     capsys.readouterr()
     (tmp_path / "run.yaml").write_text(RECIPE + "train: {gradient_checkpointing: true}\n")
-    assert run([*command, "--gpus", "8"]) == 0 and "it fits" in capsys.readouterr().out
+    assert run_command([*command, "--gpus", "8"]) == 0 and "it fits" in capsys.readouterr().out
 
 
 def test_sharded_weights_are_gathered_layer_by_layer(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RECIPE)
     plans = {}
     for exact in (False, True):
-        config = load(tmp_path / "run.yaml", [f"model.fp32_head={exact}"])
-        plans[exact] = {part.name: part.bytes for part in planned(config, torch.device("cuda"), processes=8, sharded=True)}
+        config = load_config(tmp_path / "run.yaml", [f"model.fp32_head={exact}"])
+        plans[exact] = {part.name: part.bytes for part in plan_memory(config, torch.device("cuda"), processes=8, sharded=True)}
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) + 2 * 4096 + 2 * 128
     rest = 2 * 151936 * 4096 + 4096
     assert plans[False]["gathered weights"] == 10 * layer + 2 * rest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.model.threads import cores
+from rlvr.model.threads import count_cores
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def test_no_more_threads_than_the_quota_allows(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cores(tmp_path) == expected
+    assert count_cores(tmp_path) == expected
 
 
 CODE = """
@@ -43,7 +43,7 @@ class Stop(Exception): pass
 def loaded(*args):
     assert "torch" not in sys.modules
 import rlvr.config.config
-rlvr.config.config.load = loaded
+rlvr.config.config.load_config = loaded
 import rlvr.learn
 sys.modules["rlvr.learn.reward_model"] = None  # stops after torch
 try:

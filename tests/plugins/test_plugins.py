@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance import check_plugin, failures
-from rlvr.plugins.registry import entries, load
+from rlvr.conformance import check_plugin, list_failures
+from rlvr.plugins.registry import list_entries, load_factory
 from tests.fixtures.theirs.folders import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,8 +122,8 @@ def needs_docker(kind: str, name: str) -> bool:
 
 def needs(kind: str, name: str) -> list[tuple[str, str]]:
     """The plugins that one needs by itself; a sandbox beside `tools` is built only for tools that run in a box, and no default does."""
-    found = dict(getattr(load(kind, name), "needs", {}))
-    tools = [load("tool", tool) for tool in found.pop("tools", ())]
+    found = dict(getattr(load_factory(kind, name), "needs", {}))
+    tools = [load_factory("tool", tool) for tool in found.pop("tools", ())]
     if tools and not any(getattr(tool, "needs_box", False) for tool in tools):
         found.pop("sandbox", None)
     return [(other, default) for other, default in found.items() if default]
@@ -148,7 +148,7 @@ IMAGES = ("harbor",)
 def everything() -> list[Any]:
     found = []
     for kind in ("env", "verifier"):
-        for entry in entries(kind):
+        for entry in list_entries(kind):
             if entry.name not in IMAGES:
                 found.append(pytest.param(kind, entry.name, without_docker(kind, entry.name), id=f"{kind}-{entry.name}"))
             if needs_docker(kind, entry.name) and entry.name not in SPARED:
@@ -171,7 +171,7 @@ def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], t
     if kind == "env" and name in FILES:
         settings = settings | {"path": str(FILES[name](tmp_path))}
     checks = check_plugin(kind, name, **settings)
-    assert failures(checks) == []
+    assert list_failures(checks) == []
     assert sum(not check.skipped for check in checks) >= 12, [check for check in checks if check.skipped]
 
 
@@ -184,4 +184,4 @@ def test_the_kits_see_every_file_of_the_rooms() -> None:
 
 @pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason="the published GSM8K files do not lie beside the project")
 def test_the_published_gsm8k_is_sound() -> None:
-    assert failures(check_plugin("env", "gsm8k", path=str(DATA))) == []
+    assert list_failures(check_plugin("env", "gsm8k", path=str(DATA))) == []

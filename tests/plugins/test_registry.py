@@ -13,7 +13,17 @@ import pytest
 import rlvr
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
-from rlvr.plugins.registry import KINDS, Spec, build, entries, examined, from_config, kind_of, load, parameters
+from rlvr.plugins.registry import (
+    PLUGIN_KINDS,
+    PluginSpec,
+    build,
+    build_from_config,
+    get_kind,
+    get_parameters,
+    list_entries,
+    list_imported_entries,
+    load_factory,
+)
 from tests.fixtures import worlds
 from tests.fixtures.worlds import Match
 
@@ -51,12 +61,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return installer
 
 
-def named(kind: str, name: str, rows: Any = entries) -> Any:
+def named(kind: str, name: str, rows: Any = list_entries) -> Any:
     return next(entry for entry in rows(kind) if entry.name == name)
 
 
 def test_our_own_plugins_are_listed_with_the_first_line_of_their_file() -> None:
-    rows = {entry.name: entry for entry in entries("envs")}
+    rows = {entry.name: entry for entry in list_entries("envs")}
     assert {"arithmetic", "countdown", "guess_number"} <= set(rows)
     assert rows["arithmetic"].source == "rlvr" and rows["arithmetic"].summary and not rows["arithmetic"].error
     assert not any(name.startswith("_") for name in rows)
@@ -74,10 +84,10 @@ def test_listing_imports_no_plugin() -> None:
 
 @pytest.mark.parametrize("kind", ["env", "verifier", "sandbox", "sampler"])
 def test_every_plugin_of_ours_loads_or_says_which_extra_it_wants(kind: str) -> None:
-    for entry in entries(kind):
+    for entry in list_entries(kind):
         if entry.source == "rlvr":
             try:
-                assert callable(load(kind, entry.name))
+                assert callable(load_factory(kind, entry.name))
             except MissingExtra as error:
                 assert error.package in ("vllm",)
 
@@ -134,10 +144,10 @@ def test_a_file_of_the_users_is_a_plugin(file: Any, monkeypatch: pytest.MonkeyPa
     path = file(GOOD)
     assert rlvr.make("verifier", f"{path}:Always", score=0.5).verify(None, "").score == 0.5
     monkeypatch.chdir(tmp_path)
-    assert load("verifier", "mine.py:Always") is load("verifier", f"{path}:Always")  # one file is one module
+    assert load_factory("verifier", "mine.py:Always") is load_factory("verifier", f"{path}:Always")  # one file is one module
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text(GOOD)
-    assert load("verifier", "other/mine.py:Always") is not load("verifier", "mine.py:Always")
+    assert load_factory("verifier", "other/mine.py:Always") is not load_factory("verifier", "mine.py:Always")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +201,7 @@ def test_what_was_built_for_a_plugin_that_refused_is_put_away(file: Any) -> None
     )
     with pytest.raises(ConfigError):
         build("env", f"{path}:Env", verifier={"name": f"{path}:Judge"})
-    closed = sys.modules[load("env", f"{path}:Env").__module__].closed
+    closed = sys.modules[load_factory("env", f"{path}:Env").__module__].closed
     assert closed == [1]
     with pytest.raises(ConfigError):
         build("env", f"{path}:Env", verifier=build("verifier", f"{path}:Judge"))
@@ -202,7 +212,7 @@ def test_another_package_brings_a_plugin(install: Any) -> None:
     install("nice-judges", "always = nice_judges:Always", GOOD, "nice_judges")
     entry = named("verifiers", "always")
     assert (entry.source, entry.error) == ("nice-judges", "") and "nice_judges" not in sys.modules  # metadata only
-    assert named("verifier", "always", examined).summary == "Gives everybody the same score."
+    assert named("verifier", "always", list_imported_entries).summary == "Gives everybody the same score."
     assert rlvr.make("verifier", "always", score=0.25).verify(None, "").score == 0.25
     with pytest.raises(ConfigError, match="did you mean 'score'"):
         rlvr.make("verifier", "always", scor=1)
@@ -213,9 +223,9 @@ def test_another_package_brings_a_plugin(install: Any) -> None:
 )
 def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: Any, source: str) -> None:
     install("broken-judges", "sad = broken_judges:Sad", source, "broken_judges")
-    entry = named("verifier", "sad", examined)
+    entry = named("verifier", "sad", list_imported_entries)
     assert entry.source == "broken-judges" and "broken-judges" in entry.error and "fix or uninstall" in entry.error
-    assert {"exact", "numeric"} <= {e.name for e in examined("verifier") if not e.error}
+    assert {"exact", "numeric"} <= {e.name for e in list_imported_entries("verifier") if not e.error}
     assert isinstance(rlvr.make("verifier", "exact"), Verifier)
     with pytest.raises(PluginError, match=r"'sad' of broken-judges cannot be imported"):
         rlvr.make("verifier", "sad")
@@ -223,7 +233,7 @@ def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: A
 
 def test_an_entry_point_that_is_no_factory_is_told(install: Any) -> None:
     install("odd-judges", "odd = odd_judges:number", "number = 3", "odd_judges")
-    assert "a plugin is a class or a function" in named("verifier", "odd", examined).error
+    assert "a plugin is a class or a function" in named("verifier", "odd", list_imported_entries).error
 
 
 def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
@@ -247,12 +257,12 @@ def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_p
     install("nameless", "lonely = nobody:Home")
     (tmp_path / "nameless" / "nameless-1.0.dist-info" / "METADATA").unlink()
     assert named("verifier", "always").source == "nice-judges"
-    assert "cannot be imported" in named("verifier", "lonely", examined).error
+    assert "cannot be imported" in named("verifier", "lonely", list_imported_entries).error
     assert isinstance(rlvr.make("verifier", "always"), Verifier)
 
 
 def test_a_spec_is_all_that_a_worker_needs() -> None:
-    spec = Spec("env", SUMS, {"below": 4})
+    spec = PluginSpec("env", SUMS, {"below": 4})
     code = (
         "import pickle, sys; env = pickle.load(sys.stdin.buffer).build(); "
         "print(env.below, env.task('train', 7).question, env.verifier.verify(env.task('train', 7), '4').score)"
@@ -263,19 +273,19 @@ def test_a_spec_is_all_that_a_worker_needs() -> None:
 
 def test_a_configuration_names_a_plugin_in_three_ways() -> None:
     judge = Match()
-    assert from_config("verifier", judge) is judge
-    assert type(from_config("verifier", "exact")) is type(from_config("verifier", {"name": "exact"}))
-    assert from_config("env", {"name": SUMS, "below": 7}).below == 7
+    assert build_from_config("verifier", judge) is judge
+    assert type(build_from_config("verifier", "exact")) is type(build_from_config("verifier", {"name": "exact"}))
+    assert build_from_config("env", {"name": SUMS, "below": 7}).below == 7
 
 
 def test_the_signature_is_the_schema() -> None:
-    fields = parameters(load("env", SUMS))
+    fields = get_parameters(load_factory("env", SUMS))
     assert list(fields) == ["below", "verifier"] and fields["below"].default == 50
 
 
 def test_kinds_have_the_words_that_users_type() -> None:
-    assert [kind_of(word).name for word in ("env", "envs", "sandboxes", "algorithms")] == ["env", "env", "sandbox", "algorithm"]
-    assert {kind.group for kind in KINDS.values()} == {
+    assert [get_kind(word).name for word in ("env", "envs", "sandboxes", "algorithms")] == ["env", "env", "sandbox", "algorithm"]
+    assert {kind.group for kind in PLUGIN_KINDS.values()} == {
         "rlvr.envs",
         "rlvr.verifiers",
         "rlvr.sandboxes",
@@ -284,4 +294,4 @@ def test_kinds_have_the_words_that_users_type() -> None:
         "rlvr.algorithms",
     }
     with pytest.raises(NotFound):
-        kind_of("policies")
+        get_kind("policies")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.episode import End, Episode
-from rlvr.rollout.columns import HEAD, MAGIC, Columns, Damaged, from_columns, to_columns
-from rlvr.task import Earned, Fault, Verdict
+from rlvr.episode import Episode, StopReason
+from rlvr.rollout.columns import HEADER, MAGIC, CorruptData, EncodedEpisodes, decode_episodes, encode_episodes
+from rlvr.task import Fault, StepReward, Verdict
 from rlvr.turns import CallStatus
 
 
@@ -43,7 +43,7 @@ def episodes(draw: st.DrawFn) -> Episode:
     failed = draw(st.booleans())
     pays = st.sampled_from([0.0, 1.0, -0.1]) if not failed else st.just(0.0)
     judged = st.sampled_from(
-        [None, Verdict(0.5, "half", {"a": 0.25}, detail={"x": (1, [2])}, earned=[Earned(0.2, 0), Earned(0.3, characters=4)]),
+        [None, Verdict(0.5, "half", {"a": 0.25}, detail={"x": (1, [2])}, step_rewards=[StepReward(0.2, 0), StepReward(0.3, characters=4)]),
          Verdict(0.0, "it hung \ud800", fault=Fault.ANSWER), Verdict(None, "no engine", fault=Fault.INFRA)]
     )  # fmt: skip
     return Episode(
@@ -53,7 +53,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         acted,
         [draw(numbers) if chosen else 0.0 for chosen in acted],
         [draw(pays) if chosen else 0.0 for chosen in acted],
-        End.FAILED if failed else draw(st.sampled_from([End.TERMINATED, End.TRUNCATED])),
+        StopReason.FAILED if failed else draw(st.sampled_from([StopReason.TERMINATED, StopReason.TRUNCATED])),
         draw(st.integers(-1, 9)),
         draw(judged),
         draw(st.text(max_size=9)),
@@ -66,7 +66,7 @@ def episodes(draw: st.DrawFn) -> Episode:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(episodes(), max_size=3), max_size=3))
 def test_every_value_comes_back_equal_and_of_its_type(groups: list[list[Episode]]) -> None:
-    back = from_columns(Columns.from_bytes(to_columns(groups).to_bytes()))
+    back = decode_episodes(EncodedEpisodes.from_bytes(encode_episodes(groups).to_bytes()))
     assert back == groups and repr(back) == repr(groups)
 
 
@@ -77,14 +77,14 @@ def long(members: int = 4, tokens: int = 4000) -> list[Episode]:
     rewards = [0.0] * (tokens - 1) + [1.0]
     ids = [k * 7919 % 150_000 for k in range(tokens)]
     return [
-        Episode("t", "1:0", ids, acted, logprobs, rewards, End.TERMINATED, verdict=Verdict(1.0, "right"), meta={"index": 7})
+        Episode("t", "1:0", ids, acted, logprobs, rewards, StopReason.TERMINATED, verdict=Verdict(1.0, "right"), meta={"index": 7})
         for _ in range(members)
     ]
 
 
 def test_a_token_takes_at_most_eight_and_a_half_bytes() -> None:
     groups = [long()] * 2
-    told = to_columns(groups).to_bytes()
+    told = encode_episodes(groups).to_bytes()
     assert len(told) < 8.5 * 4000 * 8
 
 
@@ -94,7 +94,7 @@ class Level(IntEnum):
 
 def test_metadata_comes_back_equal_in_plain_types() -> None:
     meta = {"status": CallStatus.OK, "level": Level.LOW, "both": (Level.LOW, np.float64(0.5), Kind.A), "by": OrderedDict({(1, 2): "x"})}
-    [[back]] = from_columns(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta=meta)]]))
+    [[back]] = decode_episodes(encode_episodes([[Episode("t", "g", [], [], [], [], StopReason.TERMINATED, meta=meta)]]))
     assert back.meta == meta
     assert back.meta["status"] == CallStatus.OK and [type(value) for value in back.meta["both"]] == [int, float, str]
     assert type(back.meta["level"]) is int and type(back.meta["by"]) is dict
@@ -102,8 +102,8 @@ def test_metadata_comes_back_equal_in_plain_types() -> None:
 
 def test_whole_numbers_of_any_length_travel() -> None:
     meta = {"huge": 10**5000, "small": -(2**64) - 1, "in": [(-(10**4400), 2**64, -(2**64))]}
-    columns = Columns.from_bytes(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta=meta)]]).to_bytes())
-    assert from_columns(columns)[0][0].meta == meta
+    columns = EncodedEpisodes.from_bytes(encode_episodes([[Episode("t", "g", [], [], [], [], StopReason.TERMINATED, meta=meta)]]).to_bytes())
+    assert decode_episodes(columns)[0][0].meta == meta
 
 
 @pytest.mark.parametrize("acted", [[], [False], [False, True], [False, True, False], [False, False, True, True, False, True, False, False]])
@@ -115,43 +115,43 @@ def test_runs_of_the_mask_and_ids_of_any_size_come_back(acted: list[bool], first
     if True in acted:
         rewards += [[0.0] * k + [2.0] + [0.0] * (len(acted) - k - 1) for k, flag in enumerate(acted) if flag]
     ids = [first + k for k in range(len(acted))]
-    mine = [Episode("t", "g", ids, acted, logprobs, paid, End.TERMINATED) for paid in rewards]
+    mine = [Episode("t", "g", ids, acted, logprobs, paid, StopReason.TERMINATED) for paid in rewards]
     groups = [long(1, 30), mine, long(2, 40), mine]
-    back = from_columns(Columns.from_bytes(to_columns(groups).to_bytes()))
+    back = decode_episodes(EncodedEpisodes.from_bytes(encode_episodes(groups).to_bytes()))
     assert back == groups and repr(back) == repr(groups)
 
 
 def test_a_value_that_is_not_plain_is_refused_by_its_name() -> None:
-    odd = Episode("sums/7", "g", [], [], [], [], End.TERMINATED, meta={"tree": object()})
+    odd = Episode("sums/7", "g", [], [], [], [], StopReason.TERMINATED, meta={"tree": object()})
     with pytest.raises(TypeError, match=r"'sums/7' cannot be encoded: <object .*> is a object, not text"):
-        to_columns([[odd]])
+        encode_episodes([[odd]])
 
 
 def test_damage_at_any_byte_is_found() -> None:
-    told = to_columns([long(2, 60)]).to_bytes()
+    told = encode_episodes([long(2, 60)]).to_bytes()
     for place in range(0, len(told), 7):
         hurt = bytearray(told)
         hurt[place] ^= 4
-        with pytest.raises(Damaged, match="columns of episodes"):
-            from_columns(Columns.from_bytes(bytes(hurt)))
+        with pytest.raises(CorruptData, match="columns of episodes"):
+            decode_episodes(EncodedEpisodes.from_bytes(bytes(hurt)))
 
 
 @pytest.mark.parametrize("end", [0, 5, len(MAGIC) + 3, 200, -1])
 def test_a_cut_block_is_refused(end: int) -> None:
-    with pytest.raises(Damaged):
-        Columns.from_bytes(to_columns([long(2, 60)]).to_bytes()[:end])
+    with pytest.raises(CorruptData):
+        EncodedEpisodes.from_bytes(encode_episodes([long(2, 60)]).to_bytes()[:end])
 
 
 def test_a_pickle_is_not_opened() -> None:
-    with pytest.raises(Damaged, match="are not columns of episodes: they begin with b'"):
-        Columns.from_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(CorruptData, match="are not columns of episodes: they begin with b'"):
+        EncodedEpisodes.from_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
 
 
 def forged(table: Any, body: bytes = b"") -> bytes:
     """A block with a right checksum."""
     text = json.dumps(table).encode()
     rest = struct.pack("<Q", len(text)) + text + body
-    return MAGIC + HEAD.pack(zlib.crc32(rest), len(rest)) + rest
+    return MAGIC + HEADER.pack(zlib.crc32(rest), len(rest)) + rest
 
 
 NONE = [["<u2", 0], ["|u1", 0], ["<f4", 0], ["<i8", 0], ["<f8", 0]]
@@ -159,7 +159,7 @@ ROW = ["t", "g", "terminated", 0, None, "", 1, "", ["plain", {}]]
 
 
 def test_the_forger_of_these_tests_can_write_a_right_block() -> None:
-    assert from_columns(Columns.from_bytes(forged([NONE, [0], [1], [ROW]])))[0][0].task_id == "t"
+    assert decode_episodes(EncodedEpisodes.from_bytes(forged([NONE, [0], [1], [ROW]])))[0][0].task_id == "t"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_the_forger_of_these_tests_can_write_a_right_block() -> None:
     ids=range(20),
 )
 def test_a_forged_block_is_one_sentence(table: Any) -> None:
-    with pytest.raises(Damaged, match=r"columns .*(cannot be read|cannot be one): ") as told:
-        from_columns(Columns.from_bytes(forged(table)))
+    with pytest.raises(CorruptData, match=r"columns .*(cannot be read|cannot be one): ") as told:
+        decode_episodes(EncodedEpisodes.from_bytes(forged(table)))
     assert "\n" not in str(told.value)
 
 
@@ -200,9 +200,9 @@ NUMBERS = struct.pack("<HHBfqd", 5, 6, 0b01000000, -0.5, 1, 1.0)
 
 @pytest.mark.parametrize("row", [5, None, "ab", [], {}, ["t"]], ids=str)
 def test_a_forged_row_is_one_sentence_where_a_reward_is_paid(row: Any) -> None:
-    assert from_columns(Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS)))[0][0].reward == 1.0
-    with pytest.raises(Damaged, match="columns hold an episode that cannot be one: "):
-        from_columns(Columns.from_bytes(forged([PAID, [2], [1], [row]], NUMBERS)))
+    assert decode_episodes(EncodedEpisodes.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS)))[0][0].reward == 1.0
+    with pytest.raises(CorruptData, match="columns hold an episode that cannot be one: "):
+        decode_episodes(EncodedEpisodes.from_bytes(forged([PAID, [2], [1], [row]], NUMBERS)))
 
 
 @pytest.mark.parametrize(
@@ -222,25 +222,25 @@ def test_a_forged_row_is_one_sentence_where_a_reward_is_paid(row: Any) -> None:
 )
 def test_forged_numbers_that_no_episode_may_have_are_one_sentence(mask: int, logprob: float, place: int, reward: float, end: str) -> None:
     numbers = struct.pack("<HHBfqd", 5, 6, mask, logprob, place, reward)
-    with pytest.raises(Damaged, match=r"cannot be one: episode of 't'|do not fit each other"):
-        from_columns(Columns.from_bytes(forged([PAID, [2], [1], [[*ROW[:2], end, *ROW[3:]]]], numbers)))
+    with pytest.raises(CorruptData, match=r"cannot be one: episode of 't'|do not fit each other"):
+        decode_episodes(EncodedEpisodes.from_bytes(forged([PAID, [2], [1], [[*ROW[:2], end, *ROW[3:]]]], numbers)))
 
 
 def test_what_is_left_over_after_the_arrays_is_refused() -> None:
-    with pytest.raises(Damaged, match="3 bytes are left over"):
-        Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS + b"abc"))
+    with pytest.raises(CorruptData, match="3 bytes are left over"):
+        EncodedEpisodes.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS + b"abc"))
 
 
 def test_another_layout_is_named() -> None:
-    with pytest.raises(Damaged, match=r"have another layout, b'rlvr columns 2\\n', than this version of rlvr reads"):
-        Columns.from_bytes(MAGIC.replace(b"1", b"2") + forged([NONE, [0], [1], [ROW]])[len(MAGIC) :])
+    with pytest.raises(CorruptData, match=r"have another layout, b'rlvr columns 2\\n', than this version of rlvr reads"):
+        EncodedEpisodes.from_bytes(MAGIC.replace(b"1", b"2") + forged([NONE, [0], [1], [ROW]])[len(MAGIC) :])
 
 
 def test_deep_nesting_is_refused_too() -> None:
     text = ("[" * 100_000 + "]" * 100_000).encode()
     rest = struct.pack("<Q", len(text)) + text
-    with pytest.raises(Damaged, match="RecursionError"):
-        Columns.from_bytes(MAGIC + HEAD.pack(zlib.crc32(rest), len(rest)) + rest)
+    with pytest.raises(CorruptData, match="RecursionError"):
+        EncodedEpisodes.from_bytes(MAGIC + HEADER.pack(zlib.crc32(rest), len(rest)) + rest)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_deep_nesting_is_refused_too() -> None:
     ],
 )
 def test_numbers_that_no_episode_may_have_are_refused(name: str, value: float, words: str) -> None:
-    columns = to_columns([long(1, 60)])
+    columns = encode_episodes([long(1, 60)])
     changed: Any = {name: np.full_like(getattr(columns, name), value)}
-    with pytest.raises(Damaged, match=f"an episode that cannot be one: .*{words}"):
-        from_columns(replace(columns, **changed))
+    with pytest.raises(CorruptData, match=f"an episode that cannot be one: .*{words}"):
+        decode_episodes(replace(columns, **changed))

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from rlvr.config.config import check
+from rlvr.config.config import validate_config
 from rlvr.learn.train import train
-from rlvr.runs.owner import owner
+from rlvr.runs.owner import get_owner_label
 from tests.fixtures.boxed import EVENTS, birth, descendants, happenings, left, timeless
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -33,10 +33,10 @@ def outcome(folder: Path) -> Any:
 
 def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_path: Path) -> None:
     env = {"name": f"{ROOT}/tests/fixtures/boxed.py:Adds", "sandbox": {"name": "process", "trusted": True}}
-    rollout = {"prompts_per_step": 2, "num_generations": 2, "lockstep": True}
+    rollout = {"prompts_per_step": 2, "num_generations": 2, "sync_turns": True}
     model = {"config": MODEL | {"max_position_embeddings": 128}}
-    config = tiny_run(env=env, rollout=rollout, model=model, warmstart=None, eval={"tasks": 2})
-    (tmp_path / "recipe.yaml").write_text(config.dump(), "utf-8")
+    config = tiny_run(env=env, rollout=rollout, model=model, sft_warmup=None, eval={"tasks": 2})
+    (tmp_path / "recipe.yaml").write_text(config.to_yaml(), "utf-8")
     command = [sys.executable, "-m", "rlvr", "train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "killed")]
     events, until = tmp_path / "events", time.monotonic() + 120
     with subprocess.Popen(command, env={**os.environ, EVENTS: str(events)}, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
@@ -48,7 +48,7 @@ def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_
                     break
                 process.send_signal(signal.SIGCONT)
             time.sleep(0.002)
-        label, below = owner(process.pid), list(descendants(process.pid))
+        label, below = get_owner_label(process.pid), list(descendants(process.pid))
         process.kill()
         for one, born in below:  # so that nobody but the next start can clean up
             if birth(one) == born:
@@ -56,7 +56,7 @@ def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_
                     os.kill(one, signal.SIGKILL)
     assert happenings(events, "open") > happenings(events, "close") and below and left(label, below)["folders"]
     quiet = Console(quiet=True)
-    again = check(config.model_dump(mode="json"), "recipe")
+    again = validate_config(config.model_dump(mode="json"), "recipe")
     train(again, out=tmp_path / "killed", resume=True, console=quiet)
     assert left(label, below) == {"containers": 0, "processes": 0, "folders": 0}
     train(config, out=tmp_path / "whole", console=quiet)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Completion, Listed, Request, Sampler, Sampling
-from rlvr.episode import End, Episode
+from rlvr.contracts import Completion, Request, Sampler, Sampling, StaticQueue
+from rlvr.episode import Episode, StopReason
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.rollout.draws import Draw, Part
-from rlvr.rollout.parts import CUT, Parts, begins_with, part_of, rollout_of
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.rollout.draws import PartialCompletion, RolloutRequest
+from rlvr.rollout.parts import CONTINUES_ERROR, PartialSampler, build_rollout, get_partial_completion, is_continuation
 from tests.fixtures.worlds import TOKENS, Sums
 
 GOAL = [7, 8, 9, 10, 0]
@@ -40,54 +40,54 @@ class Counting(Sampler):
 class Serving(Counting):
     """The same by way of `serve`."""
 
-    def serve(self, feed: object, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: object, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         yield None
-        while asked := feed.take(1):  # type: ignore[attr-defined]
+        while asked := queue.take(1):  # type: ignore[attr-defined]
             for number, request in asked:
                 [(_, completion)] = self.stream([request], sampling)
                 yield number, completion
 
 
-def given(parts: Parts, *requests: Request) -> list[Completion]:
-    found = dict(one for one in parts.serve(Listed(requests), Sampling()) if one is not None)
+def given(parts: PartialSampler, *requests: Request) -> list[Completion]:
+    found = dict(one for one in parts.serve(StaticQueue(requests), Sampling()) if one is not None)
     return [found[number] for number in range(len(requests))]
 
 
 @pytest.mark.parametrize("kind", [Counting, Serving])
 def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
     inner = kind()
-    parts, request, begun, cuts = Parts(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, Part](), 0
+    parts, request, begun, cuts = PartialSampler(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, PartialCompletion](), 0
     for version in (3, 4, 5):
-        with parts.cutting(begun, version) as known:
+        with parts.cut_completions(begun, version) as known:
             [completion] = given(parts, request)
             part = known[5]
-        cuts += completion.error == CUT
+        cuts += completion.error == CONTINUES_ERROR
         begun = {5: part}
     assert cuts == 2 and completion.tokens == GOAL and completion.finish == "stop"
-    assert completion.logprobs == [-0.1 * token for token in GOAL] and part.versions == [[3, 2], [4, 2], [5, 1]]
+    assert completion.logprobs == [-0.1 * token for token in GOAL] and part.version_spans == [[3, 2], [4, 2], [5, 1]]
     assert len(set(inner.seeds)) == 3 and inner.seeds[0] == 5
 
 
 def test_outside_nothing_is_cut() -> None:
-    parts = Parts(Counting(), 2, WORDS)
+    parts = PartialSampler(Counting(), 2, WORDS)
     assert given(parts, Request([1], 8))[0].tokens == GOAL
 
 
 def test_the_limit_of_the_answer_ends_it() -> None:
-    parts = Parts(Counting(), 2, WORDS)
-    with parts.cutting({5: Part([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
+    parts = PartialSampler(Counting(), 2, WORDS)
+    with parts.cut_completions({5: PartialCompletion([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
         [completion] = given(parts, Request([1], 3, seed=5))
     assert completion.finish == "length" and completion.tokens == [7, 8, 9] == known[5].tokens
 
 
 def test_a_failure_is_no_part() -> None:
-    parts = Parts(Counting(), 2, WORDS)
-    with parts.cutting({}, 1) as known:
+    parts = PartialSampler(Counting(), 2, WORDS)
+    with parts.cut_completions({}, 1) as known:
         bad, good = given(parts, Request([99], 8, seed=1), Request([1], 1, seed=2))
     assert bad.error == "the engine fell over" and good.tokens == [7] and list(known) == [2]
 
 
-STOP = min(tokenizer_from(TOKENS).stop_ids)
+STOP = min(load_tokenizer(TOKENS).stop_ids)
 GIVEN: dict[str, tuple[list[int], list[float], str]] = {
     "not a number": ([7, 7], [-0.1, float("nan")], "log-probability nan"),
     "above 0": ([7, 7], [-0.1, 0.5], "log-probability 0.5"),
@@ -109,10 +109,10 @@ class Once(Sampler):
         yield from ((place, self.completion) for place, _ in enumerate(requests))
 
 
-def asked_once(given: tuple[list[int], list[float]], part: Part, most: int | None) -> Episode:
-    mdp = TokenMDP(Sums(below=5), tokenizer_from(TOKENS), max_new_tokens=8)
-    with rollout_of(mdp, Once(*given), most=most) as rollout:
-        [episode] = rollout.collect([Draw(mdp.environment.task("train", 0), "1:0", 3, part=part)], Sampling())
+def asked_once(given: tuple[list[int], list[float]], part: PartialCompletion, most: int | None) -> Episode:
+    mdp = TokenMDP(Sums(below=5), load_tokenizer(TOKENS), max_new_tokens=8)
+    with build_rollout(mdp, Once(*given), partial_rollout_tokens=most) as rollout:
+        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 0), "1:0", 3, partial_completion=part)], Sampling())
     return episode
 
 
@@ -121,23 +121,23 @@ def asked_once(given: tuple[list[int], list[float]], part: Part, most: int | Non
 def test_a_part_that_cannot_go_on_is_looked_at_as_a_whole_answer_is(name: str, most: int | None) -> None:
     """Kept, it would fail in a later step, or end the run, since its tokens would be in a prompt."""
     tokens, logprobs, words = GIVEN[name]
-    episode = asked_once((tokens, logprobs), Part(), most)
-    assert episode.end is (End.FAILED if words else End.TERMINATED) and words in episode.error and part_of(episode) is None
+    episode = asked_once((tokens, logprobs), PartialCompletion(), most)
+    assert episode.stop_reason is (StopReason.FAILED if words else StopReason.TERMINATED) and words in episode.error and get_partial_completion(episode) is None
 
 
 def test_a_part_of_an_older_checkpoint_that_cannot_go_on_fails() -> None:
-    episode = asked_once(([7, 7], [-0.1, -0.1]), Part([7, 7], [-0.1, float("nan")], [[0, 2]]), 2)
-    assert episode.end is End.FAILED and "log-probability nan" in episode.error
+    episode = asked_once(([7, 7], [-0.1, -0.1]), PartialCompletion([7, 7], [-0.1, float("nan")], [[0, 2]]), 2)
+    assert episode.stop_reason is StopReason.FAILED and "log-probability nan" in episode.error
 
 
 def cut(tokens: list[int], logprobs: list[float], versions: list[list[int]]) -> Episode:
     count = len(tokens)
     lists = [1, *tokens], [False, *[True] * count], [0.0, *logprobs], [0.0] * (count + 1)
-    return Episode("t", "g", *lists, End.FAILED, error=CUT, meta={"versions": versions})
+    return Episode("t", "g", *lists, StopReason.FAILED, error=CONTINUES_ERROR, meta={"versions": versions})
 
 
 LOGPROBS = [-0.5, -0.25, -1.0]
-TWO = Part([7, 8], LOGPROBS[:2], [[0, 1], [1, 1]])
+TWO = PartialCompletion([7, 8], LOGPROBS[:2], [[0, 1], [1, 1]])
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ TWO = Part([7, 8], LOGPROBS[:2], [[0, 1], [1, 1]])
     [
         (cut([7, 8, 9], LOGPROBS, [[0, 1], [1, 2]]), TWO),
         (cut([7, 8, 9], LOGPROBS, [[0, 1], [1, 1], [2, 1]]), TWO),
-        (cut([7, 8, 9], LOGPROBS, [[4, 3]]), Part()),
+        (cut([7, 8, 9], LOGPROBS, [[4, 3]]), PartialCompletion()),
         (replace(cut([], [], []), error="the engine fell over"), TWO),
-        (replace(cut([7, 8, 9], LOGPROBS, []), end=End.TERMINATED, error="", meta={}), Part([7], [-0.5], [[0, 1]])),
+        (replace(cut([7, 8, 9], LOGPROBS, []), stop_reason=StopReason.TERMINATED, error="", meta={}), PartialCompletion([7], [-0.5], [[0, 1]])),
     ],
 )
-def test_an_episode_goes_on_from_its_part(episode: Episode, part: Part) -> None:
-    assert begins_with(episode, part)
+def test_an_episode_goes_on_from_its_part(episode: Episode, part: PartialCompletion) -> None:
+    assert is_continuation(episode, part)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_an_episode_goes_on_from_its_part(episode: Episode, part: Part) -> None:
     ids=["token", "log-probability", "shorter", "count", "version", "versions"],
 )
 def test_an_episode_with_another_beginning_is_noticed(episode: Episode) -> None:
-    assert not begins_with(episode, TWO)
+    assert not is_continuation(episode, TWO)

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.config.config import check
+from rlvr.config.config import validate_config
 from rlvr.contracts import Environment, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.plugins.registry import from_config
-from rlvr.rollout.replay import mismatch, replay, replay_rows
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
+from rlvr.plugins.registry import build_from_config
+from rlvr.rollout.replay import find_mismatch, replay_rows, replay_run
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.runs.runlog import RunLog
-from rlvr.samplers.scripted import Scripted
+from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures import worlds
 from tests.fixtures.boards import Boards
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk, Unable
@@ -29,15 +29,15 @@ from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk, Unable
 
 def sampled(mdp: TokenMDP, split: str, index: int, rng: np.random.Generator, stop: float) -> Episode:
     """One episode as a rollout makes it: whole turns of random tokens, handed to `extend`."""
-    state = mdp.start(mdp.environment.task(split, index))
-    while state.end is None:
+    state = mdp.start_conversation(mdp.environment.task(split, index))
+    while state.stop_reason is None:
         turn: list[int] = []
-        for _ in range(mdp.budget(state)):
+        for _ in range(mdp.count_remaining_tokens(state)):
             turn.append(mdp.tokenizer.eos_id if rng.random() < stop else int(rng.integers(1, mdp.tokenizer.vocab_size)))
             if turn[-1] in mdp.tokenizer.stop_ids:
                 break
-        mdp.extend(state, turn)
-    return mdp.episode(state, mdp.judge(state), group="g")
+        mdp.step_turn(state, turn)
+    return mdp.build_episode(state, mdp.verify(state), group="g")
 
 
 def row(episode: Episode, split: str, index: int) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def row(episode: Episode, split: str, index: int) -> dict[str, Any]:
         "index": index,
         "task_id": episode.task_id,
         "tokens": episode.tokens,
-        "acted": [int(own) for own in episode.acted],
-        "end": episode.end.value,
+        "acted": [int(own) for own in episode.action_mask],
+        "end": episode.stop_reason.value,
         "reward": episode.reward,
     }
 
@@ -71,9 +71,9 @@ def test_what_is_sampled_can_be_stepped(make: Any, lengths: dict[str, int], stop
     wrong = []
     for i in range(2500):
         episode = sampled(mdp, "train", i, rng, stop)
-        key = (episode.end.value, episode.tokens[-1] == 0)
+        key = (episode.stop_reason.value, episode.tokens[-1] == 0)
         ends[key] = ends.get(key, 0) + 1
-        wrong += [w] if (w := mismatch(env, "train", i, episode.tokens, episode.acted, episode.end.value, episode.reward)) else []
+        wrong += [w] if (w := find_mismatch(env, "train", i, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward)) else []
     assert wrong == []
     # every way to end was met often, so that the sweep above means something
     assert min(ends[("terminated", True)], ends[("truncated", False)]) > 100
@@ -83,17 +83,17 @@ def test_what_is_sampled_can_be_stepped(make: Any, lengths: dict[str, int], stop
 
 def test_a_stop_on_the_very_last_token_is_a_stop() -> None:
     mdp = TokenMDP(Sums(), CharTokenizer(DIGITS), max_new_tokens=2)
-    state = mdp.start(mdp.environment.task("train", 3))
-    mdp.extend(state, [5, 0])
-    episode = mdp.episode(state, mdp.judge(state), group="g")
-    assert episode.end.value == "terminated"
+    state = mdp.start_conversation(mdp.environment.task("train", 3))
+    mdp.step_turn(state, [5, 0])
+    episode = mdp.build_episode(state, mdp.verify(state), group="g")
+    assert episode.stop_reason.value == "terminated"
     assert (
-        mismatch(
+        find_mismatch(
             TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=2),
             "train",
             3,
             episode.tokens,
-            episode.acted,
+            episode.action_mask,
             "terminated",
             episode.reward,
         )
@@ -107,12 +107,12 @@ def recorded() -> tuple[TokenEnv, Episode]:
     rng = np.random.default_rng(0)
     while True:
         episode = sampled(mdp, "train", 12, rng, 0.4)
-        if episode.turns > 1 and episode.end.value == "terminated" and 0 < episode.reward < 1:
+        if episode.turns > 1 and episode.stop_reason.value == "terminated" and 0 < episode.reward < 1:
             return TokenEnv(env=Talk(), tokenizer=TOKENS), episode
 
 
 def drifts(e: Episode) -> list[Any]:
-    reply = max(i for i, own in enumerate(e.acted) if not own)  # the mark that ends the environment's last answer
+    reply = max(i for i, own in enumerate(e.action_mask) if not own)  # the mark that ends the environment's last answer
     last = len(e.tokens) - 1
     return [
         ("prompt", {"index": 13}, "the prompt differs"),
@@ -123,9 +123,9 @@ def drifts(e: Episode) -> list[Any]:
             f"the tokens differ: at position {reply - 1}",
         ),
         ("a token of the policy", {"tokens": [*e.tokens[:last], 5]}, "the episode continues after"),
-        ("one token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, True]}, "stepping ended (terminated) after"),
-        ("one token less", {"tokens": e.tokens[:-1], "acted": e.acted[:-1]}, "the episode continues"),
-        ("an environment token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, False]}, "the tokens differ"),
+        ("one token more", {"tokens": [*e.tokens, 5], "acted": [*e.action_mask, True]}, "stepping ended (terminated) after"),
+        ("one token less", {"tokens": e.tokens[:-1], "acted": e.action_mask[:-1]}, "the episode continues"),
+        ("an environment token more", {"tokens": [*e.tokens, 5], "acted": [*e.action_mask, False]}, "the tokens differ"),
         ("the end", {"end": "truncated"}, "stepping ended terminated, recorded truncated"),
         ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "the reward is"),
     ]
@@ -135,16 +135,16 @@ def drifts(e: Episode) -> list[Any]:
 def test_a_drift_of_any_kind_is_found(recorded: tuple[TokenEnv, Episode], which: int) -> None:
     env, episode = recorded
     same = {key: value for key, value in row(episode, "train", 12).items() if key != "task_id"}
-    assert mismatch(env, **same) == ""
+    assert find_mismatch(env, **same) == ""
     _, change, words = drifts(episode)[which]
-    assert words in mismatch(env, **(same | change))
+    assert words in find_mismatch(env, **(same | change))
 
 
 def test_a_token_moved_from_the_policy_to_the_environment_is_found(recorded: tuple[TokenEnv, Episode]) -> None:
     env, episode = recorded
-    acted = list(episode.acted)
+    acted = list(episode.action_mask)
     acted[acted.index(True)] = False
-    assert mismatch(env, "train", 12, episode.tokens, acted, episode.end.value, episode.reward) != ""
+    assert find_mismatch(env, "train", 12, episode.tokens, acted, episode.stop_reason.value, episode.reward) != ""
 
 
 def test_a_drift_in_the_settings_is_found() -> None:
@@ -163,7 +163,7 @@ def test_a_verdict_that_cannot_be_had_again_is_a_mismatch_with_its_reason() -> N
     mdp = TokenMDP(Sums(), CharTokenizer(DIGITS))
     episode = sampled(mdp, "train", 1, np.random.default_rng(0), 0.5)
     env = TokenEnv(env=Sums(verifier=Unable()), tokenizer=TOKENS)
-    said = mismatch(env, "train", 1, episode.tokens, episode.acted, episode.end.value, episode.reward)
+    said = find_mismatch(env, "train", 1, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward)
     assert said.startswith("stepping ended failed") and "the engine does not answer" in said
 
 
@@ -185,7 +185,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_folder_is_replayed_and_failed_episodes_are_counted_apart(run: Path) -> None:
-    assert replay(run).record() == {"episodes": 60, "mismatches": 0, "failed": 1, "details": []}
+    assert replay_run(run).to_dict() == {"episodes": 60, "mismatches": 0, "failed": 1, "details": []}
 
 
 def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
     for r in rows[:30]:
         r["reward"] += 0.125
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    report = replay(run, shown=3)
+    report = replay_run(run, max_details=3)
     assert (report.episodes, report.mismatches) == (60, 30)
     assert len(report.details) == 3 and report.details[0].startswith("episode 1 (talk/train/0): the reward is")
 
@@ -202,15 +202,15 @@ def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
 def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> None:
     path = run / "episodes.jsonl"
     path.write_text(path.read_text() + '{"split": "tra')
-    assert replay(run).episodes == 60
+    assert replay_run(run).episodes == 60
     path.write_text('{"split": "train", "tokens": [1]}\n')
     with pytest.raises(ConfigError, match="episode 1 has no 'index', 'acted', 'end', 'reward'"):
-        replay(run)
+        replay_run(run)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"has no config\.yaml"):
-        replay(tmp_path)
+        replay_run(tmp_path)
 
 
 REAL = [
@@ -229,7 +229,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     name: str, tokenizer: str, settings: dict[str, Any], answer: str, tmp_path: Path
 ) -> None:
     """The whole way: sampler, rollout, run folder, replay."""
-    config = check(
+    config = validate_config(
         {
             "env": {"name": name, **settings},
             "tokenizer": tokenizer,
@@ -240,32 +240,32 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     )
     count = 150
     env = TokenEnv(env=config.env, tokenizer=tokenizer)
-    sampler = from_config("sampler", config.rollout.sampler)
-    sampler.bind(env.environment, env.tokenizer)
+    sampler = build_from_config("sampler", config.rollout.sampler)
+    sampler.attach(env.environment, env.tokenizer)
     run = RunLog.create(tmp_path / "run", config)
     with Rollout(env.mdp, sampler) as rollout:
-        draws = [Draw(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
+        draws = [RolloutRequest(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
-    run.episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
+    run.log_episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
     run.close()
     env.close()
-    assert replay(run.folder).record() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}
+    assert replay_run(run.folder).to_dict() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}
 
 
 def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> None:
     boards, seen = Boards(), list[str]()
-    sampler = Scripted(answer="random")
+    sampler = ScriptedSampler(answer="random")
     env = TokenEnv(env=boards, tokenizer=TOKENS, obs="ids")
-    sampler.bind(boards, env.tokenizer)
-    draws = [Draw(boards.task("train", i), "g", seed_of(i), {"split": "train", "index": i}) for i in range(20)]
+    sampler.attach(boards, env.tokenizer)
+    draws = [RolloutRequest(boards.task("train", i), "g", derive_seed(i), {"split": "train", "index": i}) for i in range(20)]
     with Rollout(env.mdp, sampler) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
     rows = [json.loads(json.dumps({**row(e, "train", i), **e.meta})) for i, e in enumerate(episodes)]
     assert {len(r["session"]["heard"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)
     boards.happens = lambda what, task, turn: seen.append(what)
     report = replay_rows(env, rows)
-    assert (report.episodes, report.mismatches, report.recorded, seen) == (20, 0, 20, []), report.details
-    assert report.record()["recorded"] == 20
+    assert (report.episodes, report.mismatches, report.num_recorded_sessions, seen) == (20, 0, 20, []), report.details
+    assert report.to_dict()["recorded"] == 20
     asked = next(r for r in rows if r["session"]["heard"] and not r["session"]["heard"][0]["over"] and len(r["session"]["heard"]) > 1)
     asked["session"]["heard"][0]["messages"][0]["content"] += "9"
     assert replay_rows(env, rows).mismatches == 1

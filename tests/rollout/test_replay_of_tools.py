@@ -10,13 +10,13 @@ import pytest
 from rlvr.contracts import Sampling, Transcript
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import recorded_ending
+from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
-from rlvr.rollout.replay import mismatch
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.runs.runlog import episode_row
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.replay import find_mismatch
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.runs.runlog import episode_to_json
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.turns import CallStatus
 from tests.tools.desks import Desks
 
@@ -25,19 +25,19 @@ SAID = ["!add 3", '!add {"amount": "x"}', "!add 4", "done"]
 
 
 def recorded(desks: Desks) -> dict[str, Any]:
-    sampler = Scripted(answers=SAID)
-    sampler.bind(desks, TOK)
-    draw = Draw(desks.task("train", 5), "g", 0, {"split": "train", "index": 5})
+    sampler = ScriptedSampler(answers=SAID)
+    sampler.attach(desks, TOK)
+    draw = RolloutRequest(desks.task("train", 5), "g", 0, {"split": "train", "index": 5})
     with Rollout(TokenMDP(desks, TOK), sampler) as rollout:
         (episode,) = rollout.collect([draw], Sampling(stop_ids=TOK.stop_ids))
-    row: dict[str, Any] = json.loads(json.dumps(episode_row(1, episode, [])))
+    row: dict[str, Any] = json.loads(json.dumps(episode_to_json(1, episode, [])))
     return row
 
 
 def replayed(row: dict[str, Any], desks: Desks) -> str:
     env = TokenEnv(env=desks, tokenizer=TOK)
     try:
-        return mismatch(env, "train", 5, row["tokens"], row["acted"], row["end"], row["reward"], row["session"])
+        return find_mismatch(env, "train", 5, row["tokens"], row["acted"], row["end"], row["reward"], row["session"])
     finally:
         env.close()
 
@@ -62,13 +62,13 @@ def test_a_record_that_was_changed_is_noticed(part: str) -> None:
 
 def test_the_record_holds_all_that_a_verifier_may_look_at() -> None:
     desks = Desks()
-    ending = recorded_ending(recorded(desks)["session"])
-    assert isinstance(ending, Transcript) and ending.evidence == {"total": 12} and ending.answer == "done"
+    ending = load_recorded_transcript(recorded(desks)["session"])
+    assert isinstance(ending, Transcript) and ending.artifacts == {"total": 12} and ending.answer == "done"
     assert [call.status for turn in ending.turns for call in turn.calls] == [CallStatus.OK, CallStatus.BAD_ARGUMENTS, CallStatus.OK]
-    results = [result for heard in ending.heard for result in heard.results]
-    assert [(result.text, result.ok, result.cut) for result in results][::2] == [("8", True, False), ("12", True, False)]
+    results = [result for heard in ending.step_results for result in heard.tool_results]
+    assert [(result.text, result.ok, result.truncated) for result in results][::2] == [("8", True, False), ("12", True, False)]
     assert results[0].seconds > 0 and not results[1].ok
-    assert desks.verifier.judge(desks.task("train", 5), ending).score == 1.0
+    assert desks.verifier.verify_transcript(desks.task("train", 5), ending).score == 1.0
 
 
 def test_stepping_and_vectors_drive_the_same_sessions() -> None:

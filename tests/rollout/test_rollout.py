@@ -11,30 +11,30 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.samplers._dialect import finished
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.samplers._dialect import make_completion
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
 
 def rollout_of(environment: Environment, sampler: Sampler, **settings: Any) -> Rollout:
     tokenizer = CharTokenizer(DIGITS)
-    sampler.bind(environment, tokenizer)
+    sampler.attach(environment, tokenizer)
     return Rollout(TokenMDP(environment, tokenizer), sampler, **settings)
 
 
-def draws(environment: Environment, count: int) -> list[Draw]:
-    return [Draw(environment.task("train", i), f"g{i // 2}", seed_of(i), {"index": i}) for i in range(count)]
+def draws(environment: Environment, count: int) -> list[RolloutRequest]:
+    return [RolloutRequest(environment.task("train", i), f"g{i // 2}", derive_seed(i), {"index": i}) for i in range(count)]
 
 
 def test_gold_answers_score_the_maximum_in_order() -> None:
     environment = Sums()
-    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
         episodes = rollout.collect(draws(environment, 20), Sampling(), version=7)
     assert [e.reward for e in episodes] == [1.0] * 20
     assert [e.task_id for e in episodes] == [f"sums/train/{i}" for i in range(20)]
@@ -43,11 +43,11 @@ def test_gold_answers_score_the_maximum_in_order() -> None:
 
 def test_turns_alternate_and_only_the_policy_s_tokens_are_acted() -> None:
     environment = Talk()
-    with rollout_of(environment, Scripted(answers=["1", "2", "7"])) as rollout:
-        episode = rollout.collect([Draw(environment.task("train", 12), "g", 0)], Sampling())[0]
+    with rollout_of(environment, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
+        episode = rollout.collect([RolloutRequest(environment.task("train", 12), "g", 0)], Sampling())[0]
     tokenizer = CharTokenizer(DIGITS)
-    said = [token for token, acted in zip(episode.tokens, episode.acted, strict=True) if acted]
-    assert tokenizer.decode(said) == "127" and episode.turns == 3 and episode.end is End.TERMINATED
+    said = [token for token, acted in zip(episode.tokens, episode.action_mask, strict=True) if acted]
+    assert tokenizer.decode(said) == "127" and episode.turns == 3 and episode.stop_reason is StopReason.TERMINATED
     assert episode.text == "127" and len(episode.tokens) == episode.prompt_length + 6 + 2 * 3
 
 
@@ -71,40 +71,40 @@ def test_a_failed_completion_is_a_failed_episode_and_the_others_go_on() -> None:
     environment = Sums()
     with rollout_of(environment, Fails()) as rollout:
         episodes = rollout.collect(draws(environment, 8), Sampling())
-    assert [e.end for e in episodes] == [End.FAILED, End.FAILED, End.TERMINATED, End.FAILED] * 2
-    assert [e.scored for e in episodes] == [False, False, True, False] * 2
+    assert [e.stop_reason for e in episodes] == [StopReason.FAILED, StopReason.FAILED, StopReason.TERMINATED, StopReason.FAILED] * 2
+    assert [e.is_scored for e in episodes] == [False, False, True, False] * 2
     assert "hiccuped" in episodes[0].error and "stop id" in episodes[1].error and "before the limit" in episodes[3].error
-    assert all(e.verdict and e.verdict.score is None and e.verdict.fault is Fault.INFRA for e in episodes if not e.scored)
+    assert all(e.verdict and e.verdict.score is None and e.verdict.fault is Fault.INFRA for e in episodes if not e.is_scored)
     assert episodes[2].logprobs[-3:] == [-0.1, -0.2, -0.3]
 
 
 @pytest.mark.parametrize(("verifier", "told"), [(Raises(), "the judge fell over"), (Unable(), "engine does not answer")])
 def test_a_verifier_that_cannot_judge_gives_no_score(verifier: Any, told: str) -> None:
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
         episode = rollout.collect(draws(environment, 1), Sampling())[0]
-    assert episode.end is End.FAILED and not episode.scored and episode.reward == 0.0 and told in episode.error
+    assert episode.stop_reason is StopReason.FAILED and not episode.is_scored and episode.reward == 0.0 and told in episode.error
 
 
 class BadReply(Talk):
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         raise KeyError("lost")
 
 
 class LeavingReply(Talk):
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         raise SystemExit(0)
 
 
 @pytest.mark.parametrize(("environment", "told"), [(BadReply(), "BadReply.reply raised KeyError"), (LeavingReply(), "raised SystemExit")])
 def test_an_environment_that_raises_fails_its_episode_alone(environment: Environment, told: str) -> None:
-    with rollout_of(environment, Scripted(answers=["1"])) as rollout:
+    with rollout_of(environment, ScriptedSampler(answers=["1"])) as rollout:
         episode = rollout.collect(draws(environment, 1), Sampling())[0]
-    assert episode.end is End.FAILED and told in episode.error
+    assert episode.stop_reason is StopReason.FAILED and told in episode.error
 
 
 class WaitingReply(Talk):
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         if task.id.endswith("/0"):
             threading.Event().wait(5)
         return None
@@ -113,10 +113,10 @@ class WaitingReply(Talk):
 def test_a_reply_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     environment = WaitingReply()
     began = time.perf_counter()
-    with rollout_of(environment, Scripted(answers=["1"]), deadline_s=0.3) as rollout:
+    with rollout_of(environment, ScriptedSampler(answers=["1"]), deadline_s=0.3) as rollout:
         hung, other = rollout.collect(draws(environment, 2), Sampling())
-    assert hung.end is End.FAILED and "WaitingReply.reply gave nothing within 0.3 s" in hung.error and time.perf_counter() - began < 4
-    assert other.scored and other.end is End.TERMINATED
+    assert hung.stop_reason is StopReason.FAILED and "WaitingReply.reply gave nothing within 0.3 s" in hung.error and time.perf_counter() - began < 4
+    assert other.is_scored and other.stop_reason is StopReason.TERMINATED
 
 
 class Hangs(Match):
@@ -131,10 +131,10 @@ class Hangs(Match):
 def test_a_verifier_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     verifier = Hangs()
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, Scripted(answer="gold"), deadline_s=0.2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), deadline_s=0.2) as rollout:
         episodes = rollout.collect(draws(environment, 3), Sampling())
     verifier.release.set()
-    assert all(not e.scored and "no verdict within 0.2 s" in e.error for e in episodes)
+    assert all(not e.is_scored and "no verdict within 0.2 s" in e.error for e in episodes)
 
 
 class Slowly(Sampler):
@@ -180,9 +180,9 @@ class Sleeps(Match):
 
 def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
     environment = Sums(verifier=Sleeps())
-    with rollout_of(environment, Scripted(answer="gold"), workers=2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=2) as rollout:
         rollout.collect(draws(environment, 4), Sampling())
-    assert rollout.timing.verifying > 0.19 and rollout.timing.waiting > rollout.timing.sampling
+    assert rollout.timing.total_verify_s > 0.19 and rollout.timing.verify_tail_s > rollout.timing.sampling_s
 
 
 class Trickle(Sampler):
@@ -205,18 +205,18 @@ def test_a_slow_verifier_is_hidden_behind_sampling() -> None:
     with rollout_of(environment, Trickle()) as rollout:
         rollout.collect(draws(environment, 250), Sampling())
     timing = rollout.timing
-    assert timing.verifying > 250 * 0.2 and timing.hidden >= 0.9
-    assert timing.sampling + timing.waiting <= 1.15 * timing.sampling  # against a verifier that takes no time at all
+    assert timing.total_verify_s > 250 * 0.2 and timing.hidden_fraction >= 0.9
+    assert timing.sampling_s + timing.verify_tail_s <= 1.15 * timing.sampling_s  # against a verifier that takes no time at all
 
 
 def test_seeds_are_functions_of_their_parts_alone() -> None:
-    assert seed_of(1, "a") == seed_of(1, "a") and len({seed_of(i, j) for i in range(30) for j in range(30)}) == 900
-    assert all(0 <= seed_of(i) < 2**63 for i in range(1000))
+    assert derive_seed(1, "a") == derive_seed(1, "a") and len({derive_seed(i, j) for i in range(30) for j in range(30)}) == 900
+    assert all(0 <= derive_seed(i) < 2**63 for i in range(1000))
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="workers 0"):
-        Rollout(TokenMDP(Sums(), ByteTokenizer()), Scripted(), workers=0)
+        Rollout(TokenMDP(Sums(), ByteTokenizer()), ScriptedSampler(), verify_workers=0)
 
 
 class Mute(Sampler):
@@ -230,7 +230,7 @@ def test_a_request_that_nobody_answers_is_a_failed_episode() -> None:
     environment = Sums()
     with rollout_of(environment, Mute()) as rollout:
         episodes = rollout.collect(draws(environment, 6), Sampling())
-    assert [e.end for e in episodes] == [End.TERMINATED, End.FAILED] * 3 and "no answer at all" in episodes[1].error
+    assert [e.stop_reason for e in episodes] == [StopReason.TERMINATED, StopReason.FAILED] * 3 and "no answer at all" in episodes[1].error
     assert [e.meta["finish"] for e in episodes[:2]] == ["terminated", "failed"]
 
 
@@ -263,17 +263,17 @@ class Patient(Match):
 def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
     verifier = Patient("")
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, Scripted(answer="gold"), workers=1, deadline_s=0.5) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=1, deadline_s=0.5) as rollout:
         assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), Sampling()))
         verifier.hangs_on = draws(environment, 3)[2].task.id
         found = rollout.collect(draws(environment, 8), Sampling())
     verifier.release.set()
-    assert [e.scored for e in found] == [True, True, False, *[True] * 5]  # the only worker hangs: another takes its place
+    assert [e.is_scored for e in found] == [True, True, False, *[True] * 5]  # the only worker hangs: another takes its place
     assert "no verdict within 0.5 s" in found[2].error
 
 
 def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> None:
-    class Slow(Scripted):
+    class Slow(ScriptedSampler):
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             time.sleep(0.5)
             yield from super().stream(requests, sampling)
@@ -297,22 +297,22 @@ class LongWinded(Sums):
 
 def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:
     environment = LongWinded()
-    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
         found = rollout.collect(draws(environment, 3), Sampling())
-    assert [e.scored for e in found] == [True, False, True] and "no token is left for an answer" in found[1].error
+    assert [e.is_scored for e in found] == [True, False, True] and "no token is left for an answer" in found[1].error
     assert found[1].verdict is not None and found[1].verdict.fault is Fault.INFRA and not found[1].tokens
 
 
 class Mumbles(Sums):
-    def answer(self, task: Task, said: Sequence[str]) -> str:
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
         raise RuntimeError("lost for words")
 
 
 def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
     environment = Mumbles()
-    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
         (episode,) = rollout.collect(draws(environment, 1), Sampling())
-    assert not episode.scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"
+    assert not episode.is_scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.01])
@@ -324,10 +324,10 @@ def test_an_impossible_log_probability_costs_its_own_answer_alone(logprob: float
     environment = Sums()
     with rollout_of(environment, Odd()) as rollout:
         found = rollout.collect(draws(environment, 3), Sampling())
-    assert [e.scored for e in found] == [True, False, True]
+    assert [e.is_scored for e in found] == [True, False, True]
     assert f"the log-probability {logprob}; it must be a finite number of at most 0" in found[1].error
 
 
 def test_an_engine_s_nan_stays_one_until_the_rollout_looks() -> None:
-    said = finished([5, 0], [float("nan"), 1e-3], "stop", Sampling(stop_ids=frozenset({0})))
+    said = make_completion([5, 0], [float("nan"), 1e-3], "stop", Sampling(stop_ids=frozenset({0})))
     assert math.isnan(said.logprobs[0]) and said.logprobs[1] == 0.0

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Feed, Request, Sampler, Sampling
-from rlvr.episode import End, Episode
+from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import model_from
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.rollout.sessions import SessionSchedule
+from rlvr.model.weights import load_model
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.rollout.sessions import SessionRolloutScheduler
 from rlvr.samplers.hf import HFSampler
-from rlvr.samplers.scripted import Scripted
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict
 from tests.fixtures.boards import Boards
 from tests.fixtures.tiny import MODEL
@@ -35,12 +35,12 @@ STOPS = Sampling(stop_ids=TOK.stop_ids)
 
 
 def rollout_of(environment: Any, sampler: Sampler, **options: Any) -> Rollout:
-    sampler.bind(environment, TOK)
+    sampler.attach(environment, TOK)
     return Rollout(TokenMDP(environment, TOK), sampler, **options)
 
 
-def draws(environment: Any, count: int, start: int = 0) -> list[Draw]:
-    return [Draw(environment.task("train", start + i), f"g{i // 2}", seed_of(i), {"index": start + i}) for i in range(count)]
+def draws(environment: Any, count: int, start: int = 0) -> list[RolloutRequest]:
+    return [RolloutRequest(environment.task("train", start + i), f"g{i // 2}", derive_seed(i), {"index": start + i}) for i in range(count)]
 
 
 def soon(what: Any, seconds: float = 20.0) -> bool:
@@ -50,7 +50,7 @@ def soon(what: Any, seconds: float = 20.0) -> bool:
     return bool(what())
 
 
-class Waves(Scripted):
+class Waves(ScriptedSampler):
     """The same answers, a wave at a time."""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
@@ -59,7 +59,7 @@ class Waves(Scripted):
 
 def test_sessions_are_told_each_turn_and_closed() -> None:
     boards = Boards()
-    with rollout_of(boards, Scripted(answers=["1", "2", "7"])) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
         episodes = rollout.collect(draws(boards, 12), STOPS)
     assert [e.reward for e in episodes] == [float(i == 10) for i in range(12)] and boards.settled and len(boards.opened) == 12
 
@@ -67,8 +67,8 @@ def test_sessions_are_told_each_turn_and_closed() -> None:
 def test_a_group_has_one_world_and_other_groups_have_others() -> None:
     boards = Boards()
     task = boards.task("train", 5)
-    asked = [Draw(task, f"g{i // 4}", seed_of(i)) for i in range(8)] + [Draw(task, "own", 0, world=77)]
-    with rollout_of(boards, Scripted(answers=["7"])) as rollout:
+    asked = [RolloutRequest(task, f"g{i // 4}", derive_seed(i)) for i in range(8)] + [RolloutRequest(task, "own", 0, session_seed_override=77)]
+    with rollout_of(boards, ScriptedSampler(answers=["7"])) as rollout:
         rollout.collect(asked, STOPS)
     seeds = [board.opened_with for board in boards.opened]
     assert len(set(seeds)) == 3 and 77 in seeds and sorted(map(seeds.count, set(seeds))) == [1, 4, 4]
@@ -82,10 +82,10 @@ def test_a_conversation_goes_on_while_the_session_of_another_takes_its_time() ->
             assert gate.wait(20)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, Scripted(answers=["1", "2", "7"])) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
         seen = list[int]()
         for i, episode in rollout.stream(draws(boards, 6), STOPS):
-            assert episode.scored
+            assert episode.is_scored
             seen.append(i)
             others.release()
             if len(seen) == 5:
@@ -103,7 +103,7 @@ def test_in_lockstep_everybody_waits_for_the_slowest() -> None:
                 order.append(turn)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), lockstep=True) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), lockstep=True) as rollout:
         rollout.collect(draws(boards, 6), STOPS)
     assert order == sorted(order)
 
@@ -117,12 +117,12 @@ def test_replies_are_given_side_by_side() -> None:
             return super().reply(task, said)
 
     environment = Meets()
-    with rollout_of(environment, Scripted(answers=["1", "2", "7"])) as rollout:
+    with rollout_of(environment, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
         episodes = rollout.collect(draws(environment, 8), STOPS)
-    assert all(e.scored and e.turns == 3 for e in episodes)
+    assert all(e.is_scored and e.turns == 3 for e in episodes)
 
 
-class Composed(Scripted):
+class Composed(ScriptedSampler):
     """Notes which conversations each wave has."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def test_in_lockstep_waves_do_not_depend_on_how_long_sessions_take_to_close() ->
 
 
 def record(episode: Episode) -> Any:
-    return episode.tokens, episode.acted, episode.logprobs, episode.rewards, episode.end, episode.text, episode.turns, episode.meta
+    return episode.tokens, episode.action_mask, episode.logprobs, episode.rewards, episode.stop_reason, episode.text, episode.turns, episode.meta
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
@@ -160,7 +160,7 @@ def test_episodes_are_those_of_the_waves(lockstep: bool) -> None:
         time.sleep(dice.random() * 0.005)
 
     found = []
-    for sampler in (Waves(answer="random"), Scripted(answer="random")):
+    for sampler in (Waves(answer="random"), ScriptedSampler(answer="random")):
         boards = Boards(happens=happens)
         with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
             found.append([record(e) for e in rollout.collect(draws(boards, 40), STOPS)])
@@ -181,8 +181,8 @@ def test_no_more_sessions_are_open_than_allowed_and_no_more_are_asked_at_once() 
             now[1] -= 1
 
     boards.happens = happens
-    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), open_sessions=5, actors=3) as rollout:
-        assert all(e.scored for e in rollout.collect(draws(boards, 30), STOPS))
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), open_sessions=5, actors=3) as rollout:
+        assert all(e.is_scored for e in rollout.collect(draws(boards, 30), STOPS))
     assert boards.settled and most[0] <= 5 and 1 < most[1] <= 3
 
 
@@ -195,33 +195,33 @@ def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_
             release.wait(60)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), deadline_s=0.3, actors=2) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), deadline_s=0.3, actors=2) as rollout:
         episodes = rollout.collect(draws(boards, 6), STOPS)
-        assert [e.scored for e in episodes] == [True, False, True, False, True, True]
-        assert all("gave nothing within 0.3 s" in e.error for e in episodes if not e.scored)
-        assert all(e.verdict is not None and e.verdict.fault is Fault.INFRA for e in episodes if not e.scored)
+        assert [e.is_scored for e in episodes] == [True, False, True, False, True, True]
+        assert all("gave nothing within 0.3 s" in e.error for e in episodes if not e.is_scored)
+        assert all(e.verdict is not None and e.verdict.fault is Fault.INFRA for e in episodes if not e.is_scored)
         release.set()
         assert soon(lambda: boards.settled and len(boards.opened) == 6)
 
 
 def test_a_generator_that_is_left_closes_every_session() -> None:
     boards = Boards()
-    with rollout_of(boards, Scripted(answers=["1", "1", "7"])) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "1", "7"])) as rollout:
         stream = rollout.stream(draws(boards, 40), STOPS)
         next(stream)
         del stream
         assert boards.settled and boards.opened
 
 
-class Breaks(Scripted):
+class Breaks(ScriptedSampler):
     """A sampler that is interrupted, or falls over, in the middle."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(answers=["1", "1", "7"])
         self.error = error
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        for count, answer in enumerate(super().serve(feed, sampling)):
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for count, answer in enumerate(super().serve(queue, sampling)):
             if count == 25:
                 raise self.error
             yield answer
@@ -236,26 +236,26 @@ def test_an_interrupted_rollout_closes_every_session(error: BaseException) -> No
         assert boards.settled and boards.opened
 
 
-class Leaves(Scripted):
+class Leaves(ScriptedSampler):
     """A sampler that ends before its work."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        yield from (answer for _, answer in zip(range(9), super().serve(feed, sampling), strict=False))
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        yield from (answer for _, answer in zip(range(9), super().serve(queue, sampling), strict=False))
 
 
 def test_a_sampler_that_ends_early_leaves_failed_episodes() -> None:
     boards = Boards()
     with rollout_of(boards, Leaves(answers=["1", "7"])) as rollout:
         episodes = rollout.collect(draws(boards, 12), STOPS)
-    assert boards.settled and any(not e.scored for e in episodes)
-    assert all("no answer at all" in e.error for e in episodes if not e.scored)
+    assert boards.settled and any(not e.is_scored for e in episodes)
+    assert all("no answer at all" in e.error for e in episodes if not e.is_scored)
 
 
-class Twice(Scripted):
+class Twice(ScriptedSampler):
     """A sampler that answers everything twice."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        for answer in super().serve(feed, sampling):
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().serve(queue, sampling):
             yield answer
             yield answer
 
@@ -269,18 +269,18 @@ def test_a_second_answer_to_one_request_is_refused() -> None:
 
 def test_bad_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="actors 0"):
-        rollout_of(Boards(), Scripted(), actors=0)
+        rollout_of(Boards(), ScriptedSampler(), actors=0)
 
 
-class Erring(Scripted):
+class Erring(ScriptedSampler):
     """A sampler whose completions fail by chance."""
 
     def __init__(self, dice: random.Random, share: float) -> None:
         super().__init__(answer="random")
         self.dice, self.share = dice, share
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        for answer in super().serve(feed, sampling):
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().serve(queue, sampling):
             if answer is not None and self.dice.random() < self.share:
                 kind = self.dice.randrange(3)
                 answer = answer[0], (
@@ -316,15 +316,15 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
             raise (RuntimeError, SystemExit, OSError)[int(chance * 1e6) % 3](what)
 
     boards = Boards(happens=happens)
-    judge = boards.verifier.judge
+    judge = boards.verifier.verify_transcript
 
     def unsure(task: Task, transcript: Any) -> Verdict:
         happens("verify", task, 0)
         return judge(task, transcript)
 
-    boards.verifier.judge = unsure  # type: ignore[method-assign]
+    boards.verifier.verify_transcript = unsure  # type: ignore[method-assign]
     sampler: Sampler = Waves(answer="random") if waves else Erring(random.Random(seed), share)
-    options = {"workers": workers, "actors": actors, "open_sessions": open_sessions, "lockstep": lockstep, "deadline_s": 0.15}
+    options = {"workers": workers, "actors": actors, "open_sessions": open_sessions, "sync_turns": lockstep, "deadline_s": 0.15}
     began, seen = time.monotonic(), dict[int, Episode]()
     try:
         with rollout_of(boards, sampler, **options) as rollout:
@@ -341,12 +341,12 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
     finally:
         release.set()
     for i, episode in seen.items():
-        assert episode.meta["index"] == i and (episode.end is not End.FAILED or (episode.verdict and episode.verdict.score is None))
-        assert episode.scored or episode.error
+        assert episode.meta["index"] == i and (episode.stop_reason is not StopReason.FAILED or (episode.verdict and episode.verdict.score is None))
+        assert episode.is_scored or episode.error
 
 
 def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take() -> None:
-    model = model_from(ModelConfig(config=MODEL), TOK, 0)
+    model = load_model(ModelConfig(config=MODEL), TOK, 0)
     dice = random.Random(0)
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -355,11 +355,11 @@ def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take
     found: list[list[Episode]] = []
     for lockstep in (True, False):
         sampler, boards = HFSampler(batch_size=8), Boards(happens=happens)
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
         with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
             found.append(rollout.collect(draws(boards, 32), STOPS))
     waves, flowing = found
-    assert [(e.tokens, e.acted, e.end, e.reward) for e in waves] == [(e.tokens, e.acted, e.end, e.reward) for e in flowing]
+    assert [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in waves] == [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in flowing]
     assert all(e.logprobs == pytest.approx(f.logprobs, abs=1e-4) for e, f in zip(waves, flowing, strict=True))
     assert {e.turns for e in waves} >= {1, 2, 3}
 
@@ -373,11 +373,11 @@ def test_a_session_that_is_slow_to_close_leaves_the_verdict_alone() -> None:
 
     boards = Boards(happens=happens)
     try:
-        with rollout_of(boards, Scripted(answers=["1", "2", "7"]), deadline_s=0.3) as rollout:
+        with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), deadline_s=0.3) as rollout:
             episodes = rollout.collect(draws(boards, 3, start=9), STOPS)
     finally:
         release.set()
-    assert [(e.scored, e.reward) for e in episodes] == [(True, 0.0), (True, 1.0), (True, 0.0)]
+    assert [(e.is_scored, e.reward) for e in episodes] == [(True, 0.0), (True, 1.0), (True, 0.0)]
     assert ["trouble" in e.meta for e in episodes] == [False, True, False] and "not closed within 0.3 s" in episodes[1].meta["trouble"]
 
 
@@ -396,8 +396,8 @@ def test_sessions_that_are_being_closed_after_an_error_count_as_open() -> None:
                 now[0] -= 1
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, Scripted(answers=["1"]), open_sessions=2) as rollout:
-        assert not any(e.scored for e in rollout.collect(draws(boards, 8), STOPS))
+    with rollout_of(boards, ScriptedSampler(answers=["1"]), open_sessions=2) as rollout:
+        assert not any(e.is_scored for e in rollout.collect(draws(boards, 8), STOPS))
         assert soon(lambda: boards.settled)
     assert most[0] <= 2 and len(boards.opened) == 8
 
@@ -411,7 +411,7 @@ def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() 
             gate.wait(0.5)
 
     boards = Boards(happens=happens)
-    rollout = rollout_of(boards, Scripted(answers=["1", "7"]), actors=2)
+    rollout = rollout_of(boards, ScriptedSampler(answers=["1", "7"]), actors=2)
 
     def close() -> None:
         inside.wait(20)
@@ -421,7 +421,7 @@ def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() 
     closer.start()
     began, failed = time.monotonic(), list[str]()
     try:
-        failed += [e.error for _, e in rollout.stream(draws(boards, 12), STOPS) if not e.scored]
+        failed += [e.error for _, e in rollout.stream(draws(boards, 12), STOPS) if not e.is_scored]
     except RuntimeError as error:
         failed.append(str(error))
     closer.join(20)
@@ -431,7 +431,7 @@ def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() 
 def test_a_thread_that_hangs_keeps_one_conversation_alive_and_not_the_collection() -> None:
     release, seen = threading.Event(), list[Any]()
 
-    class Watched(SessionSchedule):
+    class Watched(SessionRolloutScheduler):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             seen.append(weakref.ref(self))
@@ -441,9 +441,9 @@ def test_a_thread_that_hangs_keeps_one_conversation_alive_and_not_the_collection
             release.wait(60)
 
     boards = Boards(happens=happens)
-    with pytest.MonkeyPatch.context() as patch, rollout_of(boards, Scripted(answers=["7"]), deadline_s=0.2) as rollout:
-        patch.setattr("rlvr.rollout.rollout.SessionSchedule", Watched)
-        assert sum(e.scored for e in rollout.collect(draws(boards, 4), STOPS)) == 3
+    with pytest.MonkeyPatch.context() as patch, rollout_of(boards, ScriptedSampler(answers=["7"]), deadline_s=0.2) as rollout:
+        patch.setattr("rlvr.rollout.rollout.SessionRolloutScheduler", Watched)
+        assert sum(e.is_scored for e in rollout.collect(draws(boards, 4), STOPS)) == 3
         gc.collect()
         assert seen[0]() is None
         release.set()

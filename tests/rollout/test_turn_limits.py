@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Sampling, Verifier
-from rlvr.episode import End
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.rollout.replay import mismatch
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.replay import find_mismatch
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Task, Verdict
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk
@@ -30,8 +30,8 @@ STOPS = Sampling(stop_ids=TOK.stop_ids)
 class Slow(Talk):
     """Takes a while for its second reply."""
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        time.sleep(0.3 * (len(said) == 2))
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        time.sleep(0.3 * (len(completions) == 2))
         return "1"
 
 
@@ -44,11 +44,11 @@ class Uneven(Talk):
         super().__init__(verifier=Judged(self))
         self.lock, self.ended, self.judged = Lock(), 0, Semaphore(0)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         with self.lock:
-            over = len(said) == 2 and self.ended < 3
+            over = len(completions) == 2 and self.ended < 3
             self.ended += over
-        if len(said) == 2 and not over:
+        if len(completions) == 2 and not over:
             for _ in range(3):
                 assert self.judged.acquire(timeout=60)
         return None if over else "1"
@@ -67,31 +67,31 @@ class Judged(Verifier):
 
 def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
     environment = Uneven()
-    sampler = Scripted(answers=["1", "2", "3"])
-    sampler.bind(environment, TOK)
-    draws = [Draw(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
-    with Rollout(TokenMDP(environment, TOK), sampler, overlong=overlong) as rollout:
+    sampler = ScriptedSampler(answers=["1", "2", "3"])
+    sampler.attach(environment, TOK)
+    draws = [RolloutRequest(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
+    with Rollout(TokenMDP(environment, TOK), sampler, straggler_policy=overlong) as rollout:
         return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
 
 
-def talked(environment: Any, answers: list[str], *, episode_s: float | None = None, **limits: Any) -> Any:
-    sampler = Scripted(answers=answers)
-    sampler.bind(environment, TOK)
-    with Rollout(TokenMDP(environment, TOK, **limits), sampler, episode_s=episode_s) as rollout:
-        (episode,) = rollout.collect([Draw(environment.task("train", 3), "g", 1, {"index": 3})], STOPS)
+def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | None = None, **limits: Any) -> Any:
+    sampler = ScriptedSampler(answers=answers)
+    sampler.attach(environment, TOK)
+    with Rollout(TokenMDP(environment, TOK, **limits), sampler, episode_timeout_s=episode_s) as rollout:
+        (episode,) = rollout.collect([RolloutRequest(environment.task("train", 3), "g", 1, {"index": 3})], STOPS)
     return episode
 
 
 def stepped(environment: Any, episode: Any, **limits: Any) -> str:
     env = TokenEnv(env=environment, tokenizer=TOKENS, **limits)
     timed = episode.meta.get("cut") == "time"
-    return mismatch(env, "train", 3, episode.tokens, episode.acted, episode.end.value, episode.reward, timed=timed)
+    return find_mismatch(env, "train", 3, episode.tokens, episode.action_mask, episode.end.value, episode.reward, ended_by_time=timed)
 
 
 def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None:
     episode = talked(Talk(), ["12345", "27"], max_turn_tokens=3)
-    assert (episode.end, episode.turns, episode.text) == (End.TERMINATED, 2, "12327")
-    own = "".join("x" if acted else "." for acted in episode.acted)
+    assert (episode.end, episode.turns, episode.text) == (StopReason.TERMINATED, 2, "12327")
+    own = "".join("x" if acted else "." for acted in episode.action_mask)
     assert own.strip(".").startswith("xxx.") and own.endswith("xxx")  # 123, then what the environment wrote, then 27 with its end
     assert episode.tokens[own.index("xxx") + 3] == TOK.eos_id, "the cut turn is closed as the model would have, and not trained on"
     assert stepped(Talk(), episode, max_turn_tokens=3) == ""
@@ -100,7 +100,7 @@ def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None
 
 def test_the_limits_of_the_turn_and_of_the_whole_answer_hold_together() -> None:
     episode = talked(Talk(), ["11111", "11111", "11111"], max_turn_tokens=4, max_new_tokens=6)
-    assert (sum(episode.acted), episode.end, episode.meta["cut"], episode.turns) == (6, End.TRUNCATED, "tokens", 2)
+    assert (sum(episode.action_mask), episode.end, episode.meta["cut"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
     assert stepped(Talk(), episode, max_turn_tokens=4, max_new_tokens=6) == ""
 
 
@@ -108,7 +108,7 @@ def test_an_answer_that_is_cut_in_its_turn_is_truncated() -> None:
     for environment, answers in ((Sums(), ["123"]), (Talk(), ["1237"])):  # one takes no part, the other ends with the 7
         limit = 2 if isinstance(environment, Sums) else 4
         episode = talked(environment, answers, max_turn_tokens=limit)
-        assert (episode.end, episode.meta["cut"], episode.turns) == (End.TRUNCATED, "turn", 1)
+        assert (episode.end, episode.meta["cut"], episode.turns) == (StopReason.TRUNCATED, "turn", 1)
         assert stepped(type(environment)(), episode, max_turn_tokens=limit) == ""
 
 
@@ -116,18 +116,18 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     long = talked(Slow(), ["1", "2", "3"])
     short = talked(Slow(), ["1", "2", "3"], episode_s=0.2)
     assert (long.turns, long.meta["cut"]) == (3, "turns")
-    assert (short.turns, short.meta["cut"], short.end, short.text) == (2, "time", End.TRUNCATED, "12"), "judged as it is"
-    assert short.scored and stepped(Slow(), short) == ""
+    assert (short.turns, short.meta["cut"], short.end, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
+    assert short.is_scored and stepped(Slow(), short) == ""
     wrong = TokenEnv(env=Slow(), tokenizer=TOKENS)
     other = [*short.tokens[:-2], 5, short.tokens[-1]]
-    assert mismatch(wrong, "train", 4, short.tokens, short.acted, "truncated", 0.0, timed=True).startswith("the prompt differs")
-    assert mismatch(wrong, "train", 3, other, [*short.acted[:-2], False, True], "truncated", 0.0, timed=True)
+    assert find_mismatch(wrong, "train", 4, short.tokens, short.action_mask, "truncated", 0.0, ended_by_time=True).startswith("the prompt differs")
+    assert find_mismatch(wrong, "train", 3, other, [*short.action_mask[:-2], False, True], "truncated", 0.0, ended_by_time=True)
 
 
 def test_the_last_of_a_group_is_cut_where_it_has_the_turns_of_the_longest_other() -> None:
     *others, last = group_of("cut")
-    assert [(episode.turns, episode.end) for episode in others] == [(2, End.TERMINATED)] * 3
-    assert last.end is End.TRUNCATED and last.meta["cut"] == "overlong" and last.scored and 2 <= last.turns < 8
+    assert [(episode.turns, episode.end) for episode in others] == [(2, StopReason.TERMINATED)] * 3
+    assert last.end is StopReason.TRUNCATED and last.meta["cut"] == "overlong" and last.is_scored and 2 <= last.turns < 8
 
 
 @pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("cut", 4)])
@@ -173,6 +173,6 @@ def test_limits_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_turn_tokens is 0"):
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_s is 0"):
-        Rollout(TokenMDP(Sums(), TOK), Scripted(), episode_s=0)
+        Rollout(TokenMDP(Sums(), TOK), ScriptedSampler(), episode_timeout_s=0)
     with pytest.raises(ConfigError, match="overlong is 'drop'; allowed: cut, wait"):
-        Rollout(TokenMDP(Sums(), TOK), Scripted(), overlong="drop")
+        Rollout(TokenMDP(Sums(), TOK), ScriptedSampler(), straggler_policy="drop")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.runs.bottleneck import bottleneck
+from rlvr.runs.bottleneck import find_bottleneck
 
 
 def row(waits: float, sampling: float, idle: float, loading: float = 0.0, **more: float) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def row(waits: float, sampling: float, idle: float, loading: float = 0.0, **more
     ],
 )
 def test_the_limit_is_told_with_what_to_do(found: dict[str, Any], ahead: int, kind: str, words: str) -> None:
-    told = bottleneck([found], ahead)
+    told = find_bottleneck([found], ahead)
     assert told[0] == kind and words in told[1]
 
 
 def test_long_steps_weigh_more_and_runs_without_collectors_have_no_limit() -> None:
     long = row(0.9, 0.9, 0.1) | {"step_time": 90.0, "time/wait_for_batch": 81.0}
-    assert "waits for rollout workers 82% of the step" in bottleneck([long, row(0.1, 0.9, 0.1)], 1)[1]
-    assert bottleneck([{"step_time": 1.0}], 0) == bottleneck([], 0) == ("", "")
+    assert "waits for rollout workers 82% of the step" in find_bottleneck([long, row(0.1, 0.9, 0.1)], 1)[1]
+    assert find_bottleneck([{"step_time": 1.0}], 0) == find_bottleneck([], 0) == ("", "")

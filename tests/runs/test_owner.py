@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from rlvr.runs.owner import NOTE, clear_away, dead, own_folder, owner, place, sweep
-from rlvr.sandbox._inside.places import as_user, empty
+from rlvr.runs.owner import (
+    OWNER_FILE,
+    create_owned_folder,
+    get_owner_label,
+    get_pid_scope,
+    is_owner_dead,
+    remove_folder,
+    remove_orphaned_folders,
+)
+from rlvr.sandbox._inside.places import empty_folders, run_as_user
 
 PLAIN = 65534 if os.geteuid() == 0 else None
 """A user whom rights keep out."""
@@ -24,21 +32,21 @@ def test_only_what_the_dead_of_this_machine_left_is_swept(tmp_path: Path) -> Non
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     ).stdout.strip()
     labels = {
-        "dead": "|".join((*place(), gone, "1")),
-        "another": "|".join((*place(), str(os.getpid()), "1")),  # our number, used again: whoever it was had another birth
-        "rebooted": "|".join((place()[0], "before", place()[2], str(os.getpid()), "1")),
-        "far": "|".join(("another-machine", *place()[1:], gone, "1")),
+        "dead": "|".join((*get_pid_scope(), gone, "1")),
+        "another": "|".join((*get_pid_scope(), str(os.getpid()), "1")),  # our number, used again: whoever it was had another birth
+        "rebooted": "|".join((get_pid_scope()[0], "before", get_pid_scope()[2], str(os.getpid()), "1")),
+        "far": "|".join(("another-machine", *get_pid_scope()[1:], gone, "1")),
         "torn": "",
     }
     for name, label in labels.items():
         (tmp_path / f"ours-{name}").mkdir()
-        (tmp_path / f"ours-{name}" / NOTE).write_text(label)
+        (tmp_path / f"ours-{name}" / OWNER_FILE).write_text(label)
     (tmp_path / "ours-unsigned").mkdir()
     (tmp_path / "theirs-dead").mkdir()
-    (tmp_path / "theirs-dead" / NOTE).write_text(labels["dead"])
-    mine = own_folder("ours-", str(tmp_path))
-    assert (mine / NOTE).read_text() == owner(os.getpid()) and not dead(owner(os.getpid()))
-    assert sweep("ours-", str(tmp_path)) == 3
+    (tmp_path / "theirs-dead" / OWNER_FILE).write_text(labels["dead"])
+    mine = create_owned_folder("ours-", str(tmp_path))
+    assert (mine / OWNER_FILE).read_text() == get_owner_label(os.getpid()) and not is_owner_dead(get_owner_label(os.getpid()))
+    assert remove_orphaned_folders("ours-", str(tmp_path)) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"ours-far", "ours-torn", "ours-unsigned", "theirs-dead", mine.name}
 
 
@@ -60,7 +68,7 @@ def as_plain_user(work: Callable[[], None]) -> None:
             os.setresuid(PLAIN, PLAIN, PLAIN)
         work()
 
-    as_user(None, None, plainly)
+    run_as_user(None, None, plainly)
 
 
 def shut_in(folder: Path) -> None:
@@ -72,11 +80,11 @@ def shut_in(folder: Path) -> None:
         (folder / path).chmod(0)
 
 
-@pytest.mark.parametrize("removed", [clear_away, lambda folder: sweep("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"])
+@pytest.mark.parametrize("removed", [remove_folder, lambda folder: remove_orphaned_folders("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"])
 def test_folders_that_a_program_shut_go_too(everybodys: Path, removed: Callable[[Path], Any]) -> None:
     def work() -> None:
-        mine = own_folder("ours-", str(everybodys))
-        (mine / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))  # whose number we have now
+        mine = create_owned_folder("ours-", str(everybodys))
+        (mine / OWNER_FILE).write_text("|".join((*get_pid_scope(), str(os.getpid()), "1")))  # whose number we have now
         (mine / "work").mkdir()
         shut_in(mine / "work")
         (everybodys / "left").touch()
@@ -91,7 +99,7 @@ def test_a_place_that_a_program_shut_is_emptied_for_the_next_one(everybodys: Pat
         lent = everybodys / "lent"
         lent.mkdir()
         shut_in(lent)
-        empty([str(lent)], None, None)
+        empty_folders([str(lent)], None, None)
         (everybodys / "emptied").touch()
 
     as_plain_user(work)
@@ -102,7 +110,7 @@ def test_a_folder_that_cannot_go_yet_goes_with_a_later_sweep(tmp_path: Path, mon
     for number in range(20):  # whichever way a folder is read, in some of them the note comes before the rest
         folder = tmp_path / f"ours-{number}"
         folder.mkdir()
-        (folder / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))
+        (folder / OWNER_FILE).write_text("|".join((*get_pid_scope(), str(os.getpid()), "1")))
         (folder / f"stuck-{number}").mkdir()
     rmdir = os.rmdir
 
@@ -113,5 +121,5 @@ def test_a_folder_that_cannot_go_yet_goes_with_a_later_sweep(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", busy)
-        assert sweep("ours-", str(tmp_path)) == 0
-    assert sweep("ours-", str(tmp_path)) == 20 and not list(tmp_path.iterdir())
+        assert remove_orphaned_folders("ours-", str(tmp_path)) == 0
+    assert remove_orphaned_folders("ours-", str(tmp_path)) == 20 and not list(tmp_path.iterdir())

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from rlvr.episode import End, Episode
-from rlvr.runs.tally import talk_metrics, tally, tool_seconds
+from rlvr.episode import Episode, StopReason
+from rlvr.runs.tally import compute_conversation_metrics, compute_tool_times, count_conversation
 from tests.fixtures.recorded import agent_session
 
 
 def episode(turns: int, session: dict[str, Any] | None = None) -> Episode:
     meta = {"session": session} if session else {}
-    return Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, turns=turns, meta=meta)
+    return Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], StopReason.TERMINATED, turns=turns, meta=meta)
 
 
 def test_every_call_is_counted_once_and_those_that_failed_are_errors() -> None:
-    found = tally(4, agent_session())
+    found = count_conversation(4, agent_session())
     assert (found.turns, found.calls, found.errors) == (4, 5, 3) and found.seconds == pytest.approx(1.76)
     assert found.by_tool == {"python": 1, "bash": 2}, "a name that the model made up is not a column"
 
@@ -25,12 +25,12 @@ def test_every_call_is_counted_once_and_those_that_failed_are_errors() -> None:
 def test_a_call_in_the_reasoning_of_an_answer_is_no_call() -> None:
     thought = {"id": "0.0", "name": "python", "arguments": {}, "status": "in_thought"}
     session = agent_session() | {"turns": [{"text": "4", "content": "4", "calls": [thought]}], "heard": []}
-    assert tally(1, session).calls == 0
+    assert count_conversation(1, session).calls == 0
 
 
 def test_metrics_are_means_over_all_answers_and_absent_without_tools() -> None:
     plain = agent_session() | {"tools": []}
-    assert talk_metrics([episode(1), episode(3, plain)]) == {"turns/mean": 2.0} and tool_seconds([episode(3, plain)]) == {}
-    row = talk_metrics([episode(4, agent_session()), episode(2)])
+    assert compute_conversation_metrics([episode(1), episode(3, plain)]) == {"turns/mean": 2.0} and compute_tool_times([episode(3, plain)]) == {}
+    row = compute_conversation_metrics([episode(4, agent_session()), episode(2)])
     assert row == {"turns/mean": 3.0, "tools/calls": 2.5, "tools/errors": 1.5, "tools/bash/calls": 1.0, "tools/python/calls": 0.5}
-    assert tool_seconds([episode(4, agent_session())] * 2) == {"tools/time": pytest.approx(3.52)}
+    assert compute_tool_times([episode(4, agent_session())] * 2) == {"tools/time": pytest.approx(3.52)}

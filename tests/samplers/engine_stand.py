@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Feed, Sampling
+from rlvr.contracts import Completion, RequestQueue, Sampling
 from rlvr.errors import ConfigError
-from rlvr.model.handover import trainer_scores
-from rlvr.model.weights import model_from
+from rlvr.model.handover import compute_model_logprobs
+from rlvr.model.weights import load_model
 from rlvr.samplers._local import worker
-from rlvr.samplers._local.wire import Wire
+from rlvr.samplers._local.wire import MessageSocket
 from rlvr.samplers.hf import HFSampler
 
 TROUBLE = os.environ.get("STAND", "")
@@ -44,21 +44,21 @@ class Engine:
         assert method == "reload_from"
         if TROUBLE == "dies":
             raise RuntimeError("out of memory")
-        self.sampler.load(model_from(ModelConfig(path=settings["folder"])), version)
+        self.sampler.load_model(load_model(ModelConfig(path=settings["folder"])), version)
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        return trainer_scores(self.sampler.model, tokens)
+        return compute_model_logprobs(self.sampler.model, tokens)
 
     def rest(self) -> None:
         pass
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         for given in self.sampler.serve(feed, sampling):
             time.sleep(PAUSE_S)
             yield given
 
 
-class Babbling(Wire):
+class Babbling(MessageSocket):
     """Sends something else once, if a test says so."""
 
     def send(self, message: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError
-from rlvr.samplers._http import Http, NoReply
+from rlvr.samplers._http import HttpClient, NoReply
 from tests.fixtures.endpoint import endpoint
 
 BODY = b'{"ok": true}'
@@ -31,8 +31,8 @@ def test_an_answer_is_read_whole_from_a_server_that_closes_after_it(length: byte
         handler.wfile.write(BODY)
 
     with endpoint(lambda path, body, before: closes) as seen:
-        asked = Http(seen.url)
-        assert [asked.ask("GET", "/", until=soon()).json() for _ in range(2)] == [{"ok": True}] * 2
+        asked = HttpClient(seen.url)
+        assert [asked.request("GET", "/", deadline=soon()).json() for _ in range(2)] == [{"ok": True}] * 2
         assert not asked._idle and not asked._busy
         asked.close()
 
@@ -42,9 +42,9 @@ def test_an_answer_that_breaks_off_in_the_middle_is_none() -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n" + BODY[:5])
 
     with endpoint(lambda path, body, before: half) as seen:
-        asked = Http(seen.url)
+        asked = HttpClient(seen.url)
         with pytest.raises(NoReply, match=r"closed the connection.*5 bytes read, 7 more expected"):
-            asked.ask("GET", "/", until=soon())
+            asked.request("GET", "/", deadline=soon())
         assert not asked._idle and not asked._busy
 
 
@@ -82,11 +82,11 @@ def test_who_waits_for_a_connection_is_broken_off_too(place: Any) -> None:
 
     def asks() -> None:
         with pytest.raises(NoReply) as raised:
-            asked.ask("GET", "/", until=soon())
+            asked.request("GET", "/", deadline=soon())
         told.append(str(raised.value))
 
     with place() as url:
-        asked = Http(url)
+        asked = HttpClient(url)
         thread = threading.Thread(target=asks)
         thread.start()
         while not any(asked._busy.values()):
@@ -115,15 +115,15 @@ def lost_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_a_name_that_is_not_found_is_waited_for_until_the_deadline(lost_names: threading.Event) -> None:
     began = time.monotonic()
     with pytest.raises(NoReply, match="did not respond in time"):
-        Http("http://somewhere.example").ask("GET", "/", until=began + 0.3)
+        HttpClient("http://somewhere.example").request("GET", "/", deadline=began + 0.3)
     assert time.monotonic() - began < 30
 
 
 def test_who_waits_for_a_name_is_broken_off_too(lost_names: threading.Event) -> None:
-    asked = Http("http://somewhere.example")
+    asked = HttpClient("http://somewhere.example")
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        asking = pool.submit(asked.ask, "GET", "/", until=began + 50)
+        asking = pool.submit(asked.request, "GET", "/", deadline=began + 50)
         assert lost_names.wait(20)
         asked.close()
         assert "aborted by the caller" in str(asking.exception(30))
@@ -133,18 +133,18 @@ def test_who_waits_for_a_name_is_broken_off_too(lost_names: threading.Event) -> 
 @pytest.mark.parametrize("url", ["http://localhost:99999", "http://localhost:port/v1", "http://[::1", "localhost:8000", "ftp://host"])
 def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is not the URL of a server"):
-        Http(url)
-    assert Http("http://[::1]/v1")._new().host == "::1"
+        HttpClient(url)
+    assert HttpClient("http://[::1]/v1")._make_connection().host == "::1"
 
 
 def test_a_key_loses_its_line_break_and_one_that_cannot_be_sent_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with endpoint(lambda path, body, before: (200, {})) as seen:
-        asked = Http(seen.url, key_variable="SOME_KEY")
+        asked = HttpClient(seen.url, key_variable="SOME_KEY")
         monkeypatch.setenv("SOME_KEY", "sk-secret\r\n")
-        asked.ask("GET", "/", until=soon())
+        asked.request("GET", "/", deadline=soon())
         for key in ("sk-secret\nmore", "sk-secret\u201d"):
             monkeypatch.setenv("SOME_KEY", key)
-            for asks in (lambda: asked.ask("GET", "/", until=soon()), lambda: asked.reach(until=soon())):
+            for asks in (lambda: asked.request("GET", "/", deadline=soon()), lambda: asked.connect(deadline=soon())):
                 with pytest.raises(ConfigError, match="SOME_KEY contains characters") as raised:
                     asks()
                 assert "secret" not in str(raised.value)

@@ -13,19 +13,19 @@ import pytest
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Listed, Request, Sampling
+from rlvr.contracts import Completion, Request, Sampling, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.model import defaults
-from rlvr.model.weights import model_from
+from rlvr.model.weights import load_model
 from rlvr.samplers import _slots
 from rlvr.samplers import hf as hf_module
-from rlvr.samplers._by_length import ByLength
-from rlvr.samplers._choice import choose
-from rlvr.samplers._padded import Padded
-from rlvr.samplers._recomputed import Recomputed
+from rlvr.samplers._by_length import LengthGroupedCache
+from rlvr.samplers._choice import choose_tokens
+from rlvr.samplers._padded import PaddedCache
+from rlvr.samplers._recomputed import RecomputingCache
 from rlvr.samplers.hf import HFSampler
-from rlvr.samplers.scripted import Scripted
+from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures.families import ELSEWHERE, FAMILIES, STATE, UNUSUAL, model_of
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS, Sums
@@ -36,7 +36,7 @@ STOPS = TOKENIZER.stop_ids
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    made = model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+    made = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
     with torch.no_grad():  # a fresh model is nearly uniform; sharpen it so that order and seeds matter
         made.lm_head.weight.mul_(20)
     return made
@@ -44,7 +44,7 @@ def model() -> Any:
 
 def hf(model: Any, **settings: Any) -> HFSampler:
     sampler = HFSampler(**settings)
-    sampler.load(model, 0)
+    sampler.load_model(model, 0)
     return sampler
 
 
@@ -86,7 +86,7 @@ def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family
     prompts = [[5], [7, 9], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1, 8]]
     asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
     sampler = hf(model, batch_size=5)
-    assert bool(sampler.padded) == (family in UNUSUAL), sampler.padded
+    assert bool(sampler.slots_problem) == (family in UNUSUAL), sampler.slots_problem
     found = sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
     assert found == hf(model, batch_size=5).sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
     for request, completion in zip(asked, found, strict=True):
@@ -100,7 +100,7 @@ def test_a_family_with_a_state_of_its_own_samples_as_its_forward_pass_says(famil
     prompts = [[5], [7, 9], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1, 8]]
     asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
     sampler = hf(model, batch_size=5)
-    assert sampler.padded and sampler.kind is (Recomputed if family in ELSEWHERE else ByLength)
+    assert sampler.slots_problem and sampler.cache_class is (RecomputingCache if family in ELSEWHERE else LengthGroupedCache)
     for request, completion in zip(asked, sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0}))), strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-5)
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
@@ -112,29 +112,29 @@ def test_a_state_is_noticed_however_little_it_is_worth(family: str) -> None:
     for name, p in model.named_parameters():
         if p.dim() > 1 and "embed" not in name:
             p.data.mul_(1e-4)
-    assert hf(model).kind is (Recomputed if family in ELSEWHERE else ByLength)
+    assert hf(model).cache_class is (RecomputingCache if family in ELSEWHERE else LengthGroupedCache)
 
 
 def test_a_step_that_would_differ_with_other_weights_is_not_trusted() -> None:
     model = model_of("bamba")
     layer = next(module for name, module in model.named_modules() if name.endswith("down_proj"))
     hook = layer.register_forward_pre_hook(lambda _, given: (given[0].clamp(-1, 1),) if given[0].shape[1] == 1 else None)
-    assert hf(model).kind is Recomputed  # nothing reaches the limit with the weights that it has
+    assert hf(model).cache_class is RecomputingCache  # nothing reaches the limit with the weights that it has
     hook.remove()
-    assert hf(model).kind is ByLength
+    assert hf(model).cache_class is LengthGroupedCache
 
 
 def test_rows_without_padding_are_tested_too() -> None:
     """A mask that hides nothing may be dropped on the way, and Doge of transformers 4.56 then looks ahead."""
     model = model_of("gemma2")
-    assert hf(model).kind is Padded
+    assert hf(model).cache_class is PaddedCache
 
     def wrong(_: Any, given: Any, named: dict[str, Any], output: Any) -> None:
         if named.get("attention_mask") is not None and bool(named["attention_mask"].all()):
-            output.logits = output.logits.roll(1, dims=-1)
+            output.logits = output.logits.pool(1, dims=-1)
 
     model.register_forward_hook(wrong, with_kwargs=True)
-    assert hf(model).kind is not Padded
+    assert hf(model).cache_class is not PaddedCache
 
 
 def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
@@ -146,8 +146,8 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
             yield from super().stream(requests, sampling)
 
     wrapped = Counting()
-    wrapped.load(model, 0)
-    served = dict(ended for ended in wrapped.serve(Listed(requests(3)), Sampling()) if ended is not None)
+    wrapped.load_model(model, 0)
+    served = dict(ended for ended in wrapped.serve(StaticQueue(requests(3)), Sampling()) if ended is not None)
     assert wrapped.calls == 1
     assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), Sampling())]
 
@@ -178,7 +178,7 @@ def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> Non
 
 def test_a_random_number_next_to_one_never_picks_what_was_filtered_out() -> None:
     logits = torch.tensor([[2.0, 1.0, -30.0, -30.0]]).repeat(4, 1)
-    chosen, logprob = choose(logits, Sampling(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
+    chosen, logprob = choose_tokens(logits, Sampling(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
     assert chosen.tolist() == [0, 0, 1, 1] and bool(logprob.isfinite().all())
 
 
@@ -199,7 +199,7 @@ def test_finish_tells_a_stop_from_a_cap(model: Any) -> None:
 class Ends:
     """Ends a turn with a token that is no stop id, if it is not the first."""
 
-    def may(self, token: int) -> bool:
+    def may_stop(self, token: int) -> bool:
         return token == 7
 
     def __call__(self, tokens: Sequence[int]) -> bool:
@@ -208,7 +208,7 @@ class Ends:
 
 def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(model: Any) -> None:
     whole = requests(60, max_tokens=12)
-    plain, ended = (hf(model, batch_size=16).sample(asked, Sampling()) for asked in (whole, [replace(r, ends=Ends()) for r in whole]))
+    plain, ended = (hf(model, batch_size=16).sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole]))
     early = 0
     for full, cut in zip(plain, ended, strict=True):
         length = next((n for n in range(2, 13) if full.tokens[n - 1] == 7), 12)
@@ -245,12 +245,12 @@ def test_top_p_and_top_k_keep_the_likeliest_and_renormalise(model: Any, top_p: f
         probabilities = model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].softmax(-1)
     order = probabilities.argsort(descending=True).tolist()[: top_k or None]
     kept: list[int] = []
-    total = float(probabilities[order].sum())
-    while not kept or float(probabilities[kept].sum()) / total < top_p:
+    total = float(probabilities[order].parse_sum())
+    while not kept or float(probabilities[kept].parse_sum()) / total < top_p:
         kept.append(order[len(kept)])
     draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(1500)], Sampling(1.0, top_p, top_k, STOPS))
     assert {c.tokens[0] for c in draws} <= set(kept)
-    mass = float(probabilities[kept].sum())
+    mass = float(probabilities[kept].parse_sum())
     for completion in draws[:50]:
         wanted = math.log(float(probabilities[completion.tokens[0]]) / mass)
         assert completion.logprobs[0] == pytest.approx(wanted, abs=1e-4)
@@ -265,8 +265,8 @@ def test_hf_says_what_is_missing() -> None:
 
 def test_scripted_says_the_gold_and_stops() -> None:
     environment, tokenizer = Sums(), ByteTokenizer()
-    sampler = Scripted(answer="gold")
-    sampler.bind(environment, tokenizer)
+    sampler = ScriptedSampler(answer="gold")
+    sampler.attach(environment, tokenizer)
     task = environment.task("train", 7)
     long, short = (sampler.sample([Request([1], n, task=task)], Sampling())[0] for n in (9, 1))
     assert tokenizer.decode(long.tokens) == task.reference and long.finish == "stop"
@@ -274,8 +274,8 @@ def test_scripted_says_the_gold_and_stops() -> None:
 
 
 def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
-    sampler = Scripted(answer="random")
-    sampler.bind(Sums(), TOKENIZER)
+    sampler = ScriptedSampler(answer="random")
+    sampler.attach(Sums(), TOKENIZER)
     asked = [Request([1], 20, seed=seed) for seed in range(50)]
     once, again = (sampler.sample(asked, Sampling()) for _ in range(2))
     assert once == again and len({tuple(c.tokens) for c in once}) > 40
@@ -284,22 +284,22 @@ def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
 
 def test_scripted_refuses_an_unknown_script() -> None:
     with pytest.raises(ConfigError, match="did you mean 'gold'"):
-        Scripted(answer="golden")
+        ScriptedSampler(answer="golden")
     with pytest.raises(ConfigError, match="empty list"):
-        Scripted(answers=[])
+        ScriptedSampler(answers=[])
     with pytest.raises(SamplerError, match="got a request before"):
-        Scripted().sample([Request([1], 1)], Sampling())
+        ScriptedSampler().sample([Request([1], 1)], Sampling())
 
 
 def test_a_model_in_bfloat16_uses_its_slots_and_says_what_it_says_padded(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     half = copy.deepcopy(model).to(torch.bfloat16)
     asked, greedy = requests(12), Sampling(0.0, stop_ids=STOPS)
     slotted = hf(copy.deepcopy(half), batch_size=4)
-    assert slotted.padded == ""
+    assert slotted.slots_problem == ""
     said = slotted.sample(asked, greedy)
-    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.samplers.hf.find_slot_problem", lambda _: "as the test wants it")
     padded = hf(half, batch_size=4)
-    assert padded.padded and [c.tokens for c in padded.sample(asked, greedy)] == [c.tokens for c in said]
+    assert padded.slots_problem and [c.tokens for c in padded.sample(asked, greedy)] == [c.tokens for c in said]
 
 
 @pytest.mark.parametrize("looks", [3, 8])
@@ -316,7 +316,7 @@ def test_answers_do_not_depend_on_how_often_the_sampler_looks_which_have_ended(
     monkeypatch.setattr(torch.Tensor, "nonzero", noted)
     expected = hf(model, batch_size=6).sample(asked, Sampling(stop_ids=STOPS))
     every = len(seen)
-    monkeypatch.setattr(defaults, "ON_CPU", replace(defaults.ON_CPU, sampled_between_looks=looks))
+    monkeypatch.setattr(defaults, "CPU_DEFAULTS", replace(defaults.CPU_DEFAULTS, stop_check_interval_tokens=looks))
     found = hf(model, batch_size=6).sample(asked, Sampling(stop_ids=STOPS))
     assert [(c.tokens, c.finish) for c in found] == [(c.tokens, c.finish) for c in expected]
     assert {c.finish for c in found} == {"stop", "length"}
@@ -336,22 +336,22 @@ def test_no_step_asks_the_device_how_wide_it_is(model: Any, monkeypatch: pytest.
 
 
 def test_it_samples_in_the_precision_that_the_trainer_computes_in() -> None:
-    model = model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+    model = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
     sampler = HFSampler()
-    sampler.prepare(precision="bfloat16", max_length=40)
-    sampler.load(model, 0)
+    sampler.configure(precision="bfloat16", max_length=40)
+    sampler.load_model(model, 0)
     own = sampler.model
     assert own.dtype is torch.bfloat16 and model.dtype is torch.float32
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.25)
-    sampler.load(model, 1)
+    sampler.load_model(model, 1)
     assert sampler.model is own  # no second copy
     pairs = zip(own.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(mine, given.bfloat16()) and not mine.requires_grad for mine, given in pairs)
     other = HFSampler()
-    other.prepare(precision="float32", max_length=40)
-    other.load(model, 1)
+    other.configure(precision="float32", max_length=40)
+    other.load_model(model, 1)
     assert other.model is model
 
 
@@ -359,19 +359,19 @@ def test_as_many_answers_at_a_time_as_have_room_on_the_device(model: Any, monkey
     shape = SimpleNamespace(num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
     qwen = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: shape))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 140 << 30))
-    rows = hf_module.rows_in_memory(qwen, 4096)
+    rows = hf_module.count_rows_that_fit(qwen, 4096)
     assert rows * 4096 * 1.5 * 114_688 == pytest.approx(0.7 * (80 << 30), rel=0.02)  # 114,688 bytes a token
-    assert hf_module.rows_in_memory(qwen, 1 << 30) == 1 and not hf(model).limited  # a CPU has no such limit
+    assert hf_module.count_rows_that_fit(qwen, 1 << 30) == 1 and not hf(model).is_memory_limited  # a CPU has no such limit
     widths = list[int]()
 
     def two(model: Any, width: int) -> int:
         widths.append(width)
         return 2
 
-    monkeypatch.setattr(hf_module, "rows_in_memory", two)
+    monkeypatch.setattr(hf_module, "count_rows_that_fit", two)
     sampler = hf(model)
-    sampler.limited = True
+    sampler.is_memory_limited = True
     assert len(sampler.sample(requests(7), Sampling(stop_ids=STOPS))) == 7
-    sampler.prepare(precision="float32", max_length=99)
+    sampler.configure(precision="float32", max_length=99)
     sampler.sample(requests(1), Sampling(stop_ids=STOPS))
     assert widths == [max(len(r.prompt) + r.max_tokens for r in requests(7)), 99]

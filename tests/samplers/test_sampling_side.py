@@ -11,8 +11,8 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.questions.curriculum import Curriculum
 from rlvr.learn.questions.dynamic import DynamicSampling
-from rlvr.learn.questions.questions import GuidedQuestions, Questions
-from rlvr.learn.questions.schedule import Schedule
+from rlvr.learn.questions.questions import CurriculumTaskSampler, TaskSampler
+from rlvr.learn.questions.schedule import TaskOrder
 from tests.algos.test_credit import said
 from tests.fixtures.worlds import Sums
 
@@ -22,89 +22,89 @@ def group(*rewards: float | None) -> list[Episode]:
 
 
 def test_groups_are_kept_by_the_groups_spread_and_refilled() -> None:
-    collector = DynamicSampling(wanted=2, max_rounds=3)
-    collector.offer([group(1.0, 1.0), group(0.95, 0.95 + 1e-9), group(1.0, None), group(0.0, 1.0)])
-    assert collector.missing == 1 and not collector.done and collector.next_size == 2
-    collector.offer([group(0.4, 0.5), group(0.0, 1.0)])
-    assert collector.done and [[e.reward for e in g] for g in collector.groups()] == [[0.0, 1.0], [0.4, 0.5]]
-    figures = collector.figures()
-    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_share"] == pytest.approx(3 / 6)
-    assert figures["frac_reward_zero_std"] == pytest.approx(3 / 6) and figures["dynamic_sampling/short_by"] == 0
+    collector = DynamicSampling(num_groups=2, max_rounds=3)
+    collector.add_groups([group(1.0, 1.0), group(0.95, 0.95 + 1e-9), group(1.0, None), group(0.0, 1.0)])
+    assert collector.num_missing == 1 and not collector.is_done and collector.next_num_groups == 2
+    collector.add_groups([group(0.4, 0.5), group(0.0, 1.0)])
+    assert collector.is_done and [[e.reward for e in g] for g in collector.select_groups()] == [[0.0, 1.0], [0.4, 0.5]]
+    figures = collector.metrics()
+    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_fraction"] == pytest.approx(3 / 6)
+    assert figures["frac_reward_zero_std"] == pytest.approx(3 / 6) and figures["dynamic_sampling/missing_groups"] == 0
     assert {reason: len(groups) for reason, groups in collector.dropped().items()} == {"zero_std": 3, "surplus": 1}
 
 
 def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:
-    collector = DynamicSampling(wanted=3, max_rounds=2)
+    collector = DynamicSampling(num_groups=3, max_rounds=2)
     for _ in range(2):
-        collector.offer([group(1.0, 1.0), group(0.0, 0.0)])
-    assert collector.done and len(collector.groups()) == 3
-    assert collector.figures()["dynamic_sampling/short_by"] == 3 and len(collector.dropped()["zero_std"]) == 1
+        collector.add_groups([group(1.0, 1.0), group(0.0, 0.0)])
+    assert collector.is_done and len(collector.select_groups()) == 3
+    assert collector.metrics()["dynamic_sampling/missing_groups"] == 3 and len(collector.list_dropped()["zero_std"]) == 1
     with pytest.raises(ConfigError):
-        DynamicSampling(wanted=0, max_rounds=1)
+        DynamicSampling(num_groups=0, max_rounds=1)
 
 
 def test_where_no_answer_has_a_score_no_reward_is_reported() -> None:
-    collector = DynamicSampling(wanted=1, max_rounds=1)
-    collector.offer([group(None, None)])
-    assert "dynamic_sampling/reward_kept" not in collector.figures() and collector.figures()["dynamic_sampling/short_by"] == 1
+    collector = DynamicSampling(num_groups=1, max_rounds=1)
+    collector.add_groups([group(None, None)])
+    assert "dynamic_sampling/kept_reward" not in collector.metrics() and collector.metrics()["dynamic_sampling/missing_groups"] == 1
 
 
 def test_the_curriculum_asks_what_is_open_and_forgets_nothing() -> None:
     tasks = [f"t{k}" for k in range(30)]
-    curriculum = Curriculum(decay=0.5, floor=0.05)
+    curriculum = Curriculum(ema=0.5, min_weight=0.05)
     for k, task in enumerate(tasks):
-        curriculum.observe(task, 1.0 if k < 10 else 0.0 if k < 20 else 0.5)
-    drawn = Counter(tasks[place] for seed in range(300) for place in curriculum.choose(tasks, 5, seed=seed))
+        curriculum.update_solve_rate(task, 1.0 if k < 10 else 0.0 if k < 20 else 0.5)
+    drawn = Counter(tasks[place] for seed in range(300) for place in curriculum.draw_positions(tasks, 5, seed=seed))
     open_ones = sum(drawn[t] for t in tasks[20:])
     assert open_ones > 0.7 * sum(drawn.values()) and all(drawn[t] for t in tasks)
-    assert len(set(curriculum.choose(tasks, 30, seed=0))) == 30
+    assert len(set(curriculum.draw_positions(tasks, 30, seed=0))) == 30
     with pytest.raises(ConfigError, match="31"):
-        curriculum.choose(tasks, 31, seed=0)
+        curriculum.draw_positions(tasks, 31, seed=0)
 
 
 class Few(Sums):
-    def size(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int | None:
         return 10
 
 
 def test_questions_walk_the_schedule_and_a_curriculum_looks_ahead() -> None:
-    plain = Questions(Schedule(Few(), "train", seed=1))
-    assert [i for _ in range(2) for i, _ in plain.take(5)] == [plain.schedule.index(k) for k in range(10)]
-    guided = GuidedQuestions(Schedule(Few(), "train", seed=1), Curriculum(candidates=4))
-    for _, task in guided.schedule.tasks(0, 10):
-        guided.curriculum.observe(task.id, 0.5 if task.id.endswith(("3", "7")) else 0.0)
-    drawn = Counter(index for _ in range(40) for index, _ in guided.take(3))
+    plain = TaskSampler(TaskOrder(Few(), "train", seed=1))
+    assert [i for _ in range(2) for i, _ in plain.next_tasks(5)] == [plain.task_order.get_index(k) for k in range(10)]
+    guided = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(oversample=4))
+    for _, task in guided.task_order.load_tasks(0, 10):
+        guided.curriculum.update_solve_rate(task.id, 0.5 if task.id.endswith(("3", "7")) else 0.0)
+    drawn = Counter(index for _ in range(40) for index, _ in guided.next_tasks(3))
     assert guided.position == 400 and drawn[3] + drawn[7] > 60 and len(drawn) == 10  # of 120; without weights, 24
-    assert len({i for i, _ in guided.take(3)}) == 3
+    assert len({i for i, _ in guided.next_tasks(3)}) == 3
 
 
 def test_questions_learn_from_scored_groups_only() -> None:
-    questions = GuidedQuestions(Schedule(Few(), "train", seed=1), Curriculum(decay=0.5))
-    asked = questions.take(3)
-    questions.judged(asked, [group(1.0, 0.0, None), group(None, None), group(0.0, 0.0)])
-    rates = questions.curriculum.rates
+    questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema=0.5))
+    asked = questions.next_tasks(3)
+    questions.on_verified(asked, [group(1.0, 0.0, None), group(None, None), group(0.0, 0.0)])
+    rates = questions.curriculum.solve_rates
     assert [rates.get(task.id) for _, task in asked] == [0.5, None, 0.0]
-    again = GuidedQuestions(Schedule(Few(), "train", seed=1), Curriculum(decay=0.5))
+    again = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema=0.5))
     again.load_state_dict(json.loads(json.dumps(questions.state_dict())))
-    assert again.take(3) == questions.take(3)
+    assert again.next_tasks(3) == questions.next_tasks(3)
 
 
 def test_a_restored_curriculum_draws_the_same() -> None:
-    first = Curriculum(decay=0.5)
-    first.observe("a", 1.0)
-    first.observe("a", 0.0)
-    assert first.rates["a"] == 0.5 and first.weight("a") == 1.0 and first.weight("new") == 1.0
-    second = Curriculum(decay=0.5)
+    first = Curriculum(ema=0.5)
+    first.update_solve_rate("a", 1.0)
+    first.update_solve_rate("a", 0.0)
+    assert first.solve_rates["a"] == 0.5 and first.compute_weight("a") == 1.0 and first.compute_weight("new") == 1.0
+    second = Curriculum(ema=0.5)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     tasks = ["a", "b", "c", "d"]
-    assert [first.choose(tasks, 2, seed=s) for s in range(9)] == [second.choose(tasks, 2, seed=s) for s in range(9)]
+    assert [first.draw_positions(tasks, 2, seed=s) for s in range(9)] == [second.draw_positions(tasks, 2, seed=s) for s in range(9)]
 
 
 def test_no_task_is_asked_twice_in_a_step_where_two_passes_meet() -> None:
     for count in (4, 8, 10):
-        questions = GuidedQuestions(Schedule(Few(), "train", seed=0), Curriculum(candidates=4))
+        questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(oversample=4))
         for step in range(20):
-            asked = [index for index, _ in questions.take(1 if step % 3 == 2 else count)]  # odd sizes: windows do not end with a pass
+            asked = [index for index, _ in questions.next_tasks(1 if step % 3 == 2 else count)]  # odd sizes: windows do not end with a pass
             assert len(asked) == len(set(asked))
-    many = GuidedQuestions(Schedule(Few(), "train", seed=0), Curriculum(candidates=4)).take(12)
+    many = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(oversample=4)).next_tasks(12)
     assert len(many) == 12 and len(dict(many)) == 10  # more than there are

@@ -14,11 +14,11 @@ from torch import Tensor
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError
 from rlvr.learn.train import train
-from rlvr.learn.update.head import token_logprobs
-from rlvr.model.batch import Rows
-from rlvr.plugins.registry import build, from_config
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers._support import Support, kept, support_for
+from rlvr.learn.update.head import compute_token_logprobs
+from rlvr.model.batch import TokenRows
+from rlvr.plugins.registry import build, build_from_config
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers._support import SamplingSupport, compute_support_mask, make_support
 from tests.fixtures.tiny import tiny_run
 
 
@@ -36,7 +36,7 @@ def by_hand(row: Tensor, top_k: int, top_p: float) -> set[int]:
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.7), (5, 0.6), (100, 0.999), (1, 1.0), (0, 1.0)])
 def test_what_is_kept_is_what_the_definition_says(top_k: int, top_p: float) -> None:
     logits = torch.randn(40, 12, generator=torch.Generator().manual_seed(0)) * 2
-    for row, stays in zip(logits, kept(logits, top_k, top_p), strict=True):
+    for row, stays in zip(logits, compute_support_mask(logits, top_k, top_p), strict=True):
         assert set(stays.nonzero()[:, 0].tolist()) == by_hand(row, top_k, top_p)
 
 
@@ -45,16 +45,16 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
     """Log-probability, entropy and their gradients against autograd over only the tokens that are kept."""
     dice = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 6, generator=dice, dtype=torch.float64).requires_grad_() for n in (8, 11))
-    logits, support = (hidden @ weight.T) / 0.8, Support(4, 0.8)
+    logits, support = (hidden @ weight.T) / 0.8, SamplingSupport(4, 0.8)
     target = torch.tensor([sorted(by_hand(row, 4, 0.8))[0] for row in logits.detach()])
     push = torch.randn(2, 8, generator=dice, dtype=torch.float64)
     expected = torch.zeros((), dtype=torch.float64)
     for i, row in enumerate(logits):
         ids = sorted(by_hand(row.detach(), 4, 0.8))
         logs = row[ids].log_softmax(0)
-        expected = expected + push[0, i] * logs[ids.index(int(target[i]))] - push[1, i] * (logs.exp() * logs).sum()
-    found, entropy = token_logprobs(
-        hidden, weight, None, target, temperature=0.8, chunk=chunk, entropy=True, cut=lambda values, part: support.cut(values, target[part])
+        expected = expected + push[0, i] * logs[ids.index(int(target[i]))] - push[1, i] * (logs.exp() * logs).parse_sum()
+    found, entropy = compute_token_logprobs(
+        hidden, weight, None, target, temperature=0.8, chunk=chunk, entropy=True, cut=lambda values, part: support.mask_logits(values, target[part])
     )
     assert entropy is not None
     ours = (push[0] * found).sum() + (push[1] * entropy).sum()
@@ -62,23 +62,23 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
     grads = [torch.autograd.grad(x, [hidden, weight], retain_graph=True) for x in (ours, expected)]
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-10)
-    whole = torch.autograd.grad(token_logprobs(hidden, weight, None, target, temperature=0.8)[0].sum(), [hidden])[0]
+    whole = torch.autograd.grad(compute_token_logprobs(hidden, weight, None, target, temperature=0.8)[0].sum(), [hidden])[0]
     assert not torch.allclose(grads[0][0], whole, atol=1e-3)
 
 
 def test_a_chosen_token_that_rounding_puts_outside_is_kept() -> None:
-    cut = Support(1, 1.0).cut(torch.tensor([[1.0, 0.9999999, 0.0]]), torch.tensor([1]))
+    cut = SamplingSupport(1, 1.0).mask_logits(torch.tensor([[1.0, 0.9999999, 0.0]]), torch.tensor([1]))
     assert float(cut.log_softmax(-1)[0, 1]) == pytest.approx(-0.693, abs=1e-3)
 
 
 def test_after_an_optimizer_step_the_tokens_are_those_of_before() -> None:
-    batch = next(Rows([[5, 6, 2], [5, 7, 1]], [[False, True, True], [False, True, True]]).batches([0, 1], budget=64))
-    support, logits = Support(2, 1.0, recorded=True), torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
+    batch = next(TokenRows([[5, 6, 2], [5, 7, 1]], [[False, True, True], [False, True, True]]).iter_batches([0, 1], max_tokens=64))
+    support, logits = SamplingSupport(2, 1.0, recorded=True), torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        before = support.of_policy(batch)(logits, slice(None))
-    moved = support.of_policy(batch)(-logits[1:3], slice(1, 3))
+        before = support.make_policy_mask(batch)(logits, slice(None))
+    moved = support.make_policy_mask(batch)(-logits[1:3], slice(1, 3))
     assert torch.equal(moved > -1e29, before[1:3] > -1e29)
-    assert torch.equal(support.of_reference(batch)(logits * 0, slice(None)) > -1e29, before > -1e29)
+    assert torch.equal(support.make_reference_mask(batch)(logits * 0, slice(None)) > -1e29, before > -1e29)
 
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -97,8 +97,8 @@ def config(**changes: Any) -> RunConfig:
 @pytest.mark.parametrize("name", RUNS)
 def test_in_a_run_every_ratio_is_1_at_the_first_step(name: str, tmp_path: Path) -> None:
     start = {"steps": 40, "batch_size": 16, "learning_rate": 1e-2}
-    train(config(warmstart=start, eval={"tasks": 0}, **RUNS[name]), out=tmp_path, console=Console(file=io.StringIO()))
-    gaps = [row["sampling/logp_difference_max"] for row in rows_of(tmp_path / "metrics.jsonl") if row["optimizer_steps"]]
+    train(config(sft_warmup=start, eval={"tasks": 0}, **RUNS[name]), out=tmp_path, console=Console(file=io.StringIO()))
+    gaps = [row["sampling/logp_difference_max"] for row in read_jsonl(tmp_path / "metrics.jsonl") if row["optimizer_steps"]]
     assert gaps and max(gaps) < 1e-4  # over the whole distribution it would be up to -log 0.7
 
 
@@ -121,9 +121,9 @@ def test_what_cannot_be_followed_is_refused_before_any_work(name: str) -> None:
     changes, words = REFUSED[name]
     asked = config(**changes)
     with pytest.raises(ConfigError, match=words):
-        support_for(asked, from_config("algorithm", asked.algorithm))
+        make_support(asked, build_from_config("algorithm", asked.algorithm))
 
 
 def test_without_sampling_there_is_nothing_to_cut() -> None:
-    assert support_for(config(), build("algorithm", "grpo")) is None
-    assert support_for(config(rollout={"top_p": 0.5}), build("algorithm", "sft")) is None
+    assert make_support(config(), build("algorithm", "grpo")) is None
+    assert make_support(config(rollout={"top_p": 0.5}), build("algorithm", "sft")) is None

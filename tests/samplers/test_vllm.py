@@ -16,21 +16,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Feed, Request, Sampling
-from rlvr.contracts.sampler import Asked
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling
+from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn.train import train
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.handover import Plain
-from rlvr.model.weights import exported, model_from
+from rlvr.model.handover import PlainWeights
+from rlvr.model.weights import load_model, to_transformers_tokenizer
 from rlvr.rollout.replay import replay_rows
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers._vllm_version import check_version, supported
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers._vllm_version import check_version, format_supported_range
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task
 from tests.fixtures.boards import Boards
@@ -53,7 +53,7 @@ MODEL = {
 
 
 def fresh(seed: int = 1, **changes: Any) -> Any:
-    made = model_from(ModelConfig(config=MODEL | changes), TOKENIZER, seed=seed)
+    made = load_model(ModelConfig(config=MODEL | changes), TOKENIZER, seed=seed)
     with torch.no_grad():  # a fresh model is nearly uniform; sharpen it so that seeds and temperatures matter
         made.lm_head.weight.mul_(10)
     return made
@@ -78,7 +78,7 @@ def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path, lora: dict[str, A
     folder = tmp_path / "run"
     quiet = Console(quiet=True)
     train(config, out=folder, console=quiet)
-    steps = list(rows_of(folder / "metrics.jsonl"))
+    steps = list(read_jsonl(folder / "metrics.jsonl"))
     apart = [step["sampling/logp_difference_max"] for step in steps if "sampling/logp_difference_max" in step]
     assert len(steps) == 20 and len(apart) > 15 and max(apart) < 1e-4
     train(config, out=folder, resume=True, verify=True, console=quiet)
@@ -86,15 +86,15 @@ def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path, lora: dict[str, A
 
 def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fresh(tie_word_embeddings=True).save_pretrained(tmp_path / "model")  # the engine's CPU build keeps a copy of a tied head
-    exported(TOKENIZER).save_pretrained(tmp_path / "model")
+    to_transformers_tokenizer(TOKENIZER).save_pretrained(tmp_path / "model")
     asked = ["eval", "tests/fixtures/worlds.py:Sums", "--tasks", "30", "--temperature", "1", "--json", "--policy"]
     figures = []
     for engine in ("vllm", "hf"):
-        assert run([*asked, f"{engine}:{tmp_path / 'model'}", "--out", str(tmp_path / engine)]) == 0
+        assert run_command([*asked, f"{engine}:{tmp_path / 'model'}", "--out", str(tmp_path / engine)]) == 0
         (env,) = json.loads(capsys.readouterr().out.splitlines()[-1])["envs"].values()
-        figures.append((env["samples"], env["unscored"], {row["tokens"][0] for row in rows_of(tmp_path / engine / "episodes.jsonl")}))
+        figures.append((env["samples"], env["unscored"], {row["tokens"][0] for row in read_jsonl(tmp_path / engine / "episodes.jsonl")}))
     assert figures[0] == figures[1] and figures[0][:2] == (30, 0)  # both read the prompts alike
-    assert run(["doctor", "--model", str(tmp_path / "model"), "--sampler", "vllm", "--env", "tests/fixtures/worlds.py:Sums", "--json"]) == 0
+    assert run_command(["doctor", "--model", str(tmp_path / "model"), "--sampler", "vllm", "--env", "tests/fixtures/worlds.py:Sums", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["verdict"].startswith("They agree") and {row["precision"] for row in told["rows"]} == {"float32", "bfloat16"}
 
@@ -107,7 +107,7 @@ def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
         sampler.load(model, 0)
         real: Any = sampler._engine
         assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
-        assert 1e-4 < sampler.figures()["probe/difference_mean"] < sampler.figures()["probe/difference"] < 0.3
+        assert 1e-4 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 0.3
         assert len(sampler.sample(requests(6), Sampling(stop_ids=STOPS))) == 6
 
 
@@ -125,13 +125,13 @@ def vllm(model: Any) -> Iterator[VLLMSampler]:
 
 def requests(count: int, *, max_tokens: int = 12) -> list[Request]:
     prompts = [TOKENIZER.render([{"role": "user", "content": text}]) for text in ("1+2=", "12+34=", "7=" * 20)]
-    return [Request(prompts[i % 3], max_tokens, seed=seed_of("request", i)) for i in range(count)]
+    return [Request(prompts[i % 3], max_tokens, seed=derive_seed("request", i)) for i in range(count)]
 
 
 class Ends:
     """Ends a turn with a token that is no stop id."""
 
-    def may(self, token: int) -> bool:
+    def may_stop(self, token: int) -> bool:
         return token == 7
 
     def __call__(self, tokens: Sequence[int]) -> bool:
@@ -140,7 +140,7 @@ class Ends:
 
 def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(vllm: VLLMSampler) -> None:
     whole = requests(40)
-    plain, ended = (vllm.sample(asked, Sampling()) for asked in (whole, [replace(r, ends=Ends()) for r in whole]))
+    plain, ended = (vllm.sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole]))
     lengths = [full.tokens.index(7) + 1 if 7 in full.tokens else 12 for full in plain]
     assert [cut.tokens for cut in ended] == [full.tokens[:length] for full, length in zip(plain, lengths, strict=True)]
     assert [len(cut.logprobs) for cut in ended] == lengths and min(lengths) < 12
@@ -172,7 +172,7 @@ def test_top_p_and_top_k_are_in_the_logprobs(vllm: VLLMSampler, model: Any) -> N
     draws = vllm.sample([Request(request.prompt, 1, seed) for seed in range(60)], Sampling(top_k=3, stop_ids=STOPS))
     assert {c.tokens[0] for c in draws} == set(best.tolist())
     for completion in draws:
-        wanted = (probabilities[completion.tokens[0]] / probabilities[best].sum()).log()
+        wanted = (probabilities[completion.tokens[0]] / probabilities[best].parse_sum()).log()
         assert completion.logprobs[0] == pytest.approx(float(wanted), abs=1e-5)
     one = vllm.sample([request], Sampling(top_p=1e-6, stop_ids=STOPS))[0]
     assert one.tokens == [int(best[0])] and one.logprobs == [0.0]
@@ -220,13 +220,13 @@ def test_completions_come_as_they_end_and_an_abandoned_stream_leaves_nothing_run
     assert not engine._llm.llm_engine.has_unfinished_requests()
 
 
-class Later(Feed):
+class Later(RequestQueue):
     """A long request, and a short one once the sampler has said `after` times that nothing has ended."""
 
     def __init__(self, after: int) -> None:
         self.asked, self.calls, self.after = [Request([2, 5], 60, seed=1), Request([2, 6], 3, seed=2)], 0, after
 
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         self.calls += 1
         if self.calls == 1:
             return [(7, self.asked[0])]
@@ -234,7 +234,7 @@ class Later(Feed):
             return []
         return [(8, self.asked[1])] if self.calls == self.after + 1 else None
 
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         raise AssertionError("asked in waves")
 
 
@@ -249,7 +249,7 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
     model = fresh(3)
     with torch.no_grad():
         model.lm_head.weight[[0, 11]] *= 1.5  # a stop id is likely enough for several turns
-    vllm.load(model, 0)
+    vllm.load_model(model, 0)
     dice, found = random.Random(0), list[list[Any]]()
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -257,11 +257,11 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
 
     for lockstep in (True, False):
         boards = Boards(happens=happens)
-        draws = [Draw(boards.task("train", i), f"g{i}", seed_of(i)) for i in range(40)]
-        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), vllm, lockstep=lockstep, open_sessions=16) as rollout:
+        draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(40)]
+        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), vllm, sync_turns=lockstep, max_open_sessions=16) as rollout:
             episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
-        found.append([(e.tokens, e.acted, e.reward, e.turns) for e in episodes])
-        assert all(e.scored for e in episodes) and boards.settled and rollout.lockstep == lockstep
+        found.append([(e.tokens, e.action_mask, e.reward, e.turns) for e in episodes])
+        assert all(e.is_scored for e in episodes) and boards.settled and rollout.sync_turns == lockstep
     assert found[0] == found[1] and {turns for *_, turns in found[0]} >= {1, 2, 3}
 
 
@@ -280,7 +280,7 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     worst, said = 0.0, set()
     for step in range(20):
-        vllm.load(model, step)
+        vllm.load_model(model, step)
         found = vllm.sample(asked, Sampling(stop_ids=STOPS))
         worst = max(worst, largest_difference(model, asked, found))
         said.add(tuple(engine.score(range(16))))
@@ -298,13 +298,13 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
 @pytest.mark.parametrize("amount", [0.05, 1e-5])
 def test_a_skipped_reload_is_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
     model = fresh()
-    vllm.load(model, 0)
+    vllm.load_model(model, 0)
     engine: Any = vllm._engine
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "collective_rpc", lambda *args, **kwargs: None)
         with pytest.raises(SamplerError, match=r"still samples from old weights.*version 1 was sent.*reload had no effect"):
-            vllm.load(nudged(model, amount, 1), 1)
-    vllm.load(model, 1)
+            vllm.load_model(nudged(model, amount, 1), 1)
+    vllm.load_model(model, 1)
 
 
 def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,23 +312,23 @@ def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest
     engine: Any = vllm._engine
     take = engine.take
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "take", lambda _, version: take(Plain(other), version))
+        patch.setattr(engine, "take", lambda _, version: take(PlainWeights(other), version))
         with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* differ by [0-9.]+; 0.0001"):
-            vllm.load(model, 1)
-    vllm.load(model, 2)
+            vllm.load_model(model, 1)
+    vllm.load_model(model, 2)
 
 
 def test_an_update_that_moves_nothing_is_no_stale_reload(vllm: VLLMSampler, model: Any) -> None:
     for version in range(3):
-        vllm.load(model, version)
-    assert vllm._probe is not None and 0 < vllm._probe.difference < 1e-5
+        vllm.load_model(model, version)
+    assert vllm._probe is not None and 0 < vllm._probe.max_difference < 1e-5
 
 
 def test_what_was_cached_under_old_weights_is_forgotten(vllm: VLLMSampler) -> None:
     model, asked = fresh(), [Request([2, *range(4, 14)] * 8, 8, seed=3)]  # a prompt of many cache blocks
-    vllm.load(model, 0)
+    vllm.load_model(model, 0)
     vllm.sample(asked * 3, Sampling())
-    vllm.load(nudged(model, 0.05, 5), 1)
+    vllm.load_model(nudged(model, 0.05, 5), 1)
     assert largest_difference(model, asked, vllm.sample(asked, Sampling())) < 1e-5
 
 
@@ -341,7 +341,7 @@ WORLDS = [
 
 def test_the_range_of_versions_is_stated_once() -> None:
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    assert extras["vllm"] == [f"vllm{supported()}"]
+    assert extras["vllm"] == [f"vllm{format_supported_range()}"]
 
 
 @pytest.mark.parametrize("make, lengths, count", WORLDS)
@@ -349,22 +349,22 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     model = fresh(3)
     with torch.no_grad():  # stop ids and the digit that ends the talk are likely enough to be met often
         model.lm_head.weight[[0, 11]] *= 1.5
-    vllm.load(model, 0)
+    vllm.load_model(model, 0)
     environment: Environment = make()
     mdp = TokenMDP(environment, TOKENIZER, **lengths)
-    draws = [Draw(environment.task("train", i), f"g{i}", seed_of(i), {"split": "train", "index": i}) for i in range(count)]
+    draws = [RolloutRequest(environment.task("train", i), f"g{i}", derive_seed(i), {"split": "train", "index": i}) for i in range(count)]
     with Rollout(mdp, vllm) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
     rows = [
-        {**e.meta, "tokens": e.tokens, "acted": [int(own) for own in e.acted], "end": e.end.value, "reward": e.reward} for e in episodes
+        {**e.meta, "tokens": e.tokens, "acted": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward} for e in episodes
     ]
     env = TokenEnv(env=make(), tokenizer=TOKENS, obs="ids", **lengths)  # type: ignore[arg-type]
     report = replay_rows(env, rows)
     assert (report.episodes, report.mismatches, report.failed) == (count, 0, 0)
-    ends = Counter((e.end.value, e.tokens[-1] in STOPS) for e in episodes)
+    ends = Counter((e.stop_reason.value, e.tokens[-1] in STOPS) for e in episodes)
     assert ends[("terminated", True)] > 5 and ends[("truncated", False)] > 5
     if lengths["max_new_tokens"] == 1:
-        assert all(e.length == 1 for e in episodes)  # so each of the stops above fell on the cap
+        assert all(e.num_policy_tokens == 1 for e in episodes)  # so each of the stops above fell on the cap
     if environment.max_turns > 1:
         assert Counter(e.turns for e in episodes).keys() >= {2, 3}
 

@@ -20,13 +20,13 @@ from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn.train import train
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.device import computing_in, device_from, free_cached_memory, trained_in
-from rlvr.model.handover import in_precision, trainer_scores
-from rlvr.model.weights import exported, model_from
-from rlvr.runs.runlog import rows_of
+from rlvr.model.device import autocast_to, free_cached_memory, get_trainer_precision, resolve_device
+from rlvr.model.handover import cast_state_dict, compute_model_logprobs
+from rlvr.model.weights import load_model, to_transformers_tokenizer
+from rlvr.runs.runlog import read_jsonl
 from rlvr.samplers import _colocated
-from rlvr.samplers._colocated import alone, random_state_kept
-from rlvr.samplers._probe import Probe, apart
+from rlvr.samplers._colocated import check_no_torch_distributed, preserve_random_state
+from rlvr.samplers._probe import WeightProbe, compare_logprobs
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint, hang_up
@@ -63,7 +63,7 @@ class Engine:
 
     def generate(self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool, lora_request: Any) -> list[Any]:
         tokens = prompts[0]["prompt_token_ids"]
-        scores = trainer_scores(self.model, tokens)
+        scores = compute_model_logprobs(self.model, tokens)
         return [
             SimpleNamespace(prompt_logprobs=[None, *({t: SimpleNamespace(logprob=s)} for t, s in zip(tokens[1:], scores, strict=True))])
         ]
@@ -89,7 +89,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     monkeypatch.setattr(_colocated, "free_cached_memory", lambda: made.done.append("free"))
-    monkeypatch.setattr("rlvr.samplers.vllm.installed", lambda: "0.32.0")
+    monkeypatch.setattr("rlvr.samplers.vllm.get_installed_version", lambda: "0.32.0")
     yield made
 
 
@@ -116,7 +116,7 @@ PRECISIONS = [
 @pytest.mark.parametrize("mixed, device, weights, computed", PRECISIONS)
 def test_the_trainer_s_precision_follows_mixed_precision_on_an_accelerator(mixed: str, device: str, weights: str, computed: str) -> None:
     model = SimpleNamespace(dtype=getattr(torch, weights))
-    assert trained_in(model, mixed, torch.device(device)) == computed
+    assert get_trainer_precision(model, mixed, torch.device(device)) == computed
 
 
 def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(engine: Engine) -> None:
@@ -144,12 +144,12 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
 
 def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(HFSampler, "prepare", lambda self, **what: told.append(what))
-    monkeypatch.setattr(HFSampler, "figures", lambda self: {"probe/difference": 0.25})
+    monkeypatch.setattr(HFSampler, "configure", lambda self, **what: told.append(what))
+    monkeypatch.setattr(HFSampler, "metrics", lambda self: {"probe/difference": 0.25})
     config = tiny_run(rollout={"max_completion_length": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
     assert told == [{"precision": "float32", "max_length": 40}]
-    assert [row["probe/difference"] for row in rows_of(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]
+    assert [row["probe/difference"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]
 
 
 def test_memory_is_returned_before_the_engine_wakes_and_after_it_sleeps(engine: Engine) -> None:
@@ -183,12 +183,12 @@ def test_the_random_state_of_the_current_device_alone_is_kept(monkeypatch: pytes
 
     monkeypatch.setattr(torch.random, "fork_rng", forked)
     before = torch.get_rng_state()
-    with random_state_kept():
+    with preserve_random_state():
         torch.rand(3)
     assert torch.equal(before, torch.get_rng_state())
     has(monkeypatch, "cuda")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    with random_state_kept():
+    with preserve_random_state():
         pass
     assert asked == [{"devices": []}, {"devices": [3], "device_type": "cuda"}]
 
@@ -204,10 +204,10 @@ def test_a_group_of_one_process_says_who_made_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     with pytest.raises(ConfigError, match=r"a launcher \(`accelerate launch`, `torchrun`\).*start the run with `rlvr train"):
-        alone()
-    monkeypatch.setattr(_colocated, "HELD", {1})
+        check_no_torch_distributed()
+    monkeypatch.setattr(_colocated, "OPEN_ENGINES", {1})
     with pytest.raises(ConfigError, match="can run only one vLLM engine"):
-        alone()
+        check_no_torch_distributed()
 
 
 def test_servers_are_asked_for_as_much_as_they_run_at_once() -> None:
@@ -219,9 +219,9 @@ def test_servers_are_asked_for_as_much_as_they_run_at_once() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_sent_in_the_engine_s_precision(tmp_path: Path, tied: bool) -> None:
     model = fresh(tie_word_embeddings=tied)
-    assert in_precision(model, None) is None and in_precision(model, "float32") is None
+    assert cast_state_dict(model, None) is None and cast_state_dict(model, "float32") is None
     model.save_pretrained(tmp_path / "whole")
-    model.save_pretrained(tmp_path / "cast", state_dict=in_precision(model, "bfloat16"))
+    model.save_pretrained(tmp_path / "cast", state_dict=cast_state_dict(model, "bfloat16"))
     whole, cast = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cast"))
     assert whole.keys() == cast.keys() and ("lm_head.weight" in cast) is not tied
     for name, weight in whole.items():
@@ -247,7 +247,7 @@ def test_a_server_gets_bfloat16_where_the_trainer_computes_in_it() -> None:
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
         sampler.prepare(precision="bfloat16", max_length=100)
         sampler.load(fresh(), 0)
-        assert 0 < sampler.figures()["probe/difference_mean"] < sampler.figures()["probe/difference"] < 1.0
+        assert 0 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 1.0
     assert sent == [{torch.float32}, {torch.bfloat16}]
 
 
@@ -284,47 +284,47 @@ def test_servers_that_fail_together_are_one_error(trouble: Any, words: str) -> N
 
 
 def deep(seed: int = 1) -> Any:
-    made = model_from(ModelConfig(config=MODEL | {"num_hidden_layers": 12}), TOKENIZER, seed=seed)
+    made = load_model(ModelConfig(config=MODEL | {"num_hidden_layers": 12}), TOKENIZER, seed=seed)
     with torch.no_grad():
         made.lm_head.weight.mul_(40)
     return made.eval()
 
 
 def scored_by(model: Any) -> Callable[[Any], list[float]]:
-    return lambda tokens: trainer_scores(model, tokens)
+    return lambda tokens: compute_model_logprobs(model, tokens)
 
 
 def test_the_probe_scores_the_trainer_in_the_precision_that_it_trains_in() -> None:
     model, tokens = deep(), list(range(12))
-    plain = trainer_scores(model, tokens)
-    assert trainer_scores(model, tokens, "float32") == plain
+    plain = compute_model_logprobs(model, tokens)
+    assert compute_model_logprobs(model, tokens, "float32") == plain
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1].float().log_softmax(-1)
     trained = [float(logits[i, token]) for i, token in enumerate(tokens[1:])]
-    assert trainer_scores(model, tokens, "bfloat16") == trained != plain
-    with computing_in(model, "bfloat16"):
+    assert compute_model_logprobs(model, tokens, "bfloat16") == trained != plain
+    with autocast_to(model, "bfloat16"):
         assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
 
 
 def test_the_probe_takes_rounding_in_bfloat16_for_rounding_and_other_weights_for_other_weights() -> None:
     model, engine = deep(), deep().to(torch.bfloat16)
-    probe = Probe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
-    probe.check(scored_by(engine), model, "the engine", 0)
-    figures = probe.figures()
+    probe = WeightProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
+    probe.check_engine(scored_by(engine), model, "the engine", 0)
+    figures = probe.metrics()
     assert 0 < figures["probe/difference_mean"] < figures["probe/difference"] < 1.0
     with pytest.raises(SamplerError, match=r"differ by [0-9.]+; 1 is allowed \(in the mean by [0-9.]+; 0.3 is allowed\)"):
-        probe.check(scored_by(deep(2).to(torch.bfloat16)), model, "the engine", 1)
-    probe.begin()
-    probe.check(scored_by(engine), model, "the engine", 2)
-    assert probe.figures() == figures
+        probe.check_engine(scored_by(deep(2).to(torch.bfloat16)), model, "the engine", 1)
+    probe.reset()
+    probe.check_engine(scored_by(engine), model, "the engine", 2)
+    assert probe.metrics() == figures
 
 
 def test_the_mean_is_held_to_a_border_of_its_own() -> None:
     model = deep()
     shifted = scored_by(model)
-    probe = Probe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
+    probe = WeightProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
     with pytest.raises(SamplerError, match=r"in the mean by 0\.[45]"):  # no token is off by 1
-        probe.check(lambda tokens: [score + 0.45 for score in shifted(tokens)], model, "the engine", 0)
+        probe.check_engine(lambda tokens: [score + 0.45 for score in shifted(tokens)], model, "the engine", 0)
 
 
 BORDERS = [
@@ -341,30 +341,30 @@ def test_the_borders_are_those_of_the_lower_precision(
     engine: str, trained: str | None, device: str, allowed: tuple[float, float], noise: float
 ) -> None:
     model = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
-    probe = Probe(50, engine, precision=trained)
-    assert probe.allowed(model) == allowed and probe.noise(model) == noise
-    assert Probe(50, engine, tolerance=0.7).allowed(model) == (0.7, 0.7)
+    probe = WeightProbe(50, engine, precision=trained)
+    assert probe.get_tolerance(model) == allowed and probe.get_min_change(model) == noise
+    assert WeightProbe(50, engine, tolerance=0.7).get_tolerance(model) == (0.7, 0.7)
 
 
 def test_differences_are_the_mean_and_the_largest() -> None:
-    assert apart([1.0, 2.0], [1.5, 2.0]) == (0.25, 0.5)
-    assert all(number != number for number in apart([1.0, float("nan")], [1.0, 2.0]))
+    assert compare_logprobs([1.0, 2.0], [1.5, 2.0]) == (0.25, 0.5)
+    assert all(number != number for number in compare_logprobs([1.0, float("nan")], [1.0, 2.0]))
 
 
 def test_the_device_is_the_accelerator_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    assert device_from() == torch.device("cpu")
+    assert resolve_device() == torch.device("cpu")
     with pytest.raises(ConfigError, match="device is 'cuda:7', which this machine does not have; it has cpu"):
-        device_from("cuda:7")
+        resolve_device("cuda:7")
     has(monkeypatch, "cuda")
-    assert device_from() == torch.device("cuda") and device_from("cpu") == torch.device("cpu")
+    assert resolve_device() == torch.device("cuda") and resolve_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert device_from() == torch.device("cpu")
+    assert resolve_device() == torch.device("cpu")
 
 
 def saved(folder: Path) -> str:
     fresh().save_pretrained(folder)
-    exported(TOKENIZER).save_pretrained(folder)
+    to_transformers_tokenizer(TOKENIZER).save_pretrained(folder)
     return str(folder)
 
 
@@ -375,23 +375,23 @@ def test_a_model_from_a_folder_is_sampled_from_on_the_device(monkeypatch: pytest
         asked.append(name)
         return torch.device("meta")
 
-    monkeypatch.setattr("rlvr.samplers.hf.device_from", elsewhere)
+    monkeypatch.setattr("rlvr.samplers.hf.resolve_device", elsewhere)
     found: list[torch.device] = []
-    monkeypatch.setattr(HFSampler, "load", lambda self, model, version: found.append(model.device))
+    monkeypatch.setattr(HFSampler, "load_model", lambda self, model, version: found.append(model.device))
     samplers = HFSampler(model=saved(tmp_path)), HFSampler(model=str(tmp_path), device="cpu")
     assert not asked  # who only asks it for its rules needs no room for its model
     for sampler in samplers:
-        sampler.ready()
+        sampler.check_ready()
     assert found == 2 * [torch.device("meta")] and asked == [None, "cpu"]
     monkeypatch.undo()
     assert len(HFSampler(model=str(tmp_path), device="cpu").sample(requests(2), Sampling(stop_ids=STOPS))) == 2
 
 
 def test_the_doctor_names_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor._accelerator().state == "missing"
+    assert doctor._check_accelerator().state == "missing"
     has(monkeypatch, "cuda")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    assert doctor._accelerator().detail == "8 x NVIDIA H200 (cuda)"
+    assert doctor._check_accelerator().detail == "8 x NVIDIA H200 (cuda)"
     has(monkeypatch, "mps")
-    assert doctor._accelerator().detail == "8 x mps (mps)"
+    assert doctor._check_accelerator().detail == "8 x mps (mps)"

@@ -28,16 +28,16 @@ from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.update import adapter
-from rlvr.learn.update.handed import Adapted
+from rlvr.learn.update.handed import AdapterWeights
 from rlvr.samplers._local import engines as local
 from rlvr.samplers._local import fleet, process, worker
-from rlvr.samplers._local.balance import NEAR, Load, chosen, cost
-from rlvr.samplers._local.fleet import Fleet, fleet_of
-from rlvr.samplers._local.group import end_group, members
-from rlvr.samplers._local.loading import tensors_in
-from rlvr.samplers._local.meeting import SOCKETS, meeting_in
-from rlvr.samplers._local.wire import LENGTH, Wire
-from rlvr.samplers._servers.patience import Patience
+from rlvr.samplers._local.balance import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, count_request_tokens
+from rlvr.samplers._local.fleet import EnginePlan, plan_engines
+from rlvr.samplers._local.group import kill_process_group, list_group_processes
+from rlvr.samplers._local.loading import iter_tensors
+from rlvr.samplers._local.meeting import SOCKET_FOLDER_VARIABLE, redirect_rendezvous
+from rlvr.samplers._local.wire import LENGTH_STRUCT, MessageSocket
+from rlvr.samplers._servers.patience import Timeouts
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
 from tests.learn.peers.launch import ended, started
@@ -52,15 +52,15 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Engines of tests are stand-ins, except where a test says otherwise; what they share lies in a folder of its own."""
     patch, shared = pytest.MonkeyPatch(), tmp_path_factory.mktemp("shm")
     patch.setenv("STAND_SAYS", str(tmp_path_factory.mktemp("says") / "says"))
-    patch.setattr(process, "WORKER", "tests.samplers.engine_stand")
-    patch.setattr(fleet, "SHARED", shared)
-    patch.setattr("rlvr.samplers.vllm.installed", lambda: "0.32.0")
+    patch.setattr(process, "WORKER_MODULE", "tests.samplers.engine_stand")
+    patch.setattr(fleet, "SHARED_MEMORY", shared)
+    patch.setattr("rlvr.samplers.vllm.get_installed_version", lambda: "0.32.0")
     yield shared
     patch.undo()
 
 
 def beside(**settings: Any) -> VLLMSampler:
-    return VLLMSampler(placement="local", **{"engines": 2, "max_num_seqs": 4, "start_s": 120.0, "deadline_s": 60.0} | settings)
+    return VLLMSampler(placement="local", **{"engines": 2, "max_num_seqs": 4, "startup_timeout_s": 120.0, "deadline_s": 60.0} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +113,12 @@ def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
 def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(24)
     for version in range(1, 4):
-        sampler.load(nudged(model, 0.05, version), version)
-        assert sampler.figures()["probe/difference"] < 1e-4 and not any(slot.load.groups for slot in inside(sampler).slots)
+        sampler.load_model(nudged(model, 0.05, version), version)
+        assert sampler.metrics()["probe/difference"] < 1e-4 and not any(slot.load.groups for slot in inside(sampler).slots)
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert all(slot.load.groups and not slot.load.running and not slot.load.tokens for slot in inside(sampler).slots)
     assert [path.name for path in inside(sampler)._sent.iterdir()] == ["weights-3"]  # only the newest are kept
-    sampler.load(fresh(2), 4)  # weights that have nothing to do with those before
+    sampler.load_model(fresh(2), 4)  # weights that have nothing to do with those before
     greedy = [sampler.sample([Request(asked[0].prompt, 12, seed)], Sampling(0.0, stop_ids=STOPS))[0] for seed in range(3)]
     assert len({tuple(c.tokens) for c in greedy}) == 1 and set(greedy[0].logprobs) == {0.0}
     with pytest.raises(ConfigError, match="134 tokens, and the vLLM engines beside the trainer allows 128"):
@@ -129,36 +129,36 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
 
 def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(30, max_tokens=40)
-    sampler.load(model, 5)
+    sampler.load_model(model, 5)
     undisturbed = sampler.sample(asked, SAMPLING)
     before = pids(sampler)
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGKILL))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and largest_difference(model, asked, found) < 1e-4
-    sampler.load(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
-    assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1 and sampler.figures()["probe/difference"] < 1e-4
+    sampler.load_model(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
+    assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1 and sampler.metrics()["probe/difference"] < 1e-4
     assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
-    assert not any(slot.deaths for slot in inside(sampler).slots)  # deaths in a row are counted
+    assert not any(slot.num_deaths for slot in inside(sampler).slots)  # deaths in a row are counted
 
 
 def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(30, max_tokens=40)
-    sampler.load(fresh(), 7)
+    sampler.load_model(fresh(), 7)
     undisturbed, before = sampler.sample(asked, SAMPLING), pids(sampler)
-    monkeypatch.setattr(inside(sampler), "patience", Patience(deadline_s=3.0, start_s=120.0))
+    monkeypatch.setattr(inside(sampler), "patience", Timeouts(completion_timeout_s=3.0, start_timeout_s=120.0))
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGSTOP))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed]
     assert all(gone(pid) for pid in set(before) - set(pids(sampler)))
     monkeypatch.undo()
-    sampler.load(fresh(), 8)
+    sampler.load_model(fresh(), 8)
 
 
 def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
     sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer that was stopped, or whose verifiers took long, finds the answers that came meanwhile."""
-    sampler.load(fresh(), 7)
+    sampler.load_model(fresh(), 7)
     before = pids(sampler)
-    monkeypatch.setattr(inside(sampler), "patience", Patience(deadline_s=2.0, start_s=120.0))
+    monkeypatch.setattr(inside(sampler), "patience", Timeouts(completion_timeout_s=2.0, start_timeout_s=120.0))
     monkeypatch.setattr(local, "STALL_S", 0.5)
     in_mid_rollout(sampler, requests(30, max_tokens=40), lambda pid: time.sleep(3.0))
     assert pids(sampler) == before
@@ -166,7 +166,7 @@ def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
 
 def framed(message: Any) -> bytes:
     data = json.dumps(message).encode()
-    return LENGTH.pack(len(data)) + data
+    return LENGTH_STRUCT.pack(len(data)) + data
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def framed(message: Any) -> bytes:
 )
 def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, said: bytes) -> None:
     asked = requests(20, max_tokens=20)
-    sampler.load(fresh(), 7)
+    sampler.load_model(fresh(), 7)
     undisturbed, before = sampler.sample(asked, SAMPLING), pids(sampler)
     file = Path(os.environ["STAND_SAYS"])
 
@@ -189,7 +189,7 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
 
     found = in_mid_rollout(sampler, asked, babbles)
     assert not file.exists() and [c.tokens for c in found] == [c.tokens for c in undisturbed]
-    sampler.load(fresh(), 8)
+    sampler.load_model(fresh(), 8)
     assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
 
 
@@ -202,7 +202,7 @@ def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: py
             pytest.raises(SamplerError, match=r"could not be written to \S+: .*too large.*; set weights_folder to one with room"),
         ):
             sampler.load(fresh(), 1)
-        monkeypatch.setattr(local, "MOST_DEATHS", 1)
+        monkeypatch.setattr(local, "MAX_DEATHS", 1)
         os.kill(pids(sampler)[0], signal.SIGKILL)
         with pytest.raises(RlvrError, match="weights-0' is not a folder"):
             sampler.sample(requests(3), SAMPLING)
@@ -243,16 +243,16 @@ def test_what_killed_processes_shared_is_removed(tmp_path: Path, first: str) -> 
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, start_new_session=True) as parent:
         assert parent.stdout is not None
         names = [Path("/dev/shm", name.decode()) for name in parent.stdout.readline().split()]
-        assert len(names) == 2 and all(name.exists() for name in names) and sorted(members(parent.pid).values()) == [False, False, True]
+        assert len(names) == 2 and all(name.exists() for name in names) and sorted(list_group_processes(parent.pid).values()) == [False, False, True]
         if first != "none":
             parent.kill()  # by somebody else: by the system, without memory
-        end_group(parent.pid, within_s=10.0)
-        assert not any(name.exists() for name in names) and not members(parent.pid)
+        kill_process_group(parent.pid, timeout_s=10.0)
+        assert not any(name.exists() for name in names) and not list_group_processes(parent.pid)
 
 
 def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: VLLMSampler) -> None:
     asked = requests(20, max_tokens=40)
-    sampler.load(fresh(), 9)
+    sampler.load_model(fresh(), 9)
     whole = sampler.sample(asked, SAMPLING)
     stream = sampler.stream(asked, SAMPLING)
     next(stream)
@@ -262,7 +262,7 @@ def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: 
 
 
 def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSampler) -> None:
-    sampler.load(fresh(), 10)
+    sampler.load_model(fresh(), 10)
     sent = inside(sampler)._sent / "weights-10"
 
     def swapped(pid: int) -> None:
@@ -272,8 +272,8 @@ def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSa
 
     with pytest.raises(SamplerError, match=r"engine \d beside the trainer was restarted and has other weights than before"):
         in_mid_rollout(sampler, requests(60, max_tokens=60), swapped)
-        sampler.rest()  # waits for all, if the others were faster than the restart
-    sampler.load(fresh(), 11)
+        sampler.sleep()  # waits for all, if the others were faster than the restart
+    sampler.load_model(fresh(), 11)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_what_does_not_start_ends_in_words(
     trouble: str, error: type[Exception], words: str, stand: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND", trouble)
-    monkeypatch.setattr(local, "MOST_DEATHS", 0)
+    monkeypatch.setattr(local, "MAX_DEATHS", 0)
     before = set(stand.iterdir())
     with beside(engines=1) as sampler, pytest.raises(error, match=words):
         sampler.load(fresh(), 0)
@@ -321,33 +321,33 @@ def test_engines_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_request_goes_where_least_is_under_way_unless_its_prompt_is_known() -> None:
-    loads, request = [Load(64), Load(64)], Request([1] * 10, 90, task=Task("t", user("x"), None))
-    assert chosen(loads, request, "a") == 0
+    loads, request = [EngineLoad(64), EngineLoad(64)], Request([1] * 10, 90, task=Task("t", user("x"), None))
+    assert choose_engine(loads, request, "a") == 0
     loads[0].add(0, request, "a")
-    assert (chosen(loads, request, "b"), chosen(loads, request, "a")) == (1, 0)
-    for number in range(1, NEAR + 2):
+    assert (choose_engine(loads, request, "b"), choose_engine(loads, request, "a")) == (1, 0)
+    for number in range(1, PREFIX_BONUS_REQUESTS + 2):
         loads[0].add(number, request, "a")
-    assert chosen(loads, request, "a") == 1  # too far ahead
-    assert loads[0].tokens == (NEAR + 2) * cost(request) and [number for number, *_ in loads[0].empty()] == list(range(NEAR + 2))
-    loads[1].most = 0
-    assert chosen(loads, request, "b") == 0 and chosen(loads[1:], request, "b") is None
+    assert choose_engine(loads, request, "a") == 1  # too far ahead
+    assert loads[0].tokens == (PREFIX_BONUS_REQUESTS + 2) * count_request_tokens(request) and [number for number, *_ in loads[0].remove_all()] == list(range(PREFIX_BONUS_REQUESTS + 2))
+    loads[1].max_requests = 0
+    assert choose_engine(loads, request, "b") == 0 and choose_engine(loads[1:], request, "b") is None
 
 
 def test_engines_get_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [fleet_of(None, [2, 3, 4, 5], 2, None).of(number) for number in range(2)] == [("2", "3"), ("4", "5")]
-    assert fleet_of(2, None, 1, torch.device("cpu")) == Fleet(2)
+    assert [plan_engines(None, [2, 3, 4, 5], 2, None).get_devices(number) for number in range(2)] == [("2", "3"), ("4", "5")]
+    assert plan_engines(2, None, 1, torch.device("cpu")) == EnginePlan(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert fleet_of(2, None, 1, torch.device("cuda", 1)) == Fleet(2, ("5", "5"))  # beside the trainer, on its own
+    assert plan_engines(2, None, 1, torch.device("cuda", 1)) == EnginePlan(2, ("5", "5"))  # beside the trainer, on its own
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert fleet_of(None, [2, 3], 1, None) == Fleet(1, ("7",))  # the second of two training processes gets the second half
+    assert plan_engines(None, [2, 3], 1, None) == EnginePlan(1, ("7",))  # the second of two training processes gets the second half
     for gpus, width, words in (
         ([2], 1, "cannot be some engines of 1 for each of 2"),
         ([2, 9], 1, "sees 4 GPUs"),
         (None, 2, "name the GPUs"),
     ):
         with pytest.raises(ConfigError, match=words):
-            fleet_of(None, gpus, width, torch.device("cuda", 0))
+            plan_engines(None, gpus, width, torch.device("cuda", 0))
 
 
 def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path)
 
 
 def test_an_engine_sees_its_own_devices_and_no_launcher() -> None:
-    made = process.environment({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
+    made = process.build_environment({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
     assert made["CUDA_VISIBLE_DEVICES"] == "3,4" and made["PATH"] == "/bin" and made["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
     assert not {"RANK", "MASTER_PORT", "ACCELERATE_USE_FSDP"} & set(made)
 
@@ -384,7 +384,7 @@ def test_settings_that_do_not_belong_together_are_refused(settings: dict[str, An
 def test_the_processes_of_an_engine_read_all_files_of_the_weights(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_file({f"{name}.weight": torch.full((2,), float(ord(name)))}, tmp_path / f"model-{name}.safetensors")
-    found = [(name, tensor.tolist()) for name, tensor in tensors_in(str(tmp_path), {"a.weight": "head.weight"})]
+    found = [(name, tensor.tolist()) for name, tensor in iter_tensors(str(tmp_path), {"a.weight": "head.weight"})]
     assert found == [("a.weight", [97.0] * 2), ("head.weight", [97.0] * 2), ("b.weight", [98.0] * 2)]
 
 
@@ -393,12 +393,12 @@ def test_weights_go_to_memory_only_where_they_fit_twice(stand: Path, monkeypatch
     size = sum(weight.numel() * 4 for weight in model.parameters())
     for free, where in ((2 * size + 1, stand), (2 * size - 1, Path(tempfile.gettempdir()))):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        assert fleet.shared_memory(model) == where
+        assert fleet.choose_weights_folder(model) == where
 
 
 def test_messages_are_whole_or_they_are_none() -> None:
     ours, theirs = socket.socketpair()
-    one, other = Wire(ours), Wire(theirs)
+    one, other = MessageSocket(ours), MessageSocket(theirs)
 
     def send(number: int) -> None:
         for _ in range(5):
@@ -410,12 +410,12 @@ def test_messages_are_whole_or_they_are_none() -> None:
     with ours, theirs:
         found = [other.receive() for _ in range(20)]
     assert sorted(message["from"] for message in found if message) == sorted([*range(4)] * 5)
-    for data in (b"\0\0", LENGTH.pack(30) + b'{"told": "half"}', framed([1]), LENGTH.pack((1 << 32) - 1) + b"{}"):
+    for data in (b"\0\0", LENGTH_STRUCT.pack(30) + b'{"told": "half"}', framed([1]), LENGTH_STRUCT.pack((1 << 32) - 1) + b"{}"):
         ours, theirs = socket.socketpair()
         with theirs:
             ours.sendall(data)
             ours.close()
-            assert Wire(theirs).receive() is None
+            assert MessageSocket(theirs).receive() is None
 
 
 def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None:
@@ -424,7 +424,7 @@ def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None
 
     def send() -> None:
         try:
-            Wire(ours, send_s=0.2).send({"text": "x" * 4_000_000})
+            MessageSocket(ours, send_timeout_s=0.2).send({"text": "x" * 4_000_000})
         except OSError as error:
             failed.append(error)
 
@@ -438,7 +438,7 @@ def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None
 def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     start = {"do": "start", "model": "", "whole": True, "tied": None, "place": {"dtype": "float32"}, "home": str(tmp_path)}
-    engine = process.EngineProcess(start, lambda _, message: heard.put(message), log=tmp_path / "log", gpus=None, home="", send_s=0.5)
+    engine = process.EngineProcess(start, lambda _, message: heard.put(message), log=tmp_path / "log", gpus=None, home="", send_timeout_s=0.5)
     assert heard.get(timeout=100)["told"] == "ready"
     os.kill(engine.pid, signal.SIGSTOP)
     engine.send({"do": "score", "tokens": list(range(1_000_000))})
@@ -451,36 +451,36 @@ def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
     orders, left = worker.Orders(), list[int]()
 
     class Fake:
-        def serve(self, feed: worker.Requested, sampling: Sampling) -> Iterator[Any]:
-            feed.take(9)
+        def serve(self, feed: worker.SocketRequestQueue, sampling: Sampling) -> Iterator[Any]:
+            feed.pop(9)
             try:
                 yield 0, Completion([1], [-0.5], "stop")
-                left.append(feed.running)
+                left.append(feed.num_running)
                 orders.put({"do": "end"})
-                feed.take(9)
+                feed.pop(9)
                 for _ in range(9):
                     yield None
                 left.append(0)
             finally:
                 left.append(-1)
 
-    subject = worker.Worker.__new__(worker.Worker)
-    subject.wire, subject.orders, subject.engine = Wire(ours), orders, Fake()  # type: ignore[assignment]
+    subject = worker.EngineWorker.__new__(worker.EngineWorker)
+    subject.connection, subject.orders, subject.engine = MessageSocket(ours), orders, Fake()  # type: ignore[assignment]
     for number in range(2):
         orders.put({"do": "ask", "id": number, "prompt": [1], "max_tokens": 2, "seed": 0})
     with ours, theirs:
         subject.serve(Sampling())
-        told = Wire(theirs).receive()
+        told = MessageSocket(theirs).receive()
     assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish"]) == (0, [1], "stop")
 
 
 def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "SHARED", tmp_path)
+    monkeypatch.setattr(fleet, "SHARED_MEMORY", tmp_path)
     for name in ("home-0-a", "home-1-b", "home-10-c", "another-0-d"):
         (tmp_path / name).touch()
-    fleet.clear_shared(Path("/somewhere/home"), "1-")
+    fleet.clear_shared_memory(Path("/somewhere/home"), "1-")
     assert {path.name for path in tmp_path.iterdir()} == {"home-0-a", "home-10-c", "another-0-d"}
-    fleet.clear_shared(Path("/somewhere/home"))
+    fleet.clear_shared_memory(Path("/somewhere/home"))
     assert [path.name for path in tmp_path.iterdir()] == ["another-0-d"]
 
 
@@ -490,13 +490,13 @@ def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.Monkey
     from vllm import envs
     from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-    monkeypatch.setenv(SOCKETS, "/of/the/user")
+    monkeypatch.setenv(SOCKET_FOLDER_VARIABLE, "/of/the/user")
     for folder in ("/one", "/two"):
-        with meeting_in(Path(folder)):
+        with redirect_rendezvous(Path(folder)):
             envs.enable_envs_cache()
             assert get_open_zmq_ipc_path().startswith(f"ipc://{folder}/")
-        assert os.environ[SOCKETS] == "/of/the/user"
-    with meeting_in(Path("/x" * 40)):
+        assert os.environ[SOCKET_FOLDER_VARIABLE] == "/of/the/user"
+    with redirect_rendezvous(Path("/x" * 40)):
         assert get_open_zmq_ipc_path().startswith("ipc:///of/the/user/")
 
 
@@ -504,32 +504,32 @@ def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.Monkey
 @pytest.mark.timeout(600)
 def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split over two processes; `killed_engines.py --width 2` kills one of them."""
-    monkeypatch.setattr(process, "WORKER", "rlvr.samplers._local.worker")
-    monkeypatch.setattr(fleet, "SHARED", Path("/dev/shm"))
+    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.worker")
+    monkeypatch.setattr(fleet, "SHARED_MEMORY", Path("/dev/shm"))
     monkeypatch.setenv("TMPDIR", folder := tempfile.mkdtemp())  # of the engine's processes
     model, asked = fresh(), requests(12)
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
         for version in range(3):
             sampler.load(nudged(model, 0.05, version), version)
-            assert sampler.figures()["probe/difference"] < 1e-4
+            assert sampler.metrics()["probe/difference"] < 1e-4
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
-        [engine], home = pids(sampler), inside(sampler)._home
-        assert sorted(members(engine).values()) == [False, False, False, True]
-        maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in members(engine)]
+        [engine], home = pids(sampler), inside(sampler)._folder
+        assert sorted(list_group_processes(engine).values()) == [False, False, False, True]
+        maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in list_group_processes(engine)]
         shared = {word for words in maps for word in words if word.startswith("/dev/shm/")}
         assert len(shared) >= 3 and home.exists() and any(path.is_socket() for path in home.rglob("*"))
     assert not any(path.is_socket() for path in Path(folder).rglob("*"))
     shutil.rmtree(folder)
-    assert not home.exists() and not members(engine) and not [path for path in shared if Path(path).exists()]
+    assert not home.exists() and not list_group_processes(engine) and not [path for path in shared if Path(path).exists()]
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen weights, adapter and requests go to the second process as they went to the first; merged weights say the same."""
-    monkeypatch.setattr(process, "WORKER", "rlvr.samplers._local.worker")
-    adapted, asked = moved(adapter.put_on(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
-    weights = Adapted(adapted)
+    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.worker")
+    adapted, asked = moved(adapter.add_adapter(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
+    weights = AdapterWeights(adapted)
     with beside(engines=1, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
         sampler.receive(weights, 0)
         sent = inside(sampler)._sent
@@ -537,13 +537,13 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
         undisturbed = sampler.sample(asked, SAMPLING)
         assert largest_difference(adapted, asked, undisturbed) < 1e-4
         found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGKILL))
-        assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and weights._spare is None
+        assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and weights._merged_model is None
         moved(adapted, 2)
         sampler.receive(weights, 1)
         assert {path.name for path in sent.iterdir()} == {"base", "adapter-1"} and (sent / "base").stat().st_mtime_ns == written  # once
         apart = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in apart] != [c.tokens for c in undisturbed] and largest_difference(adapted, asked, apart) < 1e-4
-        sampler.load(weights.model(), 2)
+        sampler.load(weights.gather_model(), 2)
         merged = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in merged] == [c.tokens for c in apart]
         for one, other in zip(merged, apart, strict=True):

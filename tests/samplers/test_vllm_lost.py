@@ -12,10 +12,10 @@ from rich.console import Console
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn.train import train
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers._http import Http
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers._http import HttpClient
 from rlvr.samplers._servers import roll
-from rlvr.samplers._servers.roll import Roll
+from rlvr.samplers._servers.roll import ServerPool
 from tests.fixtures.endpoint import endpoint, hang_up, silent
 from tests.samplers.test_vllm import STOPS, TOKENIZER, fresh, nudged, requests
 from tests.samplers.test_vllm_server import GENERATE, Stand, run_of, served
@@ -51,7 +51,7 @@ def prompts(count: int, first: int = 0) -> list[Request]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll, "FIRST_S", 0.0)
+    monkeypatch.setattr(roll, "FIRST_CHECK_INTERVAL_S", 0.0)
 
 
 def alone(asked: list[Request]) -> Any:
@@ -121,7 +121,7 @@ def test_a_server_that_dies_while_it_takes_weights_leaves_the_run_to_the_others(
         assert len(sampler.sample(prompts(4), SAMPLING)) == 8 and mortal.samples == 0 and mortal.dead
         mortal.born_again()
         sampler.load(model, 2)
-        assert sampler._engine is not None and len(sampler._engine.scorers()) == 2
+        assert sampler._engine is not None and len(sampler._engine.get_scorers()) == 2
 
 
 def test_a_server_that_comes_back_with_another_model_ends_the_run_with_its_name() -> None:
@@ -150,41 +150,41 @@ def test_a_run_has_the_same_numbers_where_a_server_dies_and_comes_back(tmp_path:
             config.rollout.sampler["urls"] = [one.url, two.url]
             train(config, out=tmp_path / name, console=quiet)
             assert mortal.dead == (name == "torn")
-    whole, torn = ([*rows_of(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
+    whole, torn = ([*read_jsonl(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
     assert len(whole) == 3 and whole == torn
 
 
 def test_a_lost_server_is_asked_for_its_health_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told, asked = [1000.0], list[str](), list[float]()
-    monkeypatch.setattr(roll, "FIRST_S", 1.0)
+    monkeypatch.setattr(roll, "FIRST_CHECK_INTERVAL_S", 1.0)
     monkeypatch.setattr("rlvr.samplers._servers.roll.time.monotonic", lambda: clock[0])
-    one, two = Http("http://one:1"), Http("http://two:1")
+    one, two = HttpClient("http://one:1"), HttpClient("http://two:1")
 
     def ask(method: str, path: str, *, until: float) -> Any:
         asked.append(clock[0] - 1000)
         raise SamplerError("nothing listens")
 
-    monkeypatch.setattr(two, "ask", ask)
-    both = Roll([one, two], tell=told.append)
-    both.lose(two, "closed the connection")
-    both.lose(two, "again")
-    assert both.up == [one] and len(told) == 1 and both.alone(one)
+    monkeypatch.setattr(two, "request", ask)
+    both = ServerPool([one, two], log=told.append)
+    both.mark_lost(two, "closed the connection")
+    both.mark_lost(two, "again")
+    assert both.active == [one] and len(told) == 1 and both.is_last(one)
     for _ in range(1200):
-        both.back(1.0, lambda server: None)
+        both.restore_healthy(1.0, lambda server: None)
         clock[0] += 1
     gaps = [later - earlier for earlier, later in pairwise(asked)]
-    assert asked[0] == 1 and gaps[:5] == [2, 4, 8, 16, 32] and gaps[-1] == roll.LONGEST_S and len(asked) < 15
-    monkeypatch.setattr(two, "ask", lambda *given, until: type("Ok", (), {"status": 200})())
+    assert asked[0] == 1 and gaps[:5] == [2, 4, 8, 16, 32] and gaps[-1] == roll.MAX_CHECK_INTERVAL_S and len(asked) < 15
+    monkeypatch.setattr(two, "request", lambda *given, until: type("Ok", (), {"status": 200})())
 
-    def refuses(server: Http) -> None:
+    def refuses(server: HttpClient) -> None:
         raise ConfigError("another version")
 
     clock[0] += 1000
-    both.back(1.0, refuses)
-    assert both.up == [one]
+    both.restore_healthy(1.0, refuses)
+    assert both.active == [one]
     clock[0] += 1000
-    both.back(1.0, lambda server: None)
-    assert both.up == [one, two] and "healthy again" in told[-1]
+    both.restore_healthy(1.0, lambda server: None)
+    assert both.active == [one, two] and "healthy again" in told[-1]
     with pytest.raises(SamplerError, match=r"x\. Fix it, then continue"):
-        both.only([two.url])
-        both.lose(two, "x")
+        both.set_active([two.url])
+        both.mark_lost(two, "x")

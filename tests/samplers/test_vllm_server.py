@@ -23,14 +23,14 @@ from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train
 from rlvr.learn.update import adapter
-from rlvr.learn.update.handed import Adapted
+from rlvr.learn.update.handed import AdapterWeights
 from rlvr.mdp.rules import TokenMDP
-from rlvr.model.handover import trainer_scores
-from rlvr.model.weights import model_from
-from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.runs.runlog import rows_of
-from rlvr.samplers._http import Http
-from rlvr.samplers._local.group import end_group
+from rlvr.model.handover import compute_model_logprobs
+from rlvr.model.weights import load_model
+from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
+from rlvr.runs.runlog import read_jsonl
+from rlvr.samplers._http import HttpClient
+from rlvr.samplers._local.group import kill_process_group
 from rlvr.samplers._servers import transfer
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
@@ -66,7 +66,7 @@ class Stand:
             return 200, plain[path]
         if path == "/collective_rpc":
             if not self.keeps_its_weights:
-                self.model = model_from(ModelConfig(path=body["kwargs"]["weights_path"]))
+                self.model = load_model(ModelConfig(path=body["kwargs"]["weights_path"]))
             return 200, {"results": [None]}
         if path == "/update_weight_version":
             self.name = body["new_version"]
@@ -96,11 +96,11 @@ class Stand:
         model = self.adapters[body["model"]] if self.adapters is not None and body.get("model") else self.model
         with self.lock:
             if "prompt_logprobs" in params:
-                scores = trainer_scores(model, ids)
+                scores = compute_model_logprobs(model, ids)
                 return {"prompt_logprobs": [None, *({str(i): {"logprob": s}} for i, s in zip(ids[1:], scores, strict=True))]}
             self.given += "seed" in params
             sampler = HFSampler()
-            sampler.load(model, 0)
+            sampler.load_model(model, 0)
             sampling = Sampling(params.get("temperature", 1.0), 1.0, params.get("top_k", 0), frozenset(params.get("stop_token_ids", ())))
             said = sampler.sample([Request(ids, params["max_tokens"], params.get("seed", 0))], sampling)[0]
         spans = [{"version": self.name, "start": 0, "end": len(said.tokens)}]
@@ -110,7 +110,7 @@ class Stand:
 
 
 def served(*urls: str, **settings: Any) -> VLLMSampler:
-    given: dict[str, Any] = {"start_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings
+    given: dict[str, Any] = {"startup_timeout_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings
     return VLLMSampler(placement="server", urls=list(urls), **given)
 
 
@@ -130,7 +130,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
             found = sampler.sample(asked, Sampling(stop_ids=STOPS))
             assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
         engine: Any = sampler._engine
-        home = engine._home
+        home = engine._folder
         assert len([path for path in home.iterdir() if path.is_dir()]) == 1  # of the weights that were sent only the newest are kept
     assert not home.exists()
 
@@ -206,19 +206,19 @@ def asked_of(seen: Any) -> list[str]:
 def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
     script = Stand()
     script.adapters = {}
-    adapted, asked = adapter.put_on(fresh(), LoraConfig(rank=4)), requests(12)
-    weights = Adapted(adapted)
+    adapted, asked = adapter.add_adapter(fresh(), LoraConfig(rank=4)), requests(12)
+    weights = AdapterWeights(adapted)
     with endpoint(script) as seen, served(seen.url) as sampler:
         for version in range(3):
             moved(adapted, version)
             sampler.receive(weights, version)
             assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
             engine: Any = sampler._engine
-            assert list(script.adapters) == [script.name] and [path.name for path in engine._home.iterdir() if path.is_dir()] == [
+            assert list(script.adapters) == [script.name] and [path.name for path in engine._folder.iterdir() if path.is_dir()] == [
                 script.name
             ]
         sampler.receive(weights, 2)  # the same version once more
-        assert asked_of(seen).count("/collective_rpc") == 1 and weights._spare is None  # never merged
+        assert asked_of(seen).count("/collective_rpc") == 1 and weights._merged_model is None  # never merged
         script.model, script.name, script.adapters = fresh(9), "default", {}  # restarted between two steps
         sampler.receive(weights, 3)
         assert asked_of(seen).count("/collective_rpc") == 2
@@ -229,7 +229,7 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
         ):
             sampler.sample(asked, Sampling())
         moved(adapted, 4)
-        sampler.load(weights.model(), 4)  # merged weights after an adapter
+        sampler.load(weights.gather_model(), 4)  # merged weights after an adapter
         assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4 and script.name.endswith("-4")
 
 
@@ -237,11 +237,11 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
 def test_merged_weights_are_sent_where_an_adapter_cannot_be(enable_lora: bool, takes: bool) -> None:
     able, other = Stand(), Stand()
     able.adapters, other.adapters = {}, {} if takes else None
-    adapted = moved(adapter.put_on(fresh(), LoraConfig(rank=4)), 1)
+    adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 1)
     with endpoint(able) as one, endpoint(other) as two, served(one.url, two.url, enable_lora=enable_lora) as sampler:
         for version in range(2):
-            sampler.receive(Adapted(adapted), version)
-        assert sampler.figures()["probe/difference"] < 1e-4 and not able.adapters
+            sampler.receive(AdapterWeights(adapted), version)
+        assert sampler.metrics()["probe/difference"] < 1e-4 and not able.adapters
         assert asked_of(one).count("/collective_rpc") == asked_of(two).count("/collective_rpc") == 2
 
 
@@ -249,25 +249,25 @@ def test_an_adapter_that_a_server_cannot_apply_is_said_with_what_to_do() -> None
     script = Stand()
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
-        adapted = adapter.put_on(fresh(), LoraConfig(rank=4))
-        sampler.receive(Adapted(adapted), 0)
+        adapted = adapter.add_adapter(fresh(), LoraConfig(rank=4))
+        sampler.receive(AdapterWeights(adapted), 0)
         script.adapted = lambda path, body: (500, {"error": {"message": "LoRA rank 4 is greater than max_lora_rank 2"}})  # type: ignore[method-assign]
         with pytest.raises(
             SamplerError, match=r"max_lora_rank 2, for /v1/load_lora_adapter. Start it with --enable-lora --max-lora-rank RANK, or"
         ):
-            sampler.receive(Adapted(moved(adapted, 1)), 1)
+            sampler.receive(AdapterWeights(moved(adapted, 1)), 1)
 
 
 def test_an_adapter_that_a_server_did_not_load_is_found_by_the_probe() -> None:
     script = Stand()
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
-        adapted = moved(adapter.put_on(fresh(), LoraConfig(rank=4)), 0)
-        sampler.receive(Adapted(adapted), 0)
+        adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 0)
+        sampler.receive(AdapterWeights(adapted), 0)
         [old] = script.adapters.values()
         script.adapted = lambda path, body: (200, script.adapters.update({body["lora_name"]: old}) or {})  # type: ignore
         with pytest.raises(SamplerError, match="still samples from old weights"):
-            sampler.receive(Adapted(moved(adapted, 1)), 1)
+            sampler.receive(AdapterWeights(moved(adapted, 1)), 1)
 
 
 class Gated(Stand):
@@ -283,7 +283,7 @@ class Gated(Stand):
             self.now += seed is not None
             self.most = max(self.most, self.now)
         try:
-            assert seed != seed_of(seed_of(0), 0) or self.gate.wait(30)
+            assert seed != derive_seed(derive_seed(0), 0) or self.gate.wait(30)
             time.sleep(0.005)
             return super().generated(body)
         finally:
@@ -293,13 +293,13 @@ class Gated(Stand):
 
 def test_a_server_gets_another_request_as_soon_as_one_ends() -> None:
     script, boards = Gated(), Boards()
-    draws = [Draw(boards.task("train", i), f"g{i}", seed_of(i)) for i in range(16)]
+    draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(16)]
     with endpoint(script) as seen, served(seen.url, concurrency=3) as sampler:
         sampler.load(fresh(), 0)
-        with Rollout(TokenMDP(boards, TOKENIZER), sampler, lockstep=False) as rollout:
+        with Rollout(TokenMDP(boards, TOKENIZER), sampler, sync_turns=False) as rollout:
             order = list[int]()
             for number, episode in rollout.stream(draws, Sampling(stop_ids=STOPS)):
-                assert episode.scored, episode.error
+                assert episode.is_scored, episode.error
                 order.append(number)
                 if len(order) == 15:
                     script.gate.set()  # in waves nobody would have come to a second turn
@@ -411,14 +411,14 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
     stand: tuple[Stand, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, url = stand
-    ask = Http.ask
+    ask = HttpClient.request
 
-    def hesitates(self: Http, method: str, path: str, body: Any = None, *, until: float) -> Any:
+    def hesitates(self: HttpClient, method: str, path: str, body: Any = None, *, until: float) -> Any:
         if path == GENERATE and body["sampling_params"].get("seed") == 1:
             time.sleep(0.5)
-        return ask(self, method, path, body, until=until)
+        return ask(self, method, path, body, deadline=until)
 
-    monkeypatch.setattr(Http, "ask", hesitates)
+    monkeypatch.setattr(HttpClient, "request", hesitates)
     with served(url, heartbeat_s=0.2) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
@@ -474,7 +474,7 @@ def run_of(url: str, steps: int = 3, **ahead: int) -> Any:
     sampler = {"name": "vllm", "placement": "server", "urls": [url], "concurrency": 1, "heartbeat_s": 2.0}
     rollout = {"sampler": sampler, "prompts_per_step": 2, "num_generations": 4, **ahead}
     return tiny_run(
-        model={"config": MODEL}, rollout=rollout, train={"steps": steps, "learning_rate": 1e-3}, eval={"tasks": 4}, warmstart=None
+        model={"config": MODEL}, rollout=rollout, train={"steps": steps, "learning_rate": 1e-3}, eval={"tasks": 4}, sft_warmup=None
     )
 
 
@@ -493,7 +493,7 @@ def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str],
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("ahead", "vllm"))]
     script.trouble, script.model, script.name = {}, fresh(9), "default"  # started anew
     train(config, out=tmp_path / "torn", resume=True, console=quiet)
-    whole, torn = ([*rows_of(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
+    whole, torn = ([*read_jsonl(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
     assert len(whole) == 3 and whole == torn
 
 
@@ -515,7 +515,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
         try:
             yield server, url
         finally:
-            end_group(server.pid, within_s=20.0)
+            kill_process_group(server.pid, timeout_s=20.0)
             server.wait(30)
 
 
@@ -524,19 +524,19 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
 def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes], str], tmp_path: Path) -> None:
     """The probe holds each version against the trainer's, and each completion says of which version its tokens are."""
     _, url = real
-    sampler = {"name": "vllm", "placement": "server", "urls": [url], "start_s": 500.0, "deadline_s": 120.0}
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "startup_timeout_s": 500.0, "deadline_s": 120.0}
     rollout = {"sampler": sampler, "prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
     config = tiny_run(
         model={"config": MODEL}, rollout=rollout, train={"steps": 8, "learning_rate": 1e-3}, eval={"tasks": 4}, log={"save_every": 6}
     )
     train(config, out=tmp_path / "x", console=Console(quiet=True))
-    episodes, metrics = (list(rows_of(tmp_path / "x" / name)) for name in ("episodes.jsonl", "metrics.jsonl"))
+    episodes, metrics = (list(read_jsonl(tmp_path / "x" / name)) for name in ("episodes.jsonl", "metrics.jsonl"))
     assert [{e["policy_version"] for e in episodes if e["step"] == k} for k in range(1, 9)] == [{0}, *({k} for k in range(7))]
     assert [row["staleness/mean"] for row in metrics] == [0.0] + 7 * [1.0] and len(episodes) == 8 * 16
-    checkpoints = [model_from(ModelConfig(path=str(tmp_path / "x" / "checkpoints" / f"step-00000{k}"))) for k in (6, 8)]
+    checkpoints = [load_model(ModelConfig(path=str(tmp_path / "x" / "checkpoints" / f"step-00000{k}"))) for k in (6, 8)]
     apart = [0.0, 0.0]
     for e in (e for e in episodes if e["step"] == 8):
-        for k, scores in enumerate(trainer_scores(model, e["tokens"]) for model in checkpoints):
+        for k, scores in enumerate(compute_model_logprobs(model, e["tokens"]) for model in checkpoints):
             apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["acted"]) if acted)])
     assert apart[0] < 1e-4 < apart[1]  # sampled by version 6, beside the update that made version 7 of it
 
@@ -545,30 +545,30 @@ def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes
 @pytest.mark.timeout(600)
 def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The frozen weights go once; each adapter alone gives the tokens that the merged weights give."""
-    adapted, asked, orders = adapter.put_on(fresh(), LoraConfig(rank=4)), requests(24), list[str]()
-    ask = Http.ask
+    adapted, asked, orders = adapter.add_adapter(fresh(), LoraConfig(rank=4)), requests(24), list[str]()
+    ask = HttpClient.request
 
-    def noted(self: Http, method: str, path: str, body: Any = None, *, until: float) -> Any:
+    def noted(self: HttpClient, method: str, path: str, body: Any = None, *, until: float) -> Any:
         orders.append(path)
-        return ask(self, method, path, body, until=until)
+        return ask(self, method, path, body, deadline=until)
 
-    monkeypatch.setattr(Http, "ask", noted)
-    weights = Adapted(adapted)
+    monkeypatch.setattr(HttpClient, "request", noted)
+    weights = AdapterWeights(adapted)
     with served(real[1], start_s=500.0, deadline_s=120.0) as sampler:
         for version in range(4):
             moved(adapted, version)
             sampler.receive(weights, version)
             found = sampler.sample(asked, Sampling(stop_ids=STOPS))
-            assert largest_difference(adapted, asked, found) < 1e-4 and sampler.figures()["probe/difference"] < 1e-4
-        assert orders.count("/collective_rpc") == 1 and weights._spare is None
-        sampler.load(weights.model(), 4)
+            assert largest_difference(adapted, asked, found) < 1e-4 and sampler.metrics()["probe/difference"] < 1e-4
+        assert orders.count("/collective_rpc") == 1 and weights._merged_model is None
+        sampler.load(weights.gather_model(), 4)
         assert [c.tokens for c in sampler.sample(asked, Sampling(stop_ids=STOPS))] == [c.tokens for c in found]
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Popen[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(transfer.TRANSFERS, "gloo", importlib.import_module("tests.samplers.gloo_transfer").gloo)
+    monkeypatch.setitem(transfer.TRANSFER_BACKENDS, "gloo", importlib.import_module("tests.samplers.gloo_transfer").gloo)
     model, asked = fresh(), requests(24)
     for run in range(2):  # the second one finds the group that the first one left
         with served(real[1], start_s=500.0, deadline_s=120.0, transfer="gloo") as sampler:
@@ -592,6 +592,6 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
         assert [c.tokens for c in sampler.sample(asked[::-1], Sampling(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
         stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], Sampling())
         next(stream)
-        end_group(server.pid, within_s=20.0)
+        kill_process_group(server.pid, timeout_s=20.0)
         with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ answers in progress.*--resume"):
             list(stream)

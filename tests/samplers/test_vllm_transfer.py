@@ -12,7 +12,7 @@ import torch
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._servers import transfer
-from rlvr.samplers._servers.servers import Servers
+from rlvr.samplers._servers.servers import ServerEngine
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint
 from tests.samplers.test_vllm import fresh, nudged
@@ -65,7 +65,7 @@ class Member(Stand):
 def gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.samplers import gloo_transfer
 
-    monkeypatch.setitem(transfer.TRANSFERS, "gloo", gloo_transfer.gloo)
+    monkeypatch.setitem(transfer.TRANSFER_BACKENDS, "gloo", gloo_transfer.gloo)
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def test_every_server_gets_the_weights_without_a_file(sent: tuple[list[Member], 
     members, sampler = sent
     for version in range(3):
         model = nudged(fresh(), 0.03, version)
-        sampler.load(model, version)  # the probe compares both servers' log-probabilities with the trainer's
+        sampler.load_model(model, version)  # the probe compares both servers' log-probabilities with the trainer's
         for member in members:
             assert {name: t.shape for name, t in member.received.items()} == {n: t.shape for n, t in model.named_parameters()}
             assert all(torch.equal(t, dict(model.named_parameters())[n]) for n, t in member.received.items())
     assert len(sampler.sample([Request([2, 5], 8, seed) for seed in range(8)], Sampling())) == 8
     engine = sampler._engine
-    assert isinstance(engine, Servers) and [path.name for path in engine._home.iterdir()] == ["owner"]
+    assert isinstance(engine, ServerEngine) and [path.name for path in engine._folder.iterdir()] == ["owner"]
     rounds = [path for path in members[1].orders if path in SENT]
     assert rounds == [SENT[0], *(3 * SENT[1:])]
     sampler.close()
@@ -115,7 +115,7 @@ def test_every_server_gets_the_weights_without_a_file(sent: tuple[list[Member], 
 def test_a_server_that_does_not_take_part_ends_the_step_with_words(sent: tuple[list[Member], VLLMSampler], words: str) -> None:
     _, sampler = sent
     with pytest.raises(SamplerError, match=words):
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
 
 
 def test_what_cannot_work_is_said_before_anything_starts() -> None:
@@ -127,4 +127,4 @@ def test_what_cannot_work_is_said_before_anything_starts() -> None:
         VLLMSampler(transfer="nccl")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA GPU; set transfer: files"):
-            transfer.nccl("127.0.0.1", 1, 2, 0)
+            transfer.make_nccl_settings("127.0.0.1", 1, 2, 0)

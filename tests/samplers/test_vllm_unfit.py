@@ -9,9 +9,9 @@ import pytest
 
 from rlvr.contracts import Completion, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.samplers._http import Http
+from rlvr.samplers._http import HttpClient
 from rlvr.samplers._servers import roll
-from rlvr.samplers._servers.roll import Roll, address
+from rlvr.samplers._servers.roll import ServerPool, get_address
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint
 from tests.samplers.test_vllm import STOPS, fresh
@@ -195,7 +195,7 @@ def test_a_first_answer_that_shows_no_probability_is_refused(bad: Any, words: st
 
 
 def test_a_server_that_comes_back_with_less_room_is_not_taken_back(expected: list[Completion], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll, "FIRST_S", 0.0)
+    monkeypatch.setattr(roll, "FIRST_CHECK_INTERVAL_S", 0.0)
     script, asked = Bad(), prompts(3)
     with endpoint(script) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
         sampler.load(fresh(), 0)
@@ -208,11 +208,11 @@ def test_a_server_that_comes_back_with_less_room_is_not_taken_back(expected: lis
 
 
 def test_servers_behind_one_host_are_told_apart_by_their_paths() -> None:
-    one, two = Http("http://host:8000/a"), Http("http://host:8000/b")
-    both = Roll([one, two], tell=lambda line: None)
-    both.lose(two, "it is dead")
-    both.only([address(server) for server in both.up])
-    assert both.up == [one]
+    one, two = HttpClient("http://host:8000/a"), HttpClient("http://host:8000/b")
+    both = ServerPool([one, two], log=lambda line: None)
+    both.mark_lost(two, "it is dead")
+    both.set_active([get_address(server) for server in both.active])
+    assert both.active == [one]
 
 
 @pytest.mark.parametrize("placement", ["server", "local"])

@@ -1,4 +1,4 @@
-"""Two training processes, each with an engine of its own: `python -m tests.samplers.trainers FOLDER` in each of them.
+"""Two training processes, each with an engine of its own: `python -m tests.samplers.trainers SUITES_FOLDER` in each of them.
 
 Each writes FOLDER/RANK.json. The engines are stand-ins, as in `test_vllm_local`.
 """
@@ -14,29 +14,29 @@ from accelerate import Accelerator
 from torch import distributed
 
 from rlvr.contracts import Sampling
-from rlvr.learn.peers.group import begin, gather, in_main
-from rlvr.model.handover import Plain
+from rlvr.learn.peers.group import all_gather_values, init_control_group, main_only
+from rlvr.model.handover import PlainWeights
 from rlvr.samplers import vllm
 from rlvr.samplers._local import fleet, process
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 
 
 def main(folder: Path) -> None:
-    process.WORKER, fleet.SHARED = "tests.samplers.engine_stand", folder
+    process.WORKER_MODULE, fleet.SHARED_MEMORY = "tests.samplers.engine_stand", folder
     vars(vllm)["installed"] = lambda: "0.32.0"
     Accelerator(cpu=True)
-    begin(60.0)
+    init_control_group(60.0)
     rank, model, asked = distributed.get_rank(), fresh(), requests(8)
     told: dict[str, Any] = {"probe": [], "differences": [], "written": []}
-    with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_s=120.0, deadline_s=60.0) as sampler:
+    with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_timeout_s=120.0, completion_timeout_s=60.0) as sampler:
         for version in range(2):
-            sampler.receive(Plain(nudged(model, 0.05, version), once=in_main), version)
-            told["probe"].append(sampler.figures()["probe/difference"])
+            sampler.receive(PlainWeights(nudged(model, 0.05, version), run_on_main=main_only), version)
+            told["probe"].append(sampler.metrics()["probe/difference"])
             told["differences"].append(largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))))
             engines: Any = sampler._engine
             told["written"].append(len(list(engines._sent.iterdir())))
         told["engine"] = engines.slots[0].process.pid
-        gather(rank)  # the main one's files are used by all
+        all_gather_values(rank)  # the main one's files are used by all
     (folder / f"{rank}.json").write_text(json.dumps(told))
     distributed.destroy_process_group()
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlvr.contracts import Box, Place, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.plugins.registry import build
 from tests.attacks.boxes import BOX_CORPUS, BoxAttack
 
 SECRET = "SECRET-of-somebody-else"
-PLACE = Place(memory_mb=160, disk_mb=24, file_mb=16, processes=24, output_bytes=200_000)
+PLACE = SandboxSpec(memory_mb=160, disk_mb=24, file_mb=16, processes=24, output_bytes=200_000)
 LOOK = """
 import os
 found = [name for name in (*os.listdir('.'), *os.listdir('/dev/shm'), *os.listxattr('.')) if not name.startswith('kept')]
@@ -47,37 +47,37 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
             yield built
 
 
-def victim(sandbox: Sandbox) -> Box:
-    box = sandbox.open(Place(files={"hidden": SECRET.encode()}, memory_mb=160, disk_mb=24))
+def victim(sandbox: Sandbox) -> SandboxSession:
+    box = sandbox.create_session(SandboxSpec(files={"hidden": SECRET.encode()}, memory_mb=160, disk_mb=24))
     box.run(f"export HIDDEN={SECRET}; exec -a {SECRET} sleep 600 >/dev/null 2>&1 & echo $! > pid")
     box.run(f"hidden = {SECRET!r}; count = 0", language="python")
     return box
 
 
-def disturbed(box: Box) -> str:
+def disturbed(box: SandboxSession) -> str:
     """What is wrong with the victim; '' if it is as it was."""
     shell = box.run("kill -0 $(cat pid) && cat hidden && ls | tr '\\n' ' '", timeout=60)
     session = box.run("count += 1; print(hidden)", language="python", timeout=60)
     right = shell.stdout.decode() == f"{SECRET}hidden pid " and session.stdout.decode() == f"{SECRET}\n"
-    return "" if right else f"{shell.stop} {shell.stdout!r} {shell.stderr!r}, {session.stop} {session.stdout!r} {session.stderr!r}"
+    return "" if right else f"{shell.status} {shell.stdout!r} {shell.stderr!r}, {session.status} {session.stdout!r} {session.stderr!r}"
 
 
 def attack(sandbox: Sandbox, one: BoxAttack) -> list[str]:
     wrong: list[str] = []
-    with sandbox.open(PLACE) as box:
+    with sandbox.create_session(PLACE) as box:
         for language, source in one.calls:
             outcome = box.run(source, language=language, timeout=1.0)
-            if outcome.stop is Stop.IE:
+            if outcome.status is ExitStatus.INTERNAL_ERROR:
                 wrong.append(f"a fault of ours: {outcome.reason}")
             if SECRET.encode() in outcome.stdout + outcome.stderr or b"BREACH" in outcome.stdout:
                 wrong.append(f"it saw {outcome.stdout[-300:]!r}")
         after = box.run("echo well", timeout=20)
         if one.own == "works" and after.stdout != b"well\n":
-            wrong.append(f"its own box: {after.stop} {after.reason} {after.stderr[-200:]!r}")
+            wrong.append(f"its own box: {after.status} {after.reason} {after.stderr[-200:]!r}")
         again = box.run("print('well')", language="python", timeout=20)
-        if box.lost or Stop.IE in (after.stop, again.stop):
+        if box.failure or ExitStatus.INTERNAL_ERROR in (after.status, again.status):
             wrong.append(f"its own box is lost: {after.reason or again.reason}")
-    with sandbox.open(PLACE) as later:
+    with sandbox.create_session(PLACE) as later:
         shell, session = later.run("echo clean; ls; cat /dev/null", timeout=60), later.run(LOOK, language="python", timeout=60)
         if shell.stdout != b"clean\n" or session.stdout != b"[] []\n":
             wrong.append(f"a later box: {shell.stdout!r} {shell.stderr!r}, {session.stdout!r} {session.stderr!r}")
@@ -103,9 +103,9 @@ def test_no_attack_from_a_box_sees_disturbs_or_stays(sandbox: Sandbox, request: 
 
 
 def test_a_background_program_that_stops_and_kills_all_it_may_disturbs_no_file(sandbox: Sandbox) -> None:
-    with sandbox.open(PLACE) as box:
-        assert box.run(STRIKES, language="python", timeout=20).stop is Stop.OK
+    with sandbox.create_session(PLACE) as box:
+        assert box.run(STRIKES, language="python", timeout=20).status is ExitStatus.OK
         for number in range(200):
-            box.put("file", b"%d" % number)
-            assert box.get("file", 10) == b"%d" % number
-        assert not box.lost
+            box.write_file("file", b"%d" % number)
+            assert box.read_file("file", 10) == b"%d" % number
+        assert not box.failure

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Box, Place, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.tool import ToolContext, run_call
-from rlvr.errors import ConfigError, SandboxError, ToolCrash
+from rlvr.errors import ConfigError, SandboxError, ToolFailure
 from rlvr.plugins.registry import build
 from rlvr.sandbox._inside.box import groups
-from rlvr.sandbox.process import PREFIX
+from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
 from rlvr.turns import Call
 
@@ -28,11 +28,11 @@ KINDS = [pytest.param("docker", {}, marks=pytest.mark.docker, id="docker"), pyte
 
 def test_a_place_says_what_is_wrong_with_it() -> None:
     with pytest.raises(ValueError, match="network is True; a session has no network"):
-        Place(network=True)
+        SandboxSpec(network=True)
     with pytest.raises(ValueError, match="processes is 0; it must be a whole number above 0"):
-        Place(processes=0)
+        SandboxSpec(processes=0)
     with pytest.raises(ValueError, match="at least 2 \\* disk_mb \\+ 64 = 264 MB are needed"):
-        Place(memory_mb=100, disk_mb=100)
+        SandboxSpec(memory_mb=100, disk_mb=100)
 
 
 def test_a_sandbox_without_boxes_says_so() -> None:
@@ -40,7 +40,7 @@ def test_a_sandbox_without_boxes_says_so() -> None:
         def run(self, program: Any) -> Any: ...
 
     with pytest.raises(ConfigError, match="Plain has no sessions"):
-        Plain().open()
+        Plain().create_session()
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
@@ -55,24 +55,24 @@ def test_boxes_are_bounded_and_their_supervisors_reused(kind: str, settings: dic
         with sandbox.open() as two, pytest.raises(ValueError, match="timeout is 0; it must be a number of seconds above 0"):
             assert one.id.rpartition(".")[0] == two.id.rpartition(".")[0] and one.id != two.id
             two.run("true", timeout=0)
-        with sandbox.open(Place(disk_mb=8)) as other:  # another shape takes the room of the one that waits
+        with sandbox.open(SandboxSpec(disk_mb=8)) as other:  # another shape takes the room of the one that waits
             assert other.id.rpartition(".")[0] != one.id.rpartition(".")[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
 def test_the_end_of_a_group_is_seen_at_once() -> None:
-    group = groups.find(f"{PREFIX}end").new()
+    group = groups.create_parent_cgroup(f"{FOLDER_PREFIX}end").create()
     assert group
     try:
         child = subprocess.Popen(["sleep", "3334"])
-        os.write(group.door, str(child.pid).encode())
-        assert not group.ended
+        os.write(group.join_fd, str(child.pid).encode())
+        assert not group.is_empty
         child.kill()
         child.wait()
-        assert group.ended  # a descriptor that was read before would repeat the old list for a second
+        assert group.is_empty  # a descriptor that was read before would repeat the old list for a second
     finally:
         group.remove()
-        groups.clear(f"{PREFIX}end")
+        groups.remove_parent_cgroup(f"{FOLDER_PREFIX}end")
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
@@ -81,11 +81,11 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
         box.run("x = 1", language="python")
         kill_supervisor(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice")
-        assert (first.stop, second.stop, box.lost) == (Stop.IE, Stop.IE, True)
+        assert (first.status, second.status, box.lost) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
         assert " failed: " in first.reason and second.reason == first.reason
         with pytest.raises(SandboxError, match=" failed: "):
             box.put("a", b"")
-        with Python().session(ToolContext(box=box)) as python, pytest.raises(ToolCrash, match=" failed: "):
+        with Python().session(ToolContext(sandbox_session=box)) as python, pytest.raises(ToolFailure, match=" failed: "):
             run_call(python, Call("0.0", "python", {"code": "print(1)"}))
         assert other.run("echo well").stdout == b"well\n"
         box.close()
@@ -103,8 +103,8 @@ def test_a_supervisor_that_died_while_it_waited_costs_no_box(kind: str, settings
             assert second.run("echo well").stdout == b"well\n"
 
 
-def kill_supervisor(sandbox: Any, box: Box) -> None:
-    channel = next(channel for channel in sandbox._boxes.living() if channel.id.startswith(box.id.rpartition(".")[0]))
+def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
+    channel = next(channel for channel in sandbox._sessions.live_inits() if channel.id.startswith(box.id.rpartition(".")[0]))
     if hasattr(channel, "client"):
         channel.client.api.kill(channel.id)
     else:
@@ -113,7 +113,7 @@ def kill_supervisor(sandbox: Any, box: Box) -> None:
 
 
 def test_the_tools_say_what_happened_to_a_session(process_sandbox: Sandbox) -> None:
-    with process_sandbox.open() as box, Python(timeout=0.5).session(ToolContext(box=box)) as python:
+    with process_sandbox.create_session() as box, Python(timeout=0.5).session(ToolContext(sandbox_session=box)) as python:
         assert run_call(python, Call("0.0", "python", {"code": "x = 6 * 7; print(x)"})).text == "42"
         told = run_call(python, Call("0.1", "python", {"code": "print('on'); import time; time.sleep(60)"})).text
         assert told == "on\n[stopped: it ran longer than 0.5 s]\n[the Python session was stopped, and its variables are gone]"
@@ -121,7 +121,7 @@ def test_the_tools_say_what_happened_to_a_session(process_sandbox: Sandbox) -> N
 
 @pytest.mark.parametrize("wrong", [[], ["a", "b\0"], ["a", 1]])
 def test_a_command_that_makes_no_sense_is_refused(process_sandbox: Sandbox, wrong: Any) -> None:
-    with process_sandbox.open() as box:
+    with process_sandbox.create_session() as box:
         with pytest.raises(ValueError, match="a program and its arguments are needed"):
             box.run(wrong)
         assert box.run(["printf", "%s|", "a b", "*", ""]).stdout == b"a b|*||"
@@ -144,10 +144,10 @@ def left_over(kind: str, name: str) -> list[str]:
 
         client = engine.connect(10)
         try:
-            return [str(one["Id"]) for one in client.api.containers(all=True) if str(one["Id"]).startswith(name)]
+            return [str(one["Id"]) for one in client.api.list_container_ids(all=True) if str(one["Id"]).startswith(name)]
         finally:
             client.close()
-    return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [g for g in groups.names(PREFIX) if g == name]
+    return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g == name]
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
@@ -160,7 +160,7 @@ def test_the_next_start_sweeps_what_a_killed_run_left(kind: str, settings: dict[
         owner.send_signal(signal.SIGKILL)
         owner.wait(10)
     with build("sandbox", kind, **settings) as sandbox, sandbox.open() as box:
-        assert box.run("true").stop is Stop.OK
+        assert box.run("true").status is ExitStatus.OK
         deadline = time.monotonic() + 20
         while left_over(kind, name) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -180,9 +180,9 @@ def sleepers() -> int:
     return found
 
 
-def kill_zygote(sandbox: Any, box: Box) -> None:
+def kill_zygote(sandbox: Any, box: SandboxSession) -> None:
     """Kill the process that programs are forked from: the supervisor then gives up by itself."""
-    channel = next(channel for channel in sandbox._boxes.living() if channel.id.startswith(box.id.rpartition(".")[0]))
+    channel = next(channel for channel in sandbox._sessions.live_inits() if channel.id.startswith(box.id.rpartition(".")[0]))
     if hasattr(channel, "client"):
         supervisor = channel.client.api.inspect_container(channel.id)["State"]["Pid"]
     else:
@@ -196,12 +196,12 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: str, settings: dict[str, Any]) -> None:
-    with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open(Place(files={"a": b"1"})) as box:
+    with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open(SandboxSpec(files={"a": b"1"})) as box:
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
-        assert (first.stop, second.stop, box.lost) == (Stop.SV, Stop.SV, False), (first, second)
+        assert (first.status, second.status, box.lost) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (first, second)
         assert " broke: " in first.reason and second.reason == first.reason
-        with Python().session(ToolContext(box=box)) as python:
+        with Python().session(ToolContext(sandbox_session=box)) as python:
             told = run_call(python, Call("0.0", "python", {"code": "print(1)"}))
             assert (
                 told.text == "[stopped: it broke the sandbox]\n[the session is broken: nothing more can run in it, and its files are gone]"

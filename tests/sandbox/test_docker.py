@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Limits, Program, Sandbox, Stop
+from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
 from rlvr.errors import SandboxError
 from rlvr.plugins.registry import build
-from rlvr.runs.owner import place
+from rlvr.runs.owner import get_pid_scope
 from rlvr.sandbox._outside import engine as _engine
-from rlvr.sandbox._outside.container import hardening
-from rlvr.sandbox._outside.pool import Pool
+from rlvr.sandbox._outside.container import build_host_config
+from rlvr.sandbox._outside.pool import SupervisorPool
 from rlvr.sandbox.docker import DockerSandbox
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -52,17 +52,17 @@ def one() -> Iterator[Any]:
 
 
 def there(engine: Any, name: str) -> bool:
-    return any(name in (container.id, container.name) for container in engine.containers.list(all=True, ignore_removed=True))
+    return any(name in (container.id, container.name) for container in engine.list_container_ids.list(all=True, ignore_removed=True))
 
 
 @pytest.mark.docker
 def test_closing_leaves_no_container(engine: Any) -> None:
     with build("sandbox", "docker", containers=1) as sandbox:
         assert sandbox.run(Program("print(1)")).stdout == b"1\n"
-        (name,) = sandbox.containers()
+        (name,) = sandbox.list_container_ids()
         assert there(engine, name)
     until(lambda: not there(engine, name))
-    assert sandbox.run(Program("print(1)")).stop is Stop.IE
+    assert sandbox.run(Program("print(1)")).status is ExitStatus.INTERNAL_ERROR
 
 
 @pytest.mark.docker
@@ -89,42 +89,42 @@ def test_a_killed_run_leaves_no_container(engine: Any) -> None:
 @pytest.mark.docker
 def test_the_sweep_takes_what_the_dead_left_and_nothing_else(engine: Any, one: Any) -> None:
     one.run(Program("print(1)"))
-    (mine,) = one.containers()
+    (mine,) = one.list_container_ids()
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    label = "|".join((*place(), dead, "1"))
+    label = "|".join((*get_pid_scope(), dead, "1"))
     elsewhere = "|".join(("another-machine", "boot", "space", dead, "1"))
     made = []
     for owner in (label, elsewhere):
         config = engine.api.create_host_config(network_mode="none")
         made.append(engine.api.create_container(_engine.IMAGE, ["true"], labels={_engine.LABEL: owner}, host_config=config)["Id"])
     try:
-        assert _engine.sweep(engine) >= 1
+        assert _engine.remove_orphaned_containers(engine) >= 1
         assert not there(engine, made[0]) and there(engine, made[1]) and there(engine, mine)
     finally:
-        _engine.remove(engine, made[1])
+        _engine.remove_container(engine, made[1])
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("how", ["the container", "its supervisor"])
 def test_a_container_killed_from_outside_is_nobodys_fault_and_is_replaced(engine: Any, one: Any, how: str) -> None:
     one.run(Program("print(1)"))
-    (name,) = one.containers()
+    (name,) = one.list_container_ids()
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.append(one.run(LONG)))
     thread.start()
-    container = engine.containers.get(name)
-    until(lambda: any(row[0] not in ("root", "0") for row in container.top()["Processes"]))  # the program, under its own user id
+    container = engine.list_container_ids.get(name)
+    until(lambda: any(row[0] not in ("root", "0") for row in container.parse_all()["Processes"]))  # the program, under its own user id
     if how == "the container":
         container.kill()
     else:
-        pids = [int(row[1]) for row in container.top()["Processes"]]
+        pids = [int(row[1]) for row in container.parse_all()["Processes"]]
         os.kill(min(pids), signal.SIGKILL)
     thread.join(120)
-    assert [outcome.stop for outcome in outcomes] == [Stop.IE], outcomes
+    assert [outcome.status for outcome in outcomes] == [ExitStatus.INTERNAL_ERROR], outcomes
     assert one.run(Program("print(2)")).stdout == b"2\n"
-    assert one.containers() != [name]
+    assert one.list_container_ids() != [name]
 
 
 HIDES = """
@@ -146,38 +146,38 @@ for at in range(0, 900 << 20, 4 << 20):
 def test_a_supervisor_that_the_kernel_kills_for_a_programs_memory_gives_the_program_no_way_out(engine: Any, one: Any) -> None:
     """The container has less memory than the program's limit, as if it had been faster than the measurement."""
     one.run(Program("print(1)"))
-    (name,) = one.containers()
-    engine.containers.get(name).update(mem_limit="300m", memswap_limit="300m")
+    (name,) = one.list_container_ids()
+    engine.list_container_ids.get(name).update(mem_limit="300m", memswap_limit="300m")
     outcome = one.run(Program(HIDES, limits=Limits(memory_mb=800, wall_s=10, cpu_s=10)))
-    assert outcome.stop is Stop.MLE, outcome  # in the second container
-    assert one.containers() != [name]
+    assert outcome.status is ExitStatus.MEMORY_LIMIT, outcome  # in the second container
+    assert one.list_container_ids() != [name]
 
 
 @pytest.mark.docker
 def test_a_container_that_died_while_idle_costs_no_verdict(engine: Any, one: Any) -> None:
     one.run(Program("print(1)"))
-    (name,) = one.containers()
-    engine.containers.get(name).kill()
+    (name,) = one.list_container_ids()
+    engine.list_container_ids.get(name).kill()
     until(lambda: not there(engine, name))
     assert one.run(Program("print(2)")).stdout == b"2\n"
 
 
 @pytest.mark.docker
 def test_a_disk_filled_from_outside_is_nobodys_fault(engine: Any, one: Any) -> None:
-    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).stop is Stop.OK
-    (name,) = one.containers()
-    engine.containers.get(name).exec_run(["sh", "-c", "cat /dev/zero >/tmp/filled"], user="0:0")
+    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).status is ExitStatus.OK
+    (name,) = one.list_container_ids()
+    engine.list_container_ids.get(name).exec_run(["sh", "-c", "cat /dev/zero >/tmp/filled"], user="0:0")
     outcome = one.run(Program("open('x', 'wb').write(bytes(1 << 20))"))
-    assert outcome.stop is Stop.IE and "filled" in outcome.reason
-    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).stop is Stop.OK
-    assert one.containers() != [name]
+    assert outcome.status is ExitStatus.INTERNAL_ERROR and "filled" in outcome.reason
+    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).status is ExitStatus.OK
+    assert one.list_container_ids() != [name]
 
 
 @pytest.mark.docker
 def test_files_that_do_not_fit_are_nobodys_fault() -> None:
     with build("sandbox", "docker", containers=1, disk_mb=1) as sandbox:
         outcome = sandbox.run(Program("print(1)", files={"big": bytes(2 << 20)}))
-        assert outcome.stop is Stop.IE and "space" in outcome.reason
+        assert outcome.status is ExitStatus.INTERNAL_ERROR and "space" in outcome.reason
         assert sandbox.run(Program("print(2)")).stdout == b"2\n"
 
 
@@ -250,25 +250,25 @@ def test_an_engine_that_is_not_there_is_said_and_healed_from(monkeypatch: pytest
     with build("sandbox", "docker", containers=1) as sandbox, monkeypatch.context() as patch:
         patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
         outcome = sandbox.run(Program("print(1)"))
-        assert outcome.stop is Stop.IE and "nothing.sock" in outcome.reason and "DOCKER_HOST" in outcome.reason
-        ((what, how),) = DockerSandbox.missing()
+        assert outcome.status is ExitStatus.INTERNAL_ERROR and "nothing.sock" in outcome.reason and "DOCKER_HOST" in outcome.reason
+        ((what, how),) = DockerSandbox.find_problems()
         assert "nothing.sock" in what and "start" in how
         patch.undo()
-        assert sandbox.run(Program("print(1)")).stop is Stop.OK
-    assert DockerSandbox.missing() == []
+        assert sandbox.run(Program("print(1)")).status is ExitStatus.OK
+    assert DockerSandbox.find_problems() == []
 
 
 @pytest.mark.docker
 def test_an_image_that_is_not_there_is_said() -> None:
     with build("sandbox", "docker", image="rlvr-test/no-such-image:1", containers=1) as sandbox:
         outcome = sandbox.run(Program("print(1)"))
-    assert outcome.stop is Stop.IE and "no-such-image" in outcome.reason and "docker pull" in outcome.reason
+    assert outcome.status is ExitStatus.INTERNAL_ERROR and "no-such-image" in outcome.reason and "docker pull" in outcome.reason
 
 
 @pytest.mark.docker
 def test_the_container_is_as_hard_as_we_say(engine: Any, one: Any) -> None:
     one.run(Program("print(1)"))
-    config = engine.containers.get(one.containers()[0]).attrs
+    config = engine.list_container_ids.get(one.list_container_ids()[0]).attrs
     host = config["HostConfig"]
     assert host["NetworkMode"] == "none" and host["ReadonlyRootfs"] and not host["Privileged"] and not host["Binds"]
     assert host["CapDrop"] == ["ALL"] and sorted(host["CapAdd"]) == ["KILL", "SETGID", "SETPCAP", "SETUID"]
@@ -285,7 +285,7 @@ def test_isolation_is_reported_as_applied(docker_sandbox: Sandbox) -> None:
 
 
 def test_no_setting_opens_the_container() -> None:
-    wanted = hardening(256, 16, 64, None)
+    wanted = build_host_config(256, 16, 64, None)
     assert "SYS_ADMIN" not in wanted["cap_add"]
     assert wanted["network_mode"] == "none" and wanted["mem_limit"] == wanted["memswap_limit"]
     assert not {"privileged", "volumes", "binds", "devices"} & set(wanted)
@@ -306,7 +306,7 @@ class Fake:
 
 def pool(size: int, seconds: float = 60) -> Any:
     start: Any = Fake
-    return Pool(start, size, seconds)
+    return SupervisorPool(start, size, seconds)
 
 
 def test_a_pool_serves_first_come_first_served() -> None:
@@ -350,17 +350,17 @@ def test_a_pool_lends_nothing_that_died_in_the_meantime() -> None:
     first, second = shared.take(), shared.take()
     for channel in (first, second):
         shared.give(channel, sound=True)
-        channel.living = False
+        channel.live_inits = False
     third, fourth = shared.take(), shared.take()
     assert first.closed and second.closed and {third, fourth}.isdisjoint({first, second})
-    assert set(shared.living()) == {third, fourth}
+    assert set(shared.live_inits()) == {third, fourth}
 
 
 def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:
     def fail() -> Any:
         raise SandboxError("no engine")
 
-    shared: Any = Pool(fail, 1, 1)
+    shared: Any = SupervisorPool(fail, 1, 1)
     for _ in range(3):
         with pytest.raises(SandboxError, match="no engine"):
             shared.take()

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.survivors import HEADLESS, LEAVERS, SURVIVORS
-from rlvr.contracts import Judge, Limits, Program, Sandbox, Stop
+from rlvr.conformance.survivors import HEADLESS_PROGRAM, SURVIVOR_PROBES, SURVIVOR_PROGRAMS
+from rlvr.contracts import Checker, ExitStatus, Limits, Program, Sandbox
 from rlvr.plugins.registry import build
 from rlvr.sandbox._inside import ends, meter, places, seccomp, streams, supervisor
-from rlvr.sandbox._inside.toolchains import Compiled, compiling
-from rlvr.sandbox._inside.zygotes import Born
+from rlvr.sandbox._inside.toolchains import BinaryCache, compute_compiler_limits
+from rlvr.sandbox._inside.zygotes import ChildProcess
 from rlvr.task import Fault, Task, user
 
 
@@ -31,15 +31,15 @@ def nested() -> Iterator[Sandbox]:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("name", SURVIVORS)
+@pytest.mark.parametrize("name", SURVIVOR_PROBES)
 def test_process_spaces_hold_too(nested: Sandbox, name: str) -> None:
-    assert SURVIVORS[name](nested) == ""
+    assert SURVIVOR_PROBES[name](nested) == ""
 
 
 @pytest.mark.docker
 def test_which_way_applies_is_told(nested: Sandbox, docker_sandbox: Sandbox, process_sandbox: Sandbox) -> None:
-    assert f"every program ended by {ends.USERS}" in docker_sandbox.run(Program("")).isolation
-    assert f"every program ended by {ends.NEST}" in nested.run(Program("")).isolation
+    assert f"every program ended by {ends.BY_USER_ID}" in docker_sandbox.run(Program("")).isolation
+    assert f"every program ended by {ends.BY_NAMESPACE}" in nested.run(Program("")).isolation
     assert any(line.startswith("every program ended by") for line in process_sandbox.run(Program("")).isolation)
 
 
@@ -83,8 +83,8 @@ def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call:
 
 
 def test_the_filter_for_programs_is_the_tighter_one() -> None:
-    for machine in seccomp.TABLES:
-        assert len(seccomp.instructions(machine, seccomp.PROGRAM)) > len(seccomp.instructions(machine, seccomp.SUPERVISOR))
+    for machine in seccomp.CALL_TABLES:
+        assert len(seccomp.build_filter(machine, seccomp.FOR_PROGRAM)) > len(seccomp.build_filter(machine, seccomp.FOR_SUPERVISOR))
 
 
 @pytest.mark.docker
@@ -99,16 +99,16 @@ def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, k
     }
     verifier = build("verifier", "unit_tests", sandbox=docker_sandbox)
     began = time.monotonic()
-    verdict = verifier.verify(Task("t", user("x"), references[kind]), f"```python\n{HEADLESS}\ndef f(x): return 0\n```")
+    verdict = verifier.verify(Task("t", user("x"), references[kind]), f"```python\n{HEADLESS_PROGRAM}\ndef f(x): return 0\n```")
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
     assert time.monotonic() - began < 25
 
 
-@pytest.mark.parametrize("source", LEAVERS.values(), ids=LEAVERS)
+@pytest.mark.parametrize("source", SURVIVOR_PROGRAMS.values(), ids=SURVIVOR_PROGRAMS)
 def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source: str) -> None:
-    outcome = process_sandbox.run(Program(source, judge=Judge("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
-    assert outcome.stop is Stop.OK and outcome.report == b"end", outcome
-    assert SURVIVORS["no process outlives the run"](process_sandbox) == ""
+    outcome = process_sandbox.run(Program(source, checker=Checker("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
+    assert outcome.status is ExitStatus.OK and outcome.checker_output == b"end", outcome
+    assert SURVIVOR_PROBES["no process outlives the run"](process_sandbox) == ""
 
 
 @pytest.mark.docker
@@ -116,25 +116,25 @@ def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source
 def test_whoever_stays_behind_is_ended_without_the_loss_of_a_container(namespaces: bool) -> None:
     with build("sandbox", "docker", containers=1, namespaces=namespaces) as sandbox:
         sandbox.run(Program(""))
-        before = sandbox.containers()
-        for source in LEAVERS.values():
+        before = sandbox.list_container_ids()
+        for source in SURVIVOR_PROGRAMS.values():
             outcome = sandbox.run(Program(source))
-            assert outcome.stop is Stop.OK, outcome
-        assert sandbox.containers() == before
+            assert outcome.status is ExitStatus.OK, outcome
+        assert sandbox.list_container_ids() == before
 
 
-class Undying(ends.Ends):
+class Undying(ends.ProcessKiller):
     """Programs that nothing ends."""
 
-    def kill(self, uids: list[int]) -> None:
+    def kill_all(self, uids: list[int]) -> None:
         pass
 
-    def none_left(self, seconds: float) -> bool:
+    def wait_until_empty(self, seconds: float) -> bool:
         time.sleep(0.001)
         return False
 
-    def left(self) -> list[int]:
-        return [4711] if self._spared else []
+    def list_remaining_pids(self) -> list[int]:
+        return [4711] if self._spared_pids else []
 
 
 class Silent:
@@ -145,16 +145,16 @@ class Silent:
 
 @pytest.mark.parametrize("theirs", [True, False], ids=["the program's own", "a stranger's"])
 def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(monkeypatch: pytest.MonkeyPatch, theirs: bool) -> None:
-    monkeypatch.setattr(supervisor, "END_S", 0.05)
+    monkeypatch.setattr(supervisor, "KILL_TIMEOUT_S", 0.05)
     watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
-    watching.uid, watching.door = None, Silent()
-    watching.ends = Undying(None, group=False, spared={1} if theirs else set(), users=False)
-    run = streams.Run({"output_bytes": 1})
-    born = Born(1)
-    born.ending = {"status": 0, "peak_kb": 1, "cpu": 0}
-    run.born = [born]
+    watching.uid, watching.zygote = None, Silent()
+    watching.ends = Undying(None, use_cgroup=False, spared_pids={1} if theirs else set(), has_own_users=False)
+    run = streams.RunState({"output_bytes": 1})
+    born = ChildProcess(1)
+    born.exit_report = {"status": 0, "peak_kb": 1, "cpu": 0}
+    run.children = [born]
     watching._end(run)
-    assert run.fatal and run.stop == ("SV" if theirs else "")
+    assert run.fatal_error and run.exit_status == ("SV" if theirs else "")
 
 
 @pytest.mark.parametrize(("elapsed", "state", "threads", "stop"), [
@@ -166,24 +166,24 @@ def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(
 def test_the_clock_believes_no_state_of_a_process(
     monkeypatch: pytest.MonkeyPatch, elapsed: float, state: str, threads: int, stop: str
 ) -> None:
-    monkeypatch.setattr(meter, "stat", lambda pid: [state, *["0"] * 16, str(threads), "0"])
-    monkeypatch.setattr(meter, "waited", lambda pid: 0.0)
+    monkeypatch.setattr(meter, "read_process_stat", lambda pid: [state, *["0"] * 16, str(threads), "0"])
+    monkeypatch.setattr(meter, "read_cpu_wait_s", lambda pid: 0.0)
     watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
-    run = streams.Run({"wall_s": 1.0})
-    run.born = [Born(1)]
-    watching._look_at_the_clock(run, elapsed)
-    assert run.stop == stop
+    run = streams.RunState({"wall_s": 1.0})
+    run.children = [ChildProcess(1)]
+    watching._check_wall_time(run, elapsed)
+    assert run.exit_status == stop
 
 
 def test_a_process_without_its_first_thread_is_seen_to_live() -> None:
-    child = subprocess.Popen([sys.executable, "-c", HEADLESS])
+    child = subprocess.Popen([sys.executable, "-c", HEADLESS_PROGRAM])
     try:
         deadline = time.monotonic() + 20
-        while meter.stat(child.pid)[:1] != ["Z"]:
+        while meter.read_process_stat(child.pid)[:1] != ["Z"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert not meter.dead(meter.stat(child.pid)) and child.pid in meter.descendants(os.getpid(), set())
-        assert meter.TreeMeter(os.getpid(), set()).memory() > 0
+        assert not meter.is_dead(meter.read_process_stat(child.pid)) and child.pid in meter.list_descendants(os.getpid(), set())
+        assert meter.ProcessTableMeter(os.getpid(), set()).get_memory_bytes() > 0
     finally:
         child.kill()
         child.wait(20)
@@ -198,7 +198,7 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
     for name, settings in (("process", {"trusted": True}), ("docker", {})):
         with build("sandbox", name, **settings) as sandbox:
             outcome = sandbox.run(program)
-            assert outcome.stop is Stop.IE and outcome.refused and word in outcome.reason, outcome
+            assert outcome.status is ExitStatus.INTERNAL_ERROR and outcome.is_headline_withheld and word in outcome.reason, outcome
 
 
 def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
@@ -218,21 +218,21 @@ def test_a_source_is_compiled_once_and_its_renaming_is_its_own_affair(docker_san
             outcome = sandbox.run(Program(source, str(n).encode(), "cpp", limits))
             if "no toolchain" in outcome.reason and os.environ.get("RLVR_REQUIRE_DOCKER") != "1":
                 pytest.skip(f"NOT RUN: {outcome.reason}")
-            assert (outcome.stop, outcome.stdout) == (Stop.OK, str(2 * n).encode()), outcome
+            assert (outcome.status, outcome.stdout) == (ExitStatus.OK, str(2 * n).encode()), outcome
             spent.append(time.monotonic() - began)
-        (container,) = sandbox.containers()
-        assert sandbox.run(Program("print(1)")).stdout == b"1\n" and sandbox.containers() == [container]
+        (container,) = sandbox.list_container_ids()
+        assert sandbox.run(Program("print(1)")).stdout == b"1\n" and sandbox.list_container_ids() == [container]
     assert max(spent[1:]) < spent[0] / 2, spent
 
 
 def test_what_is_kept_of_compilers_is_bounded() -> None:
-    kept = Compiled(entries=2, room=10)
+    kept = BinaryCache(max_entries=2, max_bytes=10)
     for name in (b"a", b"b", b"c"):
         kept.put("cpp", name, name * 4)
     assert kept.get("cpp", b"a") is None and kept.get("cpp", b"c") == b"cccc"
     kept.put("cpp", b"d", b"d" * 9)
     assert kept.get("cpp", b"c") is None and kept.get("cpp", b"d") is not None
-    assert compiling({"cpu_s": 100, "wall_s": 1})["cpu_s"] == 20
+    assert compute_compiler_limits({"cpu_s": 100, "wall_s": 1})["cpu_s"] == 20
 
 
 def test_folders_are_emptied_under_names_that_no_program_can_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,6 @@ def test_folders_are_emptied_under_names_that_no_program_can_guess(tmp_path: Pat
     for place in (tmp_path / "a", tmp_path / "b"):
         (place / "x" / "y" / "z").mkdir(parents=True)
         (place / "x" / "y" / "file").touch()
-        places._flatten(str(place))
+        places._remove_subfolders(str(place))
         assert not os.listdir(place)
     assert len(names) == len(set(names)) == 4 and all(re.fullmatch(r"\.up[0-9a-f]{24}", name) for name in names)

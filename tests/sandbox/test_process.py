@@ -17,13 +17,13 @@ import pytest
 
 from rlvr.conformance import check_plugin
 from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
-from rlvr.conformance.steps import CannotCheck
-from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
+from rlvr.conformance.steps import CheckSkipped
+from rlvr.contracts import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import build
-from rlvr.sandbox._inside.frames import Torn, pack
-from rlvr.sandbox._outside.channel import Channel
-from rlvr.sandbox.process import Local, ProcessSandbox
+from rlvr.sandbox._inside.frames import ConnectionBroken, pack_frame
+from rlvr.sandbox._outside.channel import SupervisorConnection
+from rlvr.sandbox.process import LocalSupervisor, ProcessSandbox
 
 BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
 
@@ -38,7 +38,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 def test_enforces(sandbox: Sandbox, name: str) -> None:
     try:
         wrong = PROBES[name](sandbox)
-    except CannotCheck as reason:  # no control groups for calls: only as a plain user, or under a container engine that forbids them
+    except CheckSkipped as reason:  # no control groups for calls: only as a plain user, or under a container engine that forbids them
         pytest.skip(str(reason))
     assert wrong == ""
 
@@ -46,9 +46,9 @@ def test_enforces(sandbox: Sandbox, name: str) -> None:
 class Naive(Sandbox):
     """What everybody writes first; the kit must see through it. Only checks that are harmless without any limit run here."""
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         done = subprocess.run([sys.executable, "-c", program.source], input=program.stdin, capture_output=True, timeout=60, check=False)
-        return Outcome(Stop.OK if done.returncode == 0 else Stop.RE, done.returncode, done.stdout, done.stderr)
+        return ExecutionResult(ExitStatus.OK if done.returncode == 0 else ExitStatus.RUNTIME_ERROR, done.returncode, done.stdout, done.stderr)
 
 
 def test_the_kit_sees_through_a_plain_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,23 +109,23 @@ IDIOMS = {
 def test_idiom(sandbox: Sandbox, name: str) -> None:
     limits = Limits(memory_mb=256, processes=32)
     outcome = sandbox.run(Program(IDIOMS[name], b"alpha\nbeta\n", limits=limits))
-    assert (outcome.stop, outcome.stdout) == (Stop.OK, b"alpha\nbeta\n"), outcome
+    assert (outcome.status, outcome.stdout) == (ExitStatus.OK, b"alpha\nbeta\n"), outcome
 
 
 def test_five_megabytes_in_and_out(sandbox: Sandbox) -> None:
     data = os.urandom(5_000_000)
     outcome = sandbox.run(Program("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read())", data))
-    assert outcome.stop is Stop.OK and not outcome.cut and outcome.stdout == data
+    assert outcome.status is ExitStatus.OK and not outcome.truncated and outcome.stdout == data
 
 
 def test_an_output_over_the_limit_is_marked_as_cut(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("print('x' * 5000)", limits=Limits(output_bytes=1000)))
-    assert outcome.stop is Stop.OLE and outcome.cut and len(outcome.stdout) == 1000
+    assert outcome.status is ExitStatus.OUTPUT_LIMIT and outcome.truncated and len(outcome.stdout) == 1000
 
 
 def test_errors_are_shown_without_our_frames(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("def f():\n    return 1 / 0\nf()"))
-    assert outcome.stop is Stop.RE and outcome.exit_code == 1
+    assert outcome.status is ExitStatus.RUNTIME_ERROR and outcome.exit_code == 1
     text = outcome.stderr.decode()
     assert (
         text.startswith("Traceback")
@@ -135,9 +135,9 @@ def test_errors_are_shown_without_our_frames(sandbox: Sandbox) -> None:
 
 
 def test_a_source_that_does_not_compile(sandbox: Sandbox) -> None:
-    assert sandbox.run(Program("def f(:")).stop is Stop.CE
-    assert sandbox.run(Program("print('\0')")).stop in (Stop.CE, Stop.RE)
-    assert sandbox.run(Program("\ud800")).stop in (Stop.CE, Stop.RE)
+    assert sandbox.run(Program("def f(:")).status is ExitStatus.COMPILE_ERROR
+    assert sandbox.run(Program("print('\0')")).status in (ExitStatus.COMPILE_ERROR, ExitStatus.RUNTIME_ERROR)
+    assert sandbox.run(Program("\ud800")).status in (ExitStatus.COMPILE_ERROR, ExitStatus.RUNTIME_ERROR)
 
 
 def test_many_threads_share_it(sandbox: Sandbox) -> None:
@@ -149,36 +149,36 @@ def test_many_threads_share_it(sandbox: Sandbox) -> None:
 def test_a_judge_talks_with_the_program(sandbox: Sandbox) -> None:
     program = "import os\nwhile (data := os.read(3, 100)): os.write(4, data.upper())"
     judge = "import os, sys\nfor word in sys.stdin.read().split():\n    os.write(4, word.encode())\n    os.write(5, os.read(3, 100))"
-    outcome = sandbox.run(Program(program, judge=Judge(judge, b"alpha beta")))
-    assert (outcome.stop, outcome.report) == (Stop.OK, b"ALPHABETA")
+    outcome = sandbox.run(Program(program, checker=Checker(judge, b"alpha beta")))
+    assert (outcome.status, outcome.checker_output) == (ExitStatus.OK, b"ALPHABETA")
 
 
 def test_a_judge_hears_the_end_of_a_program_that_dies(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("import os\nos._exit(0)", judge=Judge("import os\nos.write(5, b'end' + os.read(3, 100))")))
-    assert outcome.report == b"end"
+    outcome = sandbox.run(Program("import os\nos._exit(0)", checker=Checker("import os\nos.write(5, b'end' + os.read(3, 100))")))
+    assert outcome.checker_output == b"end"
 
 
 def test_what_it_used_is_measured(sandbox: Sandbox) -> None:
     outcome = sandbox.run(
         Program("x = bytearray(150 << 20)\nimport time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
     )
-    assert outcome.stop is Stop.OK
+    assert outcome.status is ExitStatus.OK
     assert 150 <= outcome.peak_mb <= 256 and 0.25 <= outcome.cpu_s <= 5 and outcome.wall_s >= 0.25
     assert "system-call filter" in outcome.isolation
 
 
 def test_a_file_with_a_path_is_refused(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("print(1)", files={"../x": b""}))
-    assert outcome.stop is Stop.IE and "plain" in outcome.reason
+    assert outcome.status is ExitStatus.INTERNAL_ERROR and "plain" in outcome.reason
 
 
 ROOMY = Limits(cpu_s=20, wall_s=60, memory_mb=900, processes=64)
 
 
-def compiled(sandbox: Sandbox, language: str, source: str, stdin: bytes = b"") -> Outcome:
+def compiled(sandbox: Sandbox, language: str, source: str, stdin: bytes = b"") -> ExecutionResult:
     """Run it; an image without that toolchain is said aloud, and is a failure where the docker sandbox is required."""
     outcome = sandbox.run(Program(source, stdin, language, ROOMY))  # type: ignore[arg-type]
-    if outcome.stop is Stop.IE and "toolchain" in outcome.reason:
+    if outcome.status is ExitStatus.INTERNAL_ERROR and "toolchain" in outcome.reason:
         assert language in outcome.reason and "python" in outcome.reason
         assert os.environ.get("RLVR_REQUIRE_DOCKER") != "1", outcome.reason
         pytest.skip(f"NOT RUN: {outcome.reason}")
@@ -186,14 +186,14 @@ def compiled(sandbox: Sandbox, language: str, source: str, stdin: bytes = b"") -
 
 
 @pytest.mark.parametrize(("language", "source", "broken", "stop"), [
-    ("cpp", "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2; }", "int main( {", Stop.CE),
-    ("javascript", "console.log(require('fs').readFileSync(0, 'utf8') * 2)", "let = (", Stop.RE),
+    ("cpp", "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2; }", "int main( {", ExitStatus.COMPILE_ERROR),
+    ("javascript", "console.log(require('fs').readFileSync(0, 'utf8') * 2)", "let = (", ExitStatus.RUNTIME_ERROR),
 ])  # fmt: skip
 @pytest.mark.docker
-def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, broken: str, stop: Stop) -> None:
+def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, broken: str, stop: ExitStatus) -> None:
     outcome = compiled(docker_sandbox, language, source, b"21")
-    assert (outcome.stop, outcome.stdout.strip()) == (Stop.OK, b"42"), outcome
-    assert compiled(docker_sandbox, language, broken).stop is stop
+    assert (outcome.status, outcome.stdout.strip()) == (ExitStatus.OK, b"42"), outcome
+    assert compiled(docker_sandbox, language, broken).status is stop
 
 
 @pytest.mark.docker
@@ -201,14 +201,14 @@ def test_a_large_program_is_compiled_once_for_twenty_cases(docker_sandbox: Sandb
     """20 compilations take more than a second: each would print another time."""
     source = "#include <cstdio>\nchar room[20 << 20] = {1};\nint main() { puts(__TIME__); return room[9]; }"
     outcomes = [compiled(docker_sandbox, "cpp", source) for _ in range(20)]
-    assert {outcome.stop for outcome in outcomes} == {Stop.OK}
+    assert {outcome.status for outcome in outcomes} == {ExitStatus.OK}
     assert len({outcome.stdout for outcome in outcomes}) == 1, [outcome.stdout for outcome in outcomes]
 
 
 @pytest.mark.docker
 def test_a_program_too_large_to_keep_is_a_compile_error(docker_sandbox: Sandbox) -> None:
     outcome = compiled(docker_sandbox, "cpp", "char room[33 << 20] = {1};\nint main() { return room[9]; }")
-    assert outcome.stop is Stop.CE, outcome
+    assert outcome.status is ExitStatus.COMPILE_ERROR, outcome
     assert "File too large" in outcome.stderr.decode() or "32 MB" in outcome.reason, outcome
 
 
@@ -219,7 +219,7 @@ def test_a_program_too_large_to_keep_is_a_compile_error(docker_sandbox: Sandbox)
 ], ids=["reads without end", "templates without end", "a huge binary"])  # fmt: skip
 @pytest.mark.docker
 def test_a_compiler_under_attack_is_a_compile_error_and_no_more(docker_sandbox: Sandbox, source: str) -> None:
-    assert compiled(docker_sandbox, "cpp", source).stop is Stop.CE
+    assert compiled(docker_sandbox, "cpp", source).status is ExitStatus.COMPILE_ERROR
     assert docker_sandbox.run(Program("import os\nprint(os.listdir('.'))")).stdout == b"[]\n"
 
 
@@ -228,10 +228,10 @@ def test_the_process_sandbox_has_to_be_asked_for_by_name() -> None:
         build("sandbox", "process")
 
 
-class Replayed(Channel):
+class Replayed(SupervisorConnection):
     """A supervisor that says what it is given, in small pieces."""
 
-    hello = {"isolation": []}
+    handshake = {"isolation": []}
 
     def __init__(self, said: bytes) -> None:
         self.said, self.at = said, 0
@@ -239,16 +239,16 @@ class Replayed(Channel):
     def send(self, data: bytes, deadline: float) -> None:
         pass
 
-    def receive(self, room: memoryview, deadline: float) -> int:
-        piece = self.said[self.at : self.at + min(len(room), 30_000)]
-        room[: len(piece)] = piece
+    def receive(self, buffer: memoryview, deadline: float) -> int:
+        piece = self.said[self.at : self.at + min(len(buffer), 30_000)]
+        buffer[: len(piece)] = piece
         self.at += len(piece)
         return len(piece)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return True
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         pass
 
     def close(self) -> None:
@@ -258,10 +258,10 @@ class Replayed(Channel):
 def test_a_large_output_is_never_held_more_than_twice() -> None:
     """Buffers that grow by copying leave the memory of a long run in pieces."""
     header = {"stop": "OK", "exit": 0, "reason": "", "cut": False, "cpu": 0, "wall": 0, "peak": 0, "fatal": ""}
-    channel = Replayed(b"".join(pack(header, {"stdout": bytes(8_000_000), "stderr": b"", "report": b""})))
+    channel = Replayed(b"".join(pack_frame(header, {"stdout": bytes(8_000_000), "stderr": b"", "report": b""})))
     tracemalloc.start()
     try:
-        outcome, sound = channel.run(Program(""))
+        outcome, sound = channel.run_program(Program(""))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -271,37 +271,37 @@ def test_a_large_output_is_never_held_more_than_twice() -> None:
 
 def test_a_limit_above_the_sandbox_is_said_and_not_scored(process_sandbox: Sandbox) -> None:
     outcome = process_sandbox.run(Program("print(1)", limits=Limits(memory_mb=1 << 20)))
-    assert outcome.stop is Stop.IE and "memory_mb" in outcome.reason
+    assert outcome.status is ExitStatus.INTERNAL_ERROR and "memory_mb" in outcome.reason
 
 
 def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
     with build("sandbox", "process", trusted=True, processes=1) as sandbox:
-        assert sandbox.run(Program("print(1)")).stop is Stop.OK
-        process = sandbox._pool.living()[0]._process
+        assert sandbox.run(Program("print(1)")).status is ExitStatus.OK
+        process = sandbox._pool.live_inits()[0]._process
         timer = threading.Timer(0.5, process.kill)
         timer.start()
         outcome = sandbox.run(Program("import time\ntime.sleep(60)", limits=Limits(wall_s=60)))
         timer.join()
-        assert outcome.stop is Stop.IE
+        assert outcome.status is ExitStatus.INTERNAL_ERROR
         assert sandbox.run(Program("print(2)")).stdout == b"2\n"
 
 
-@pytest.mark.parametrize(("isolation", "stop"), [(["a user id of its own"], Stop.IE), (["no network"], Stop.SV)])
-def test_a_program_that_can_kill_its_supervisor_gains_nothing(monkeypatch: pytest.MonkeyPatch, isolation: list[str], stop: Stop) -> None:
+@pytest.mark.parametrize(("isolation", "stop"), [(["a user id of its own"], ExitStatus.INTERNAL_ERROR), (["no network"], ExitStatus.SANDBOX_VIOLATION)])
+def test_a_program_that_can_kill_its_supervisor_gains_nothing(monkeypatch: pytest.MonkeyPatch, isolation: list[str], stop: ExitStatus) -> None:
     """Without a user id and a process space of its own, a program runs as the user of its supervisor, and may kill it."""
     with ProcessSandbox(trusted=True, processes=1) as sandbox:
-        assert sandbox.run(Program("")).stop is Stop.OK
+        assert sandbox.run(Program("")).status is ExitStatus.OK
         supervisors = set()
 
-        def torn(channel: Local, program: Program) -> Any:
+        def torn(channel: LocalSupervisor, program: Program) -> Any:
             supervisors.add(channel._process.pid)
-            channel.hello = {**channel.hello, "isolation": isolation}
+            channel.handshake = {**channel.handshake, "isolation": isolation}
             channel._process.kill()
-            raise Torn("the supervisor exited")
+            raise ConnectionBroken("the supervisor exited")
 
-        monkeypatch.setattr(Local, "run", torn)
-        assert sandbox.run(Program("")).stop is stop
-        assert len(supervisors) == (2 if stop is Stop.SV else 1)
+        monkeypatch.setattr(LocalSupervisor, "run_program", torn)
+        assert sandbox.run(Program("")).status is stop
+        assert len(supervisors) == (2 if stop is ExitStatus.SANDBOX_VIOLATION else 1)
 
 
 def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> Non
 def test_closing_leaves_no_process_behind() -> None:
     with build("sandbox", "process", trusted=True, processes=1) as sandbox:
         sandbox.run(Program("print(1)"))
-        folder, pid = sandbox._pool.living()[0]._folder, sandbox._pool.living()[0]._process.pid
+        folder, pid = sandbox._pool.live_inits()[0]._folder, sandbox._pool.live_inits()[0]._process.pid
     assert not os.path.exists(folder)
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{pid}"):

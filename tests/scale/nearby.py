@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import rlvr.learn.train
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.errors import ConfigError
 from rlvr.scale import actors
 from tests.learn.fsdp2 import sharding
@@ -27,4 +27,4 @@ if __name__ == "__main__":
     vars(actors)["Actors"] = refused if how == "refused" else InThisProcess
     if how == "sharded":
         vars(rlvr.learn.train)["accelerator_from"] = sharding
-    sys.exit(run(["train", *rest]))
+    sys.exit(run_command(["train", *rest]))

@@ -17,14 +17,14 @@ import pytest
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.rollout.draws import Draw
-from rlvr.scale.actors import Actors
-from rlvr.scale.collector import Facts
-from rlvr.scale.machines import born, check_room, end, here, pids_of, work_in
-from rlvr.scale.orders import Assign, Load
-from rlvr.scale.record import last_lines, log_of
-from rlvr.scale.transport import Ended, Loaded, Lost, Started
-from rlvr.scale.weights.parcels import Parcel
+from rlvr.rollout.draws import RolloutRequest
+from rlvr.scale.actors import RayTransport
+from rlvr.scale.collector import WorkerSettings
+from rlvr.scale.machines import change_to_folder, check_capacity, describe_process, end_actor, get_pid_namespace_id, get_process_start_time
+from rlvr.scale.orders import Dispatch, LoadWeights
+from rlvr.scale.record import find_stderr_file, read_last_lines
+from rlvr.scale.transport import TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.scale.weights.parcels import WeightUpdate
 from rlvr.task import Task, user
 
 
@@ -115,76 +115,76 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return made
 
 
-def started(**place: Any) -> Actors:
-    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
-    transport.start("c0.0")
+def started(**place: Any) -> RayTransport:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
     transport.ray.last("pulse").ends(0.0)
     transport.ray.last("begin").ends(PLACE | place)
-    assert transport.poll(0) == [Started("c0.0")]
+    assert transport.poll(0) == [WorkerStarted("c0.0")]
     return transport
 
 
 def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
-    transport.hold(3, Parcel(iter([b"w", b"x"])))
-    load, assign = Load("c0.0", 3, 1), Assign("c0.0", "g", 3, 1)
-    transport.load(load)
-    assert ray.last("load").given == (3, [Parcel([b"w", b"x"])], ClusterConfig().start_s) and transport.poll(0) == []
+    transport.put_weights(3, WeightUpdate(iter([b"w", b"x"])))
+    load, assign = LoadWeights("c0.0", 3, 1), Dispatch("c0.0", "g", 3, 1)
+    transport.load_weights(load)
+    assert ray.last("load").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
     ray.last("load").ends()
-    assert transport.poll(0) == [Loaded(load)]
-    transport.sample(assign, [], Sampling(), 9)
+    assert transport.poll(0) == [WeightsLoaded(load)]
+    transport.run_task(assign, [], Sampling(), 9)
     ray.last("collect").ends((b"data", 0.5))
-    assert transport.poll(0) == [Ended(assign, b"data", 0.5)]
+    assert transport.poll(0) == [TaskEnded(assign, b"data", 0.5)]
 
 
 def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
     transport = started()
     for version in range(4):
-        transport.hold(version, Parcel([f"v{version}"], delta=version > 0))
+        transport.put_weights(version, WeightUpdate([f"v{version}"], is_delta=version > 0))
 
     def sent(version: int) -> list[Any]:
-        transport.load(Load("c0.0", version, 1))
+        transport.load_weights(LoadWeights("c0.0", version, 1))
         call = ray.last("load")
         call.ends()
-        assert transport.poll(0) == [Loaded(Load("c0.0", version, 1))]
+        assert transport.poll(0) == [WeightsLoaded(LoadWeights("c0.0", version, 1))]
         return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
 
     assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
     assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
-    transport.stop("c0.0")
-    transport.start("c0.0")
+    transport.stop_worker("c0.0")
+    transport.start_worker("c0.0")
     ray.last("begin").ends(PLACE)
-    assert transport.poll(0) == [Started("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
+    assert transport.poll(0) == [WorkerStarted("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
 
 @pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
 def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is_gone(ray: Ray, node: str, blame: bool) -> None:
     transport = started(node=node)
-    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
     ray.last("collect").ends(RayError("The actor died. See the logs."))
     [lost] = transport.poll(0)
-    assert lost == Lost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", blame=blame)
-    transport.stop("c0.0")
+    assert lost == WorkerLost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", may_be_cause=blame)
+    transport.stop_worker("c0.0")
     assert ray.killed == 1 and transport.poll(0) == []
 
 
 def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray) -> None:
-    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     for error, hopeless in ((ConfigError("no\nsuch file"), True), (OSError("no memory"), False)):
-        transport.start("c0.0")
+        transport.start_worker("c0.0")
         ray.last("begin").ends(RayTaskError(error))
         [lost] = transport.poll(0)
-        assert lost == Lost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", hopeless=hopeless)
+        assert lost == WorkerLost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", is_permanent=hopeless)
     transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
-    transport.start("c1.0")
+    transport.start_worker("c1.0")
     ray.last("begin").ends(RayTaskError(ConfigError("no memory on the GPU")))
-    assert transport.poll(0) == [Lost("c1.0", "ConfigError: no memory on the GPU", hopeless=False)]
+    assert transport.poll(0) == [WorkerLost("c1.0", "ConfigError: no memory on the GPU", is_permanent=False)]
 
 
 def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport._pulses["c0.0"] = (None, clock[0])
+    transport._heartbeats["c0.0"] = (None, clock[0])
     clock[0] += 600  # the trainer has trained meanwhile, and nobody asked
     assert transport.poll(0) == []
     ray.last("pulse").ends(1.0)
@@ -195,7 +195,7 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     clock[0] += 9
     assert transport.poll(0) == []
     clock[0] += 2
-    assert transport.poll(0) == [Lost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
+    assert transport.poll(0) == [WorkerLost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
 
 
 def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
@@ -203,68 +203,68 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
 ) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport._pulses.clear()
+    transport._heartbeats.clear()
     why = (
         "no machine had capacity for it within 120 s (cluster.placement_timeout_s): it needs 1 CPUs "
         "on one machine, and 0 of 4 CPUs are free; "
         "wait until other processes end, or ask for less"
     )
     for hopeless in (False, True):
-        transport._started = not hopeless
-        transport.start("c1.0")
+        transport._has_started = not hopeless
+        transport.start_worker("c1.0")
         clock[0] += 119
         assert transport.poll(0) == []
         clock[0] += 2
-        assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]
-        transport.stop("c1.0")
+        assert transport.poll(0) == [WorkerLost("c1.0", why, may_be_cause=False, is_permanent=hopeless)]
+        transport.stop_worker("c1.0")
 
 
 def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
-    near = started(pids=pids_of(), log=str(log))
-    words = near.about("c0.0")["words"]
+    near = started(pids=get_pid_namespace_id(), log=str(log))
+    words = near.describe_worker("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
-    near.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    near.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
     ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
     [lost] = near.poll(0)
-    assert isinstance(lost, Lost) and lost.why.endswith("on far): Fatal Python error: Bus error")
+    assert isinstance(lost, WorkerLost) and lost.reason.endswith("on far): Fatal Python error: Bus error")
     far = started(log=str(log))
-    assert far.about("c0.0")["words"] == []
-    far._pulses["c0.0"] = (None, 0.0)
+    assert far.describe_worker("c0.0")["words"] == []
+    far._heartbeats["c0.0"] = (None, 0.0)
     far.poll(0)
     ray.last("pulse").ends(["what it said last"])
     far.poll(0)
-    assert far.about("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
-    assert far.about("c7.0") == {"words": []}
+    assert far.describe_worker("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
+    assert far.describe_worker("c7.0") == {"words": []}
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rlvr.scale.record.os.readlink", lambda path: "pipe:[7]")
-    assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
+    assert find_stderr_file() == "" and read_last_lines("") == read_last_lines(str(tmp_path)) == []
 
 
 def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
     transport = started()
-    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
-    transport.stop("c0.0")
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.stop_worker("c0.0")
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == []
 
 
 def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
     words = (
-        r"cluster.rollout_workers is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has room for 0 of them "
+        r"cluster.rollout_workers is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has capacity for 0 of them "
         r"\(its machines: 4 CPUs, 0 GPUs\); ask for fewer or for smaller ones, or add machines"
     )
     with pytest.raises(ConfigError, match=words):
-        Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
+        RayTransport(ClusterConfig(rollout_workers=3, gpus=1.0), {}, WorkerSettings("float32", False, 1))
 
 
 def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray hands the environment on to nodes and drivers: one that asks for tokens cannot talk to a cluster that has none."""
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    Actors(ClusterConfig(address="local"), {}, Facts("float32", False, 1)).close()
+    RayTransport(ClusterConfig(address="local"), {}, WorkerSettings("float32", False, 1)).close()
     assert "RAY_AUTH_MODE" not in os.environ
 
 
@@ -279,7 +279,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
         ("local", "Ray could not start a cluster on this machine: nobody there"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Actors(ClusterConfig(address=address), {}, Facts("float32", False, 1))
+            RayTransport(ClusterConfig(address=address), {}, WorkerSettings("float32", False, 1))
 
 
 @pytest.mark.parametrize("mine", [False, True])
@@ -290,7 +290,7 @@ def test_sigterm_ends_a_run_with_its_collectors_as_ctrl_c_does(ray: Ray, monkeyp
     monkeypatch.setattr(ray, "init", lambda **how: signal.signal(signal.SIGTERM, lambda *given: os.abort()), raising=False)
     monkeypatch.setattr(ray, "shutdown", lambda: None, raising=False)
     try:
-        transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+        transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
         if mine:
             assert signal.getsignal(signal.SIGTERM) is print
         else:
@@ -310,7 +310,7 @@ def test_an_address_at_which_nothing_listens_is_said_at_once_without_ray(ray: Ra
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConfigError, match=rf"no Ray cluster answers at cluster.address '127.0.0.1:{port}': .*refused; start one with"):
-        Actors(ClusterConfig(address=f"127.0.0.1:{port}"), {}, Facts("float32", False, 1))
+        RayTransport(ClusterConfig(address=f"127.0.0.1:{port}"), {}, WorkerSettings("float32", False, 1))
 
 
 def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
     monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
     task = Task("t", user("2+2="), "4")
     with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
-        transport.sample(Assign("c0.0", "g", 0, 1), [Draw(task, "g", 0)], Sampling(), 0)
+        transport.run_task(Dispatch("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], Sampling(), 0)
 
 
 def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,37 +330,37 @@ def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ray, "put", put)
     with pytest.raises(RlvrError, match=r"version 3 of the weights has no room in Ray's object store .*: Failed to put object; free some"):
-        started().hold(3, Parcel([b"w"]))
+        started().put_weights(3, WeightUpdate([b"w"]))
 
 
 def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport._pulses["c0.0"] = (None, clock[0] - 6)
+    transport._heartbeats["c0.0"] = (None, clock[0] - 6)
     assert transport.poll(0) == []
     clock[0] += 3600  # frozen while a pulse was under way: its answer is not here yet
     assert transport.poll(0) == []
     clock[0] += 1
     assert transport.poll(0) == []
     clock[0] += 9.5
-    assert transport.poll(0) == [Lost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
+    assert transport.poll(0) == [WorkerLost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
 
 
 def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
     transport = started()
-    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
     ray.last("collect").ends(ValueError("not a pickle"))
-    assert transport.poll(0) == [Lost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
+    assert transport.poll(0) == [WorkerLost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
 
 
 def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
-    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
-    transport.start("c0.0")
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
     said = (
         "The actor died because of an error in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
     )
     ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
-    assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
+    assert transport.poll(0) == [WorkerLost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
 
 def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,7 +370,7 @@ def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.M
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for name in ("init", "shutdown"):
         monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
-    Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
+    RayTransport(ClusterConfig(address="auto"), {}, WorkerSettings("float32", False, 1)).close()
     worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
     assert capsys.readouterr() == ("", "['out of memory']\n") and os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
 
@@ -378,49 +378,49 @@ def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.M
 def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
     monkeypatch.chdir(tmp_path)
-    transport = Actors(ClusterConfig(judges=1), {}, Facts("float32", False, 1))
-    transport.start("c0.0")
+    transport = RayTransport(ClusterConfig(verifier_workers=1), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
     assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
     monkeypatch.chdir("/")
-    work_in(str(tmp_path / "not here"))
+    change_to_folder(str(tmp_path / "not here"))
     assert os.getcwd() == "/"
-    work_in(str(tmp_path))
+    change_to_folder(str(tmp_path))
     assert os.getcwd() == str(tmp_path)
 
 
 def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
-    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     for name, error, hopeless in (("load", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
-        transport.start("c0.0")
+        transport.start_worker("c0.0")
         ray.last("begin").ends(PLACE)
         transport.poll(0)
         if name == "load":
-            transport.hold(0, Parcel(()))
-            transport.load(Load("c0.0", 0, 1))
+            transport.put_weights(0, WeightUpdate(()))
+            transport.load_weights(LoadWeights("c0.0", 0, 1))
         else:
-            transport.sample(Assign("c0.0", "0:0", 0, 1), [], Sampling(), 0)
+            transport.run_task(Dispatch("c0.0", "0:0", 0, 1), [], Sampling(), 0)
         ray.last(name).ends(RayTaskError(error))
         [event] = transport.poll(0)
-        assert isinstance(event, Lost) and event.hopeless == hopeless, (name, event)
-        transport.stop("c0.0")
+        assert isinstance(event, WorkerLost) and event.is_permanent == hopeless, (name, event)
+        transport.stop_worker("c0.0")
 
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    place = here() | {"pid": process.pid, "born": born(process.pid)}
-    end(ray, None, place | {"born": "1"})
-    assert process.poll() is None and born(process.pid)
-    end(ray, None, place)
+    place = describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid)}
+    end_actor(ray, None, place | {"born": "1"})
+    assert process.poll() is None and get_process_start_time(process.pid)
+    end_actor(ray, None, place)
     process.communicate(timeout=20)
-    assert process.returncode == -9 and born(process.pid) == ""
+    assert process.returncode == -9 and get_process_start_time(process.pid) == ""
 
 
 def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport.start("c1.0")
-    transport.stop("c0.0")
-    transport.stop("c1.0")
+    transport.start_worker("c1.0")
+    transport.stop_worker("c0.0")
+    transport.stop_worker("c1.0")
     for _ in range(60):
         clock[0] += 6
         assert transport.poll(0) == []
@@ -429,8 +429,8 @@ def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ra
 def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport.stop("c0.0")
-    transport.start("c1.0")
+    transport.stop_worker("c0.0")
+    transport.start_worker("c1.0")
     ray.last("pulse").ends([])
     for _ in range(60):
         clock[0] += 6
@@ -438,42 +438,42 @@ def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkey
 
 
 def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(ray: Ray) -> None:
-    transport, order = started(), Assign("c0.0", "g", 0, 1)
-    transport.cancel(order)
+    transport, order = started(), Dispatch("c0.0", "g", 0, 1)
+    transport.cancel_task(order)
     assert ray.last("cancel").given == (order,)
-    transport.stop("c0.0")
-    transport.cancel(order)
+    transport.stop_worker("c0.0")
+    transport.cancel_task(order)
     assert len([call for call in ray.calls if call.name == "cancel"]) == 1
 
 
 def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
-    transport = Actors(ClusterConfig(judges=1, judge_cpus=0.5), {}, Facts("float32", False, 1))
+    transport = RayTransport(ClusterConfig(verifier_workers=1, verifier_cpus=0.5), {}, WorkerSettings("float32", False, 1))
     host = ray.last("begin")
 
     def named() -> list[Any]:
         return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "name_judges"]
 
-    transport.start("c0.0")
+    transport.start_worker("c0.0")
     ray.last("begin").ends(PLACE)
-    assert transport.poll(0) == [Started("c0.0")] and named() == [([], 1)]
+    assert transport.poll(0) == [WorkerStarted("c0.0")] and named() == [([], 1)]
     host.ends(PLACE)
     assert transport.poll(0) == [] and named() == [([], 1), (["j0.0"], 2)]
-    transport.start("c1.0")
+    transport.start_worker("c1.0")
     ray.last("begin").ends(PLACE)
-    assert transport.poll(0) == [Started("c1.0")] and named()[2:] == [(["j0.0"], 3)]
+    assert transport.poll(0) == [WorkerStarted("c1.0")] and named()[2:] == [(["j0.0"], 3)]
     transport.close()
     assert ray.killed == 3
 
 
 def test_collectors_and_judge_hosts_must_have_room_together() -> None:
-    check_room(ClusterConfig(collectors=3, judges=1), [{"CPU": 4.0}])
+    check_capacity(ClusterConfig(rollout_workers=3, verifier_workers=1), [{"CPU": 4.0}])
     with pytest.raises(ConfigError, match=r"cluster.verifier_workers is 1, each with 1 CPUs on one machine, and .* capacity for 0"):
-        check_room(ClusterConfig(collectors=4, judges=1), [{"CPU": 4.0}])
+        check_capacity(ClusterConfig(rollout_workers=4, verifier_workers=1), [{"CPU": 4.0}])
 
 
 def test_a_process_here_that_has_the_number_of_one_elsewhere_is_left_alone(ray: Ray) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    end(ray, None, here() | {"pid": process.pid, "born": born(process.pid), "pids": "another machine"})
+    end_actor(ray, None, describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid), "pids": "another machine"})
     assert process.poll() is None
     process.kill()
     process.communicate(timeout=20)

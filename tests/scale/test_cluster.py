@@ -18,33 +18,33 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Sampling
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.plugins.registry import Spec
-from rlvr.rollout.columns import Columns, from_columns
-from rlvr.rollout.draws import Draw, seed_of
-from rlvr.runs.runlog import rows_of
+from rlvr.plugins.registry import PluginSpec
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes
+from rlvr.rollout.draws import RolloutRequest, derive_seed
+from rlvr.runs.runlog import read_jsonl
 from rlvr.scale import actors
-from rlvr.scale.actors import Actors
-from rlvr.scale.checks.doctor import examined
-from rlvr.scale.collector import Collector, Facts
+from rlvr.scale.actors import RayTransport
+from rlvr.scale.checks.doctor import check_cluster_ready
+from rlvr.scale.collector import RolloutWorker, WorkerSettings
 from rlvr.scale.driver import Driver
-from rlvr.scale.orders import Assign, Load
-from rlvr.scale.record import Record
+from rlvr.scale.orders import Dispatch, LoadWeights
+from rlvr.scale.record import EventLog
 from rlvr.scale.training import train
-from rlvr.scale.transport import Ended, Event, Lost
-from rlvr.scale.units import units_of
-from rlvr.scale.weights.parcels import Bucket, Parcel, Part, checksum_of
+from rlvr.scale.transport import Event, TaskEnded, WorkerLost
+from rlvr.scale.units import split_into_tasks
+from rlvr.scale.weights.parcels import Bucket, TensorSlice, WeightUpdate, compute_checksum
 from rlvr.task import Fault
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
 from tests.scale.nodes import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
 
-FACTS = Facts("float32", False, 1, weights=False)
+FACTS = WorkerSettings("float32", False, 1, uses_weights=False)
 SAMPLER = "tests/scale/nodes.py:Paced"
 UNITS, MEMBERS = 6, 4
 BAD = "sums/train/102"
@@ -61,11 +61,11 @@ def run_of(**sampler: Any) -> RunConfig:
     return tiny_run(rollout={"prompts_per_step": 4, "num_generations": 4, "sampler": {"name": SAMPLER, **sampler}}, tokenizer=TOKENS)
 
 
-def draws(step: int) -> list[Draw]:
+def draws(step: int) -> list[RolloutRequest]:
     from tests.fixtures.worlds import Sums
 
     tasks = [Sums(below=5).task("train", 100 * step + place) for place in range(UNITS)]
-    return [Draw(task, f"{step}:{task.id}", seed_of(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
+    return [RolloutRequest(task, f"{step}:{task.id}", derive_seed(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
 
 
 STEPS = (0, 1)
@@ -73,11 +73,11 @@ SAMPLING = Sampling()
 
 
 def in_this_process() -> list[list[Episode]]:
-    collector = Collector(run_of(), FACTS)
-    collector.load(0, [])
-    steps = [[collector.collect(0, unit, SAMPLING, step) for unit in units_of(draws(step))] for step in STEPS]
+    collector = RolloutWorker(run_of(), FACTS)
+    collector.load_weights(0, [])
+    steps = [[collector.collect(0, unit, SAMPLING, step) for unit in split_into_tasks(draws(step))] for step in STEPS]
     collector.close()
-    return [[episode for data, _ in step for episode in from_columns(Columns.from_bytes(data))[0]] for step in steps]
+    return [[episode for data, _ in step for episode in decode_episodes(EncodedEpisodes.from_bytes(data))[0]] for step in steps]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def expected() -> list[list[Episode]]:
     return in_this_process()
 
 
-class Harmed(Actors):
+class Harmed(RayTransport):
     """Actors with a plan: what is done to them, and when. It is looked at before each poll, in the thread that drives."""
 
     plan: Callable[[Harmed], bool] | None = None
@@ -94,15 +94,15 @@ class Harmed(Actors):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.assigned, self.loads = list[tuple[Assign, float]](), list[Load]()
+        self.assigned, self.loads = list[tuple[Dispatch, float]](), list[LoadWeights]()
 
-    def sample(self, order: Assign, *given: Any) -> None:
-        super().sample(order, *given)
+    def run_task(self, order: Dispatch, *given: Any) -> None:
+        super().run_task(order, *given)
         self.assigned.append((order, time.monotonic()))
 
-    def load(self, order: Load) -> int:
+    def load_weights(self, order: LoadWeights) -> int:
         self.loads.append(order)
-        return super().load(order)
+        return super().load_weights(order)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self.plan is not None and self.plan(self):
@@ -110,7 +110,7 @@ class Harmed(Actors):
         return super().poll(min(timeout_s, 0.05))
 
     def kill(self, worker: str, how: int = signal.SIGKILL) -> None:
-        os.kill(self._places[worker]["pid"], how)
+        os.kill(self._locations[worker]["pid"], how)
 
 
 def sampled(
@@ -118,7 +118,7 @@ def sampled(
     plan: Callable[[Harmed], bool] | None = None,
     *,
     kind: type[Harmed] = Harmed,
-    record: Record | None = None,
+    record: EventLog | None = None,
     **settings: Any,
 ) -> tuple[list[list[Episode]], Harmed, list[str]]:
     """What two steps give, and what was said."""
@@ -126,10 +126,10 @@ def sampled(
     config = config.model_copy(update={"cluster": asked})
     transport, told = kind(asked, config.model_dump(mode="json"), FACTS), list[str]()
     transport.plan = plan
-    with Driver(transport, asked, tell=told.append, record=record) as driver:
+    with Driver(transport, asked, log=told.append, record=record) as driver:
         found = []
         for step in STEPS:
-            driver.load()
+            driver.send_weights()
             found.append(driver.collect(draws(step), SAMPLING, version=step))
     assert not transport.plan, "the plan was never carried out"
     return found, transport, told
@@ -158,7 +158,7 @@ def first(transport: Harmed) -> bool:
 def middle(transport: Harmed) -> bool:
     """Kill a collector that is in the middle of its second unit."""
     for order, since in transport.assigned[2:]:
-        if time.monotonic() - since > 0.15 and order.worker in transport._places:
+        if time.monotonic() - since > 0.15 and order.worker in transport._locations:
             transport.kill(order.worker)
             return True
     return False
@@ -187,9 +187,9 @@ def crashes(transport: Harmed) -> bool:
 
 def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0")
-    found, transport, told = sampled(run_of(seconds=0.1), crashes, record=Record(tmp_path))
+    found, transport, told = sampled(run_of(seconds=0.1), crashes, record=EventLog(tmp_path))
     assert found == expected and len(told) == 1
-    [row] = rows_of(tmp_path / "collectors.jsonl")
+    [row] = read_jsonl(tmp_path / "collectors.jsonl")
     assert row["collector"] == transport.assigned[0][0].worker and row["unit"].startswith("0:sums/") and row["again"]
     assert "Fatal Python error: Segmentation fault" in row["words"] and row["why"].endswith(": Fatal Python error: Segmentation fault")
     assert row["host"] and row["pid"] != os.getpid() and not any(":actor_name:" in line for line in row["words"])
@@ -204,14 +204,14 @@ def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
     nodes: Nodes, expected: list[list[Episode]], tmp_path: Path
 ) -> None:
     found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), losses=2)
-    failed = [episode for episode in found[1] if episode.end is End.FAILED]
+    failed = [episode for episode in found[1] if episode.stop_reason is StopReason.FAILED]
     assert {episode.task_id for episode in failed} == {BAD} and len(failed) == MEMBERS
     others = [[episode for episode in step if episode.task_id != BAD] for step in (*found, *expected)]
     assert others[:2] == others[2:]
     verdict = failed[0].verdict
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA
     assert verdict.reason.startswith("no rollout worker could sample it: ActorDiedError (process ")
-    assert any(f"{MEMBERS} answers from group 1:{BAD} on are left out: ActorDiedError" in line for line in told)
+    assert any(f"{MEMBERS} completions from group 1:{BAD} on are left out: ActorDiedError" in line for line in told)
 
 
 def test_an_evaluation_whose_collector_is_killed_is_that_of_one_process(
@@ -220,21 +220,21 @@ def test_an_evaluation_whose_collector_is_killed_is_that_of_one_process(
     """By the command; its policy is one that takes its time."""
     suite, two = tmp_path / "suite.yaml", tmp_path / "two.yaml"
     suite.write_text("- {name: a, env: {name: tests/fixtures/worlds.py:Sums}, tasks: 16, n: 4}\n- {env: arithmetic, tasks: 40}", "utf-8")
-    two.write_text("cluster: {collectors: 2}", "utf-8")
+    two.write_text("cluster: {rollout_workers: 2}", "utf-8")
 
     class Killed(Harmed):
         plan = staticmethod(middle)
 
-    monkeypatch.setattr(actors, "Actors", Killed)
-    monkeypatch.setattr("rlvr.evaluation.evaluate.policy_spec", lambda *_: Spec("sampler", SAMPLER, {"seconds": 0.02}))
+    monkeypatch.setattr(actors, "RayTransport", Killed)
+    monkeypatch.setattr("rlvr.evaluation.evaluate.parse_policy", lambda *_: PluginSpec("sampler", SAMPLER, {"seconds": 0.02}))
     for folder, more in (("here", []), ("there", ["--cluster", str(two)])):
-        assert run(["eval", str(suite), "--policy", "scripted:random", "--out", str(tmp_path / folder), "--json", *more]) == 0
+        assert run_command(["eval", str(suite), "--policy", "scripted:random", "--out", str(tmp_path / folder), "--json", *more]) == 0
     here, there = (
         ((tmp_path / name / "report.json").read_bytes(), sorted((tmp_path / name / "episodes.jsonl").read_text("utf-8").splitlines()))
         for name in ("here", "there")
     )
     assert here == there and "is lost: ActorDiedError (process" in capfd.readouterr().err
-    [row] = rows_of(tmp_path / "there" / "collectors.jsonl")
+    [row] = read_jsonl(tmp_path / "there" / "collectors.jsonl")
     assert row["unit"].startswith("test:") and row["again"]
 
 
@@ -247,7 +247,7 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(nodes: Nodes, expe
     def plan(transport: Harmed) -> bool:
         if transport.assigned:
             worker = transport.assigned[0][0].worker
-            frozen.append(transport._places[worker]["pid"])
+            frozen.append(transport._locations[worker]["pid"])
             transport.kill(worker, signal.SIGSTOP)
         return bool(frozen)
 
@@ -259,7 +259,7 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(nodes: Nodes, expe
 def test_a_collector_that_comes_back_gets_no_work_before_it_has_the_version(
     nodes: Nodes, expected: list[list[Episode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "_Actor", SlowToLoad)
+    monkeypatch.setattr(actors, "_RolloutActor", SlowToLoad)
     found, transport, told = sampled(run_of(seconds=0.1), middle, collectors=1)
     assert found == expected and len(told) == 1  # one that was asked too early would say so, and be lost too
     assert {order.worker for order, _ in transport.assigned} == {order.worker for order in transport.loads} == {"c0.0", "c0.1"}
@@ -270,18 +270,18 @@ class Haunted(Harmed):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.ghosts, self.heard = dict[Any, Ended](), 0
+        self.ghosts, self.heard = dict[Any, TaskEnded](), 0
 
     def give_up(self, worker: str) -> None:
-        self.ghosts |= {call: meant for call, meant in self._calls.items() if isinstance(meant, Ended) and meant.order.worker == worker}
+        self.ghosts |= {call: meant for call, meant in self._calls.items() if isinstance(meant, TaskEnded) and meant.order.worker == worker}
         self.kept = self._actors.pop(worker)
-        self._places.pop(worker)
+        self._locations.pop(worker)
 
     def poll(self, timeout_s: float) -> list[Event]:
         events = super().poll(timeout_s)
         for call in self.ray.wait(list(self.ghosts), num_returns=len(self.ghosts), timeout=0)[0] if self.ghosts else []:
             self.heard += 1
-            events.append(Ended(self.ghosts.pop(call).order, *self.ray.get(call, timeout=5)))
+            events.append(TaskEnded(self.ghosts.pop(call).order, *self.ray.get(call, timeout=5)))
         return events
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ def test_what_a_collector_says_after_it_was_given_up_is_dropped(nodes: Nodes, ex
             if self.assigned and not lost:
                 lost.append(self.assigned[0][0].worker)
                 self.give_up(lost[0])
-                return [Lost(lost[0], "it is out of reach")]
+                return [WorkerLost(lost[0], "it is out of reach")]
             return super().poll(timeout_s)
 
     found, transport, _ = sampled(run_of(seconds=0.05), kind=Given)
@@ -316,12 +316,12 @@ def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
         r"\(its machines: 4 CPUs, 0 GPUs; "
     )
     with pytest.raises(ConfigError, match=words):
-        Actors(ClusterConfig(cpus=6), {}, FACTS)
+        RayTransport(ClusterConfig(cpus=6), {}, FACTS)
 
 
 def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> None:
     others = [nodes.ray.remote(num_cpus=4)(Idle).remote() for _ in range(2)]
-    nodes.ray.get([other.pulse.remote() for other in others], timeout=120)
+    nodes.ray.get([other.heartbeat_call.remote() for other in others], timeout=120)
     try:
         with pytest.raises(RlvrError, match=r"no machine had capacity for it within 0.5 s .* and 0 of 8 CPUs are free"):
             sampled(run_of(), collectors=1, place_s=0.5)
@@ -334,30 +334,30 @@ def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> 
 def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_nothing_hangs(
     nodes: Nodes, expected: list[list[Episode]]
 ) -> None:
-    asked = ClusterConfig(collectors=2, restarts=1)
-    transport = Actors(asked, run_of().model_dump(mode="json"), FACTS)
-    with Driver(transport, asked, tell=lambda line: None) as driver:
-        driver.load(Parcel([Bucket.of([Part("w", "", 0, np.full(OBJECTS, k, np.uint8))]) for k in range(2)]))
+    asked = ClusterConfig(rollout_workers=2, max_restarts=1)
+    transport = RayTransport(asked, run_of().model_dump(mode="json"), FACTS)
+    with Driver(transport, asked, log=lambda line: None) as driver:
+        driver.send_weights(WeightUpdate([Bucket.from_parts([TensorSlice("w", "", 0, np.full(OBJECTS, k, np.uint8))]) for k in range(2)]))
         assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
-        [held] = transport._weights.path(0, None)
+        [held] = transport._weight_history.get_updates(0, None)
         for bucket in nodes.ray.get(list(held.buckets), timeout=60):
-            assert checksum_of(bucket.parts) == bucket.checksum
+            assert compute_checksum(bucket.components) == bucket.checksum
 
 
 def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes) -> None:
-    found = {seen.name: seen for seen in examined(ClusterConfig(collectors=2, judges=1, judge_cpus=2))}
-    assert not any(seen.fault for seen in found.values()) and "2: 4 CPUs, 0 GPUs; 4 CPUs, 0 GPUs" in found["machines"].detail
+    found = {seen.name: seen for seen in check_cluster_ready(ClusterConfig(rollout_workers=2, verifier_workers=1, verifier_cpus=2))}
+    assert not any(seen.problem for seen in found.values()) and "2: 4 CPUs, 0 GPUs; 4 CPUs, 0 GPUs" in found["machines"].detail
     assert "needs 1 CPUs; placed on " in found["rollout_workers"].detail and "needs 2 CPUs; placed on " in found["verifier_workers"].detail
     assert len([name for name in found if name.startswith("machine ")]) == 2
 
 
 def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.scale.checks.doctor.versions", lambda: {"Python": "2.7.1"})
-    found = {seen.name: seen for seen in examined(ClusterConfig(gpus=1), limit_s=30)}
-    assert "cluster.rollout_workers is 1" in found["capacity"].detail and found["capacity"].fault
-    assert found["rollout_workers"].fault == "no machine is large enough"
+    monkeypatch.setattr("rlvr.scale.checks.doctor.collect_versions", lambda: {"Python": "2.7.1"})
+    found = {seen.name: seen for seen in check_cluster_ready(ClusterConfig(gpus=1), timeout_s=30)}
+    assert "cluster.rollout_workers is 1" in found["capacity"].detail and found["capacity"].problem
+    assert found["rollout_workers"].problem == "no machine is large enough"
     assert "no machine has so many GPUs" in found["rollout_workers"].detail
-    assert [seen.fault for name, seen in found.items() if name.startswith("machine ")] == ["other versions"] * 2
+    assert [seen.problem for name, seen in found.items() if name.startswith("machine ")] == ["other versions"] * 2
 
 
 # ---- judge hosts --------------------------------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
     harmed = list[int]()
 
     def plan(transport: Harmed) -> bool:
-        assert transport.judges is not None
-        places = [slot.place for slot in transport.judges.slots if slot.place is not None]
+        assert transport.verifier_workers is not None
+        places = [slot.location for slot in transport.verifier_workers.slots if slot.location is not None]
         if places and len(transport.assigned) > 2:
             harmed.append(places[0]["pid"])
             if how is not None:
@@ -382,8 +382,8 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
         return bool(harmed)
 
     found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2, pulse_s=3)
-    assert found == expected and not told and transport.judges is not None
-    assert transport.judges.lost == (how is not None)
+    assert found == expected and not told and transport.verifier_workers is not None
+    assert transport.verifier_workers.num_lost == (how is not None)
     assert ("verifier worker j" in capfd.readouterr().err) == (how is not None)
 
 
@@ -468,7 +468,7 @@ def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list
     there = nodes.other.node_id
 
     def plan(transport: Harmed) -> bool:
-        on_it = {worker for worker, place in transport._places.items() if place["node"] == there}
+        on_it = {worker for worker, place in transport._locations.items() if place["node"] == there}
         if any(order.worker in on_it for order, _ in transport.assigned):
             nodes.lose()
             return True

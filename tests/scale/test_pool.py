@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
-from rlvr.scale.pool import Pool
+from rlvr.scale.orders import Accept, Cancel, Command, Dispatch, Fail, Kill, LoadWeights, Retry
+from rlvr.scale.pool import WorkScheduler
 
 HISTORIES = 10_000
 
 
-def ready(*workers: str, room: int = 1, **limits: Any) -> Pool:
+def ready(*workers: str, room: int = 1, **limits: Any) -> WorkScheduler:
     """A pool at version 0 whose workers have loaded it."""
-    pool = Pool(**limits)
-    pool.made(0)
+    pool = WorkScheduler(**limits)
+    pool.add_version(0)
     for worker in workers:
-        pool.joined(worker, 0, room=room)
+        pool.add_worker(worker, 0, capacity=room)
     return pool
 
 
-def given(orders: Sequence[Order], kind: type = Assign) -> list[Any]:
+def given(orders: Sequence[Command], kind: type = Dispatch) -> list[Any]:
     return [order for order in orders if isinstance(order, kind)]
 
 
@@ -33,69 +33,69 @@ def given(orders: Sequence[Order], kind: type = Assign) -> list[Any]:
 
 
 def test_groups_are_dealt_in_order_to_whoever_has_least() -> None:
-    orders = given(ready("a", "b", room=2).ask(range(5), 0))
+    orders = given(ready("a", "b", room=2).enqueue(range(5), 0))
     assert [(order.group, order.worker) for order in orders] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
 
 
 def test_a_worker_gets_nothing_before_it_has_the_version() -> None:
     pool = ready()
-    pool.ask([0], 0)
-    [load] = given(pool.joined("a", None), Load)
-    assert load == Load("a", 0, 1) and pool.ask([1], 0) == []
-    assert given(pool.loaded(load))[0].group == 0
-    pool.lost("a", "killed")
-    [again] = given(pool.joined("a", None), Load)
-    assert pool.loaded(load) == []  # said by the earlier worker of this name
-    assert given(pool.loaded(again))[0] == Assign("a", 0, 0, 2)
+    pool.enqueue([0], 0)
+    [load] = given(pool.add_worker("a", None), LoadWeights)
+    assert load == LoadWeights("a", 0, 1) and pool.enqueue([1], 0) == []
+    assert given(pool.handle_loaded(load))[0].group == 0
+    pool.remove_worker("a", "killed")
+    [again] = given(pool.add_worker("a", None), LoadWeights)
+    assert pool.handle_loaded(load) == []  # said by the earlier worker of this name
+    assert given(pool.handle_loaded(again))[0] == Dispatch("a", 0, 0, 2)
 
 
 def test_what_a_lost_worker_says_later_is_dropped() -> None:
     pool = ready("a")
-    [old] = given(pool.ask(["g"], 0))
-    assert pool.lost("a", "killed") == [Again("g", "killed")]
-    [new] = given(pool.joined("a", 0))
-    assert pool.ended(old) == [] and pool.left == 1
-    assert pool.ended(new) == [Keep(new)] and pool.left == 0
-    assert pool.ended(new) == []
+    [old] = given(pool.enqueue(["g"], 0))
+    assert pool.remove_worker("a", "killed") == [Retry("g", "killed")]
+    [new] = given(pool.add_worker("a", 0))
+    assert pool.handle_ended(old) == [] and pool.num_unfinished == 1
+    assert pool.handle_ended(new) == [Accept(new)] and pool.num_unfinished == 0
+    assert pool.handle_ended(new) == []
 
 
 def test_a_lost_group_comes_before_all_others() -> None:
     pool = ready("a", "b")
-    first, _ = given(pool.ask(range(4), 0))
-    pool.lost("a", "killed")
-    assert given(pool.ended(Assign("b", 1, 0, 1)))[0].group == first.group
+    first, _ = given(pool.enqueue(range(4), 0))
+    pool.remove_worker("a", "killed")
+    assert given(pool.handle_ended(Dispatch("b", 1, 0, 1)))[0].group == first.group
 
 
 def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
     pool = ready("a", "b")
-    pool.ask(["bad", "good"], 0)
-    assert given(pool.lost("a", "killed"), Again)
-    assert given(pool.ended(Assign("b", "good", 0, 1)))[0].group == "bad"
-    assert pool.lost("b", "out of memory") == [GiveUp("bad", "out of memory")] and pool.left == 0
+    pool.enqueue(["bad", "good"], 0)
+    assert given(pool.remove_worker("a", "killed"), Retry)
+    assert given(pool.handle_ended(Dispatch("b", "good", 0, 1)))[0].group == "bad"
+    assert pool.remove_worker("b", "out of memory") == [Fail("bad", "out of memory")] and pool.num_unfinished == 0
 
 
 def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
     pool = ready("a")
-    pool.ask(["g"], 0)
+    pool.enqueue(["g"], 0)
     for _ in range(5):
-        assert given(pool.lost("a", "its machine is gone", blame=False), Again)
-        assert given(pool.joined("a", 0))[0].group == "g"
+        assert given(pool.remove_worker("a", "its machine is gone", may_be_cause=False), Retry)
+        assert given(pool.add_worker("a", 0))[0].group == "g"
 
 
 def test_the_company_of_a_bad_group_is_not_given_up() -> None:
     pool, up, kept = ready(backups=0.0), list[Hashable](), list[Hashable]()
-    pool.ask(["bad", *range(7)], 0)
+    pool.enqueue(["bad", *range(7)], 0)
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
-        running = given(pool.joined("a", 0, room=4))
+        running = given(pool.add_worker("a", 0, capacity=4))
         while not any(order.group == "bad" for order in running):
-            said = pool.ended(running.pop(0))
-            kept += [keep.order.group for keep in given(said, Keep)]
+            said = pool.handle_ended(running.pop(0))
+            kept += [keep.order.group for keep in given(said, Accept)]
             running += given(said)
-        up += [order.group for order in given(pool.lost("a", "killed"), GiveUp)]
-    running = given(pool.joined("a", 0, room=4))
+        up += [order.group for order in given(pool.remove_worker("a", "killed"), Fail)]
+    running = given(pool.add_worker("a", 0, capacity=4))
     while running:
-        said = pool.ended(running.pop(0))
-        kept += [keep.order.group for keep in given(said, Keep)]
+        said = pool.handle_ended(running.pop(0))
+        kept += [keep.order.group for keep in given(said, Accept)]
         running += given(said)
     assert up == ["bad"] and sorted(kept, key=str) == list(range(7))
 
@@ -103,11 +103,11 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
 @pytest.mark.parametrize("others", ["b", "bc", "bcd"])
 def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
     pool = ready("a", *others, room=2, most_losses=1)
-    running = [order for order in given(pool.ask(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
-    lost = {again.group for again in given(pool.lost("a", "killed"), Again)}
+    running = [order for order in given(pool.enqueue(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
+    lost = {again.group for again in given(pool.remove_worker("a", "killed"), Retry)}
     begun = list[Hashable]()
     for place in range(60):  # there is always more to do
-        said = [*pool.ask([f"more {place}"], 0), *pool.ended(running.pop(0))]
+        said = [*pool.enqueue([f"more {place}"], 0), *pool.handle_ended(running.pop(0))]
         running += given(said)
         begun += [order.group for order in given(said)]
     assert len(lost) == 2 and lost <= set(begun[:20]) and len(begun) > 50, begun
@@ -115,49 +115,49 @@ def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> Non
 
 def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work() -> None:
     pool = ready("a", "b", backups=0.0)
-    pool.ask(["0:0", "0:1"], 0)
-    pool.ask(["1:0"], 1)
-    assert pool.ended(Assign("a", "0:0", 0, 1)) == [Keep(Assign("a", "0:0", 0, 1))]  # version 1 does not exist yet
-    [load] = given(pool.made(1), Load)
-    assert load == Load("a", 1, 1) and given(pool.loaded(load))[0].group == "1:0"
-    assert pool.needed == {0, 1}
+    pool.enqueue(["0:0", "0:1"], 0)
+    pool.enqueue(["1:0"], 1)
+    assert pool.handle_ended(Dispatch("a", "0:0", 0, 1)) == [Accept(Dispatch("a", "0:0", 0, 1))]  # version 1 does not exist yet
+    [load] = given(pool.add_version(1), LoadWeights)
+    assert load == LoadWeights("a", 1, 1) and given(pool.handle_loaded(load))[0].group == "1:0"
+    assert pool.needed_versions == {0, 1}
 
 
 def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_version() -> None:
-    pool = Pool(most_losses=1, older=2)
-    pool.made(0)
+    pool = WorkScheduler(max_failures=1, num_older_versions=2)
+    pool.add_version(0)
     for group, version in (("first", 0), ("newer", 2), ("one", 0), ("two", 0)):
-        pool.ask([group], version)
-    assert [order.group for order in given(pool.joined("a", 0))] == ["first"]
-    assert [order.group for order in given(pool.joined("b", 0, room=2))] == ["one", "two"]
-    pool.lost("b", "its groups may have ended it")
-    pool.lost("a", "its machine is gone", blame=False)
-    orders = [*pool.made(1), *pool.made(2), *pool.joined("c", 0)]
+        pool.enqueue([group], version)
+    assert [order.group for order in given(pool.add_worker("a", 0))] == ["first"]
+    assert [order.group for order in given(pool.add_worker("b", 0, capacity=2))] == ["one", "two"]
+    pool.remove_worker("b", "its groups may have ended it")
+    pool.remove_worker("a", "its machine is gone", may_be_cause=False)
+    orders = [*pool.add_version(1), *pool.add_version(2), *pool.add_worker("c", 0)]
     done = list[Hashable]()
     for order in orders:
-        done += [order.order.group] if isinstance(order, Keep) else []
-        orders += pool.loaded(order) if isinstance(order, Load) else pool.ended(order) if isinstance(order, Assign) else []
+        done += [order.order.group] if isinstance(order, Accept) else []
+        orders += pool.handle_loaded(order) if isinstance(order, LoadWeights) else pool.handle_ended(order) if isinstance(order, Dispatch) else []
         assert len(orders) < 50, "it loads one version after the other, and samples nothing"
     assert set(done) == {"first", "newer", "one", "two"} and done.index("first") < done.index("newer")
 
 
 def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
     pool = ready("a", "b", backups=0.0)
-    pool.ask(["0:0"], 0)
-    pool.made(1)
-    pool.ask(["1:0", "1:1", "1:2"], 1)
-    [old] = [load for load in pool.lost("a", "killed") if isinstance(load, Load)] or [Load("b", 1, 1)]
-    orders = pool.loaded(old)
+    pool.enqueue(["0:0"], 0)
+    pool.add_version(1)
+    pool.enqueue(["1:0", "1:1", "1:2"], 1)
+    [old] = [load for load in pool.remove_worker("a", "killed") if isinstance(load, LoadWeights)] or [LoadWeights("b", 1, 1)]
+    orders = pool.handle_loaded(old)
     seen = [old.version]
-    while pool.left:
+    while pool.num_unfinished:
         for order in orders:
-            if isinstance(order, Assign):
+            if isinstance(order, Dispatch):
                 assert order.version == seen[-1] == int(str(order.group)[0])
-                orders = pool.ended(order)
+                orders = pool.handle_ended(order)
                 break
-            if isinstance(order, Load):
+            if isinstance(order, LoadWeights):
                 seen.append(order.version)
-                orders = pool.loaded(order)
+                orders = pool.handle_loaded(order)
                 break
         else:
             raise AssertionError(orders)
@@ -166,37 +166,37 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
 
 def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
     pool = ready("a", "b", backups=0.5)
-    first, second = given(pool.ask(["g", "h"], 0))
-    copy = Assign("b", "g", 0, 2)
-    assert pool.ended(second) == [Keep(second), copy]
-    assert pool.ended(copy) == [Keep(copy), Cancel(first)]
-    assert pool.ended(first) == [] and pool.left == 0  # it stopped, or it had ended too
+    first, second = given(pool.enqueue(["g", "h"], 0))
+    copy = Dispatch("b", "g", 0, 2)
+    assert pool.handle_ended(second) == [Accept(second), copy]
+    assert pool.handle_ended(copy) == [Accept(copy), Cancel(first)]
+    assert pool.handle_ended(first) == [] and pool.num_unfinished == 0  # it stopped, or it had ended too
 
 
 def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
     pool = ready("a", "b", "c", "d", backups=0.5)
-    orders = given(pool.ask(range(4), 0))
-    assert given(pool.ended(orders[3])) == []  # three of four are left
-    assert {(order.worker, order.group) for order in given(pool.ended(orders[2]))} == {("c", 0), ("d", 1)}
+    orders = given(pool.enqueue(range(4), 0))
+    assert given(pool.handle_ended(orders[3])) == []  # three of four are left
+    assert {(order.worker, order.group) for order in given(pool.handle_ended(orders[2]))} == {("c", 0), ("d", 1)}
 
 
 def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
     pool = ready("a", "b", backups=0.5)
-    first, second = given(pool.ask(["g", "h"], 0))
-    pool.ended(second)
-    assert pool.lost("b", "killed") == []
-    assert pool.ended(first) == [Keep(first)]
+    first, second = given(pool.enqueue(["g", "h"], 0))
+    pool.handle_ended(second)
+    assert pool.remove_worker("b", "killed") == []
+    assert pool.handle_ended(first) == [Accept(first)]
 
 
 def test_a_worker_that_has_had_its_time_is_dropped() -> None:
     pool = ready("a", group_s=10, load_s=5)
-    pool.ask(["g"], 0)
-    assert pool.late(100) == [] and pool.late(110) == []
-    drop, again = pool.late(110.1)
-    assert drop == Drop("a", "group g did not end in 10 s (cluster.task_timeout_s)") and isinstance(again, Again)
-    pool.joined("b", None)
-    assert pool.late(200) == []
-    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s (cluster.startup_timeout_s)")
+    pool.enqueue(["g"], 0)
+    assert pool.kill_late_workers(100) == [] and pool.kill_late_workers(110) == []
+    drop, again = pool.kill_late_workers(110.1)
+    assert drop == Kill("a", "task g did not end in 10 s (cluster.task_timeout_s)") and isinstance(again, Retry)
+    pool.add_worker("b", None)
+    assert pool.kill_late_workers(200) == []
+    assert pool.kill_late_workers(206)[0] == Kill("b", "version 0 was not loaded in 5 s (cluster.startup_timeout_s)")
 
 
 @pytest.mark.parametrize(
@@ -206,52 +206,52 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
         (lambda pool: pool.made(0), "version 0 of the weights is not newer than 0"),
         (lambda pool: pool.joined("a", 0), "'a' was already added"),
         (lambda pool: pool.joined("b", 0, room=0), "capacity for 0 groups"),
-        (lambda pool: (pool.ended(Assign("a", "g", 0, 1)), pool.made(1), pool.ask(["h"], 0)), "version 0 of the weights is gone"),
+        (lambda pool: (pool.ended(Dispatch("a", "g", 0, 1)), pool.made(1), pool.ask(["h"], 0)), "version 0 of the weights is gone"),
     ],
 )
 def test_a_driver_that_errs_is_told(call: Any, words: str) -> None:
     pool = ready("a")
-    pool.ask(["g"], 0)
+    pool.enqueue(["g"], 0)
     with pytest.raises(ValueError, match=words):
         call(pool)
 
 
 def test_no_version_can_be_left_out_while_groups_of_it_are_asked() -> None:
     pool = ready("a")
-    pool.ask(["g"], 5)
-    with pytest.raises(ValueError, match="version 6 of the weights was made before version 5, of which groups are asked"):
-        pool.made(6)
-    [load] = given(pool.made(5), Load)
-    assert given(pool.loaded(load))[0].group == "g"
+    pool.enqueue(["g"], 5)
+    with pytest.raises(ValueError, match="version 6 of the weights came before version 5, which has waiting groups"):
+        pool.add_version(6)
+    [load] = given(pool.add_version(5), LoadWeights)
+    assert given(pool.handle_loaded(load))[0].group == "g"
 
 
 def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
     pool = ready("a")
-    [order] = given(pool.ask(["g"], 0))
-    pool.made(1)
-    assert pool.needed == {0, 1}
-    pool.ask(["h"], 0)  # its weights are still there
-    [other] = given(pool.ended(order))
-    pool.ended(other)
-    assert pool.needed == {1}  # now the driver may free them
+    [order] = given(pool.enqueue(["g"], 0))
+    pool.add_version(1)
+    assert pool.needed_versions == {0, 1}
+    pool.enqueue(["h"], 0)  # its weights are still there
+    [other] = given(pool.handle_ended(order))
+    pool.handle_ended(other)
+    assert pool.needed_versions == {1}  # now the driver may free them
     with pytest.raises(ValueError, match="version 0 of the weights is gone"):
-        pool.ask(["i"], 0)
+        pool.enqueue(["i"], 0)
 
 
 def test_an_ask_that_is_refused_changes_nothing() -> None:
     pool = ready("a")
     with pytest.raises(ValueError, match="'g' was already added"):
-        pool.ask(["f", "g", "g"], 0)
-    assert pool.left == 0 and [order.group for order in given(pool.ask(["f"], 0))] == ["f"]
+        pool.enqueue(["f", "g", "g"], 0)
+    assert pool.num_unfinished == 0 and [order.group for order in given(pool.enqueue(["f"], 0))] == ["f"]
 
 
 def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
     pool = ready("a", "b", "c", room=4, group_s=10)
-    pool.ask(["f", "g", "h"], 0)
-    pool.late(0)
-    said = pool.late(11)
-    assert [order.worker for order in given(said, Drop)] == ["a", "b", "c"] and not given(said)
-    assert [order.group for order in given(said, Again)] == ["f", "g", "h"]
+    pool.enqueue(["f", "g", "h"], 0)
+    pool.kill_late_workers(0)
+    said = pool.kill_late_workers(11)
+    assert [order.worker for order in given(said, Kill)] == ["a", "b", "c"] and not given(said)
+    assert [order.group for order in given(said, Retry)] == ["f", "g", "h"]
 
 
 # ---- ten thousand random histories --------------------------------------------------------------------------------------
@@ -266,29 +266,29 @@ class History:
         self.early = self.draw.random() < 0.5  # asks before the version exists
         self.rooms = self.draw.choice([(1,), (1, 2, 3)])
         self.killers = {(step, place) for step in range(self.steps) for place in range(self.size) if self.draw.random() < 0.03}
-        self.pool = Pool(group_s=20, load_s=20, backups=self.draw.choice([0.0, 0.1, 0.5]))
+        self.pool = WorkScheduler(group_timeout_s=20, load_timeout_s=20, speculative_fraction=self.draw.choice([0.0, 0.1, 0.5]))
         self.workers = dict[str, dict[str, Any]]()
         self.said = list[tuple[str, Any]]()  # what lost workers may still say
         self.kept, self.given_up, self.losses = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()
         self.made, self.asked, self.now, self.births = -1, 0, 0.0, 0
         self.storm = True
 
-    def follow(self, orders: Sequence[Order]) -> None:
+    def follow(self, orders: Sequence[Command]) -> None:
         for order in orders:
             match order:
-                case Assign(name, tuple() as group, version, _):
+                case Dispatch(name, tuple() as group, version, _):
                     worker = self.workers[name]
                     assert worker["version"] == version == max(0, group[0] - self.k) <= self.made and worker["loading"] is None
                     assert sum(order.group == other.group for w in self.workers.values() for other in w["holds"]) <= 1
                     worker["holds"].add(order)
                     assert len(worker["holds"]) <= worker["room"]
                     assert order.group not in self.kept and order.group not in self.given_up
-                case Load(name, version, _):
-                    assert not self.workers[name]["holds"] and self.workers[name]["loading"] is None and version in self.pool.needed
+                case LoadWeights(name, version, _):
+                    assert not self.workers[name]["holds"] and self.workers[name]["loading"] is None and version in self.pool.needed_versions
                     self.workers[name]["loading"] = order
-                case Keep(kept):
+                case Accept(kept):
                     self.kept[kept.group] += 1
-                case GiveUp(group, _):
+                case Fail(group, _):
                     self.given_up[group] += 1
                     assert self.losses[group] >= 2
                 case Cancel(cancelled):
@@ -296,9 +296,9 @@ class History:
                         cancelled in self.workers[cancelled.worker]["holds"] and self.kept[cancelled.group] + self.given_up[cancelled.group]
                     )
                     self.workers[cancelled.worker]["cancelled"].add(cancelled)
-                case Drop(name, _):
+                case Kill(name, _):
                     self.bury(name, blame=True)
-                case Again(group, _):
+                case Retry(group, _):
                     assert group not in self.kept
 
     def bury(self, name: str, *, blame: bool) -> None:
@@ -314,13 +314,13 @@ class History:
             version = self.draw.choice([None, 0]) if self.storm else None
             worker: dict[str, Any] = {"version": version, "room": self.draw.choice(self.rooms), "loading": None, "frozen": False}
             self.workers[name] = worker | {"holds": set(), "cancelled": set()}
-            self.follow(self.pool.joined(name, version, room=worker["room"]))
+            self.follow(self.pool.add_worker(name, version, capacity=worker["room"]))
 
     def lose(self) -> None:
         if self.workers:
             name, blame = self.draw.choice(sorted(self.workers)), self.draw.random() < 0.2
             self.bury(name, blame=blame)
-            self.follow(self.pool.lost(name, "killed", blame=blame))
+            self.follow(self.pool.remove_worker(name, "killed", may_be_cause=blame))
 
     def work(self) -> None:
         awake = [name for name in sorted(self.workers) if not self.workers[name]["frozen"]]
@@ -330,14 +330,14 @@ class History:
         worker = self.workers[name]
         if (load := worker["loading"]) is not None:
             worker["loading"], worker["version"] = None, load.version
-            self.follow(self.pool.loaded(load))
+            self.follow(self.pool.handle_loaded(load))
         elif bad := [order for order in worker["holds"] if order.group in self.killers and order not in worker["cancelled"]]:
             self.bury(name, blame=True)
-            self.follow(self.pool.lost(name, f"{bad[0].group} is bad"))
+            self.follow(self.pool.remove_worker(name, f"{bad[0].group} is bad"))
         elif worker["holds"]:
             order = self.draw.choice(sorted(worker["holds"], key=str))
             worker["holds"].remove(order)
-            self.follow(self.pool.ended(order))
+            self.follow(self.pool.handle_ended(order))
 
     def freeze(self) -> None:
         if self.workers:
@@ -353,19 +353,19 @@ class History:
         """The trainer: batch t is asked, and when it is all there, version t + 1 exists."""
         if self.made < 0:
             self.made = 0
-            self.follow(self.pool.made(0))
+            self.follow(self.pool.add_version(0))
         if self.asked < self.steps and (self.early or max(0, self.asked - self.k) <= self.made):
             step, self.asked = self.asked, self.asked + 1
-            self.follow(self.pool.ask([(step, place) for place in range(self.size)], max(0, step - self.k)))
+            self.follow(self.pool.enqueue([(step, place) for place in range(self.size)], max(0, step - self.k)))
         over = sum(group[0] == self.made for group in [*self.kept, *self.given_up])  # type: ignore[index]
         in_time = self.asked >= min(self.steps, self.made + 1 + self.k)  # what this version is to sample was asked
         if self.made < self.steps and over == self.size and in_time:
             self.made += 1
-            self.follow(self.pool.made(self.made))
+            self.follow(self.pool.add_version(self.made))
 
     def tick(self, seconds: float = 5.0) -> None:
         self.now += seconds
-        self.follow(self.pool.late(self.now))
+        self.follow(self.pool.kill_late_workers(self.now))
 
     def run(self) -> None:
         doings = [self.join, *[self.work] * 4, *[self.go_on] * 2, self.lose, self.freeze, self.speak, self.tick]
@@ -373,7 +373,7 @@ class History:
             self.draw.choice(doings)()
         self.storm = False
         for _ in range(600):  # from now on, whoever is lost comes back, and nobody is lost but by a bad group
-            if self.pool.left == 0 and self.asked == self.steps:
+            if self.pool.num_unfinished == 0 and self.asked == self.steps:
                 break
             if not self.workers:
                 self.join()
@@ -384,7 +384,7 @@ class History:
         every = {(step, place) for step in range(self.steps) for place in range(self.size)}
         assert {*self.kept, *self.given_up} == every and {*self.kept.values(), *self.given_up.values()} == {1}, (self.kept, self.given_up)
         assert not self.kept.keys() & self.given_up.keys() and not self.kept.keys() & self.killers
-        assert self.pool.left == 0 and math.isfinite(self.now)
+        assert self.pool.num_unfinished == 0 and math.isfinite(self.now)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from rlvr.errors import CollectorsLost, ConfigError
-from rlvr.learn.banner import promised
-from rlvr.learn.crew import assemble
-from rlvr.runs.runlog import rows_of
+from rlvr.errors import ConfigError, RolloutWorkersLost
+from rlvr.learn.banner import describe_cluster_guarantees
+from rlvr.learn.crew import build_trainer
+from rlvr.runs.runlog import read_jsonl
 from rlvr.scale import actors
 from rlvr.scale.training import train
-from rlvr.scale.transport import Ended, Event, Lost
+from rlvr.scale.transport import Event, TaskEnded, WorkerLost
 from tests.fixtures.tiny import tiny_run
 from tests.scale.test_training import InThisProcess, files
 
@@ -31,8 +31,8 @@ class Mortal(InThisProcess):
 
     def poll(self, timeout_s: float) -> list[Event]:
         event = self.work.pop()
-        if isinstance(event, Ended) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
-            return [Lost(event.order.worker, "killed", blame=False)]
+        if isinstance(event, TaskEnded) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
+            return [WorkerLost(event.order.worker, "killed", may_be_cause=False)]
         return [event]
 
 
@@ -40,40 +40,40 @@ class Mortal(InThisProcess):
 def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, resumes: int
 ) -> None:
-    monkeypatch.setattr(actors, "Actors", Mortal)
+    monkeypatch.setattr(actors, "RayTransport", Mortal)
     monkeypatch.setattr(Mortal, "bad", bad)
     monkeypatch.setattr(Mortal, "runs", 0)
     slept = list[float]()
     monkeypatch.setattr("rlvr.scale.training.time.sleep", slept.append)
     cluster = {"collectors": 1, "restarts": 0, "resumes": resumes}
-    config = tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
+    config = tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
     if bad > resumes:
-        with pytest.raises(CollectorsLost, match=r"no rollout worker is left: .*continue with --resume"):
+        with pytest.raises(RolloutWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):
             train(config, out=tmp_path / "run")
     else:
         train(config, out=tmp_path / "run")
-        train(tiny_run(**config.model_dump() | {"cluster": {"collectors": 0}}), out=tmp_path / "alone")
+        train(tiny_run(**config.model_dump() | {"cluster": {"rollout_workers": 0}}), out=tmp_path / "alone")
         assert files(tmp_path / "run") == files(tmp_path / "alone")
     assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
     told = [line for line in capsys.readouterr().err.splitlines() if "is resumed in" in line]
-    assert len(told) == resumes and all("no collector is left" in line for line in told)
-    events = [row["event"] for row in rows_of(tmp_path / "run" / "collectors.jsonl")]
+    assert len(told) == resumes and all("no rollout worker is left" in line for line in told)
+    events = [row["event"] for row in read_jsonl(tmp_path / "run" / "collectors.jsonl")]
     assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
 
 
 def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_other_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "Actors", Mortal)
+    monkeypatch.setattr(actors, "RayTransport", Mortal)
     monkeypatch.setattr(Mortal, "bad", 1)
     monkeypatch.setattr(Mortal, "runs", 0)
 
     def config(**cluster: Any) -> Any:
-        return tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
+        return tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
 
-    with pytest.raises(CollectorsLost):
+    with pytest.raises(RolloutWorkersLost):
         train(config(collectors=1, restarts=0), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_call: 1 -> 2\)"):
+    with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: 1 -> 2\)"):
         train(config(collectors=3, groups_per_call=2), out=tmp_path / "run", resume=True)
     train(config(collectors=3, restarts=1000, start_s=900.0, judges=0), out=tmp_path / "run", resume=True)
     train(config(collectors=0), out=tmp_path / "alone")
@@ -92,10 +92,10 @@ def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("rlvr.learn.banner.is_deterministic", lambda config, device: False)
     accelerator = Accelerator(cpu=True)
     with ExitStack() as stack:
-        crew = assemble(tiny_run(cluster={"collectors": 0}, **changes), accelerator, stack)
-        told = promised(crew)
+        crew = build_trainer(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)
+        told = describe_cluster_guarantees(crew)
         assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
-        assert promised(assemble(tiny_run(), accelerator, stack)) == []
+        assert describe_cluster_guarantees(build_trainer(tiny_run(), accelerator, stack)) == []
         if not changes:
             setattr(crew.sampler, "runs_model", False)  # noqa: B010 -- as an engine of its own
-            assert promised(crew)[1].startswith("same tokens: mostly, since an engine decides")
+            assert describe_cluster_guarantees(crew)[1].startswith("same tokens: mostly, since an engine decides")

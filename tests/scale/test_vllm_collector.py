@@ -8,11 +8,11 @@ import pytest
 
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.rollout.columns import Columns, from_columns
-from rlvr.rollout.draws import Draw, seed_of
-from rlvr.scale.collector import Collector, Facts
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes
+from rlvr.rollout.draws import RolloutRequest, derive_seed
+from rlvr.scale.collector import RolloutWorker, WorkerSettings
 from rlvr.scale.training import train
-from rlvr.scale.weights.packing import Packer
+from rlvr.scale.weights.packing import WeightPacker
 from tests.fixtures.tiny import MODEL, tiny_run
 
 HEADS = MODEL | {"hidden_size": 64}
@@ -23,22 +23,22 @@ HEADS = MODEL | {"hidden_size": 64}
 def test_a_collector_samples_from_an_engine_in_its_process_with_the_weights_of_its_version() -> None:
     sampler = {"name": "vllm", "kv_cache_gb": 0.25, "max_num_seqs": 16}
     config = tiny_run(model={"config": HEADS}, rollout={"prompts_per_step": 4, "num_generations": 4, "sampler": sampler}, cluster={})
-    made = Collector(config, Facts("float32", False, 1))
-    unit = [Draw(made.rollout.mdp.environment.task("train", 1), "1:1", seed_of(member)) for member in range(8)]
+    made = RolloutWorker(config, WorkerSettings("float32", False, 1))
+    unit = [RolloutRequest(made.rollout.mdp.environment.task("train", 1), "1:1", derive_seed(member)) for member in range(8)]
     how = Sampling(stop_ids=made.rollout.mdp.tokenizer.stop_ids)
     assert made.model is not None
     said = []
     for version, sharper in enumerate((1.0, 30.0)):
         for weight in made.model.parameters():
             weight.data *= sharper
-        made.load(version, [Packer("whole", "float32", vectors=False).pack(made.model)])
-        figures = made.sampler.figures()
+        made.load_weights(version, [WeightPacker("whole", "float32", converts_vectors=False).pack(made.model)])
+        figures = made.sampler.metrics()
         assert figures and max(figures.values()) < 1e-2  # the probe has compared the engine with these weights
         with pytest.raises(SamplerError, match=f"version {version + 1} of the weights, but this collector has version {version}"):
             made.collect(version + 1, unit, how, 0)
         first, again = (made.collect(version, unit, how, version)[0] for _ in range(2))
         assert first == again
-        said.append([(episode.tokens, episode.logprobs) for episode in from_columns(Columns.from_bytes(first))[0]])
+        said.append([(episode.tokens, episode.logprobs) for episode in decode_episodes(EncodedEpisodes.from_bytes(first))[0]])
     assert said[0] != said[1]
     made.close()
 

@@ -18,8 +18,8 @@ from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, user
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, Sums
@@ -54,7 +54,7 @@ def test_the_verdicts_are_those_of_the_verifier_there(server: Server, token: Non
     with remote(server) as verifier, build("verifier", "numeric") as local:
         verifier.ready()
         ours = verifier.verify_many([task()] * len(answers), answers)
-        assert [v.record() for v in ours] == [local.verify(task(), answer).record() for answer in answers]
+        assert [v.to_dict() for v in ours] == [local.verify(task(), answer).to_dict() for answer in answers]
         assert verifier.verify(task("no number"), "4").fault is Fault.TASK
         assert verifier.verify(task({1, 2}), "4").fault is Fault.TASK  # a set is no JSON
         assert verifier.verify(task(), "4" * 1_000_001).score == 0.0
@@ -138,8 +138,8 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
     """Forty verdicts of a quarter second each, two threads to judge in: they are waited for together."""
     with remote(server, name_there="Moody", batch=4, concurrency=16) as verifier:
         environment: Environment = Sums(verifier=verifier)
-        sampler, tokenizer = Scripted(answer="gold"), CharTokenizer(DIGITS)
-        sampler.bind(environment, tokenizer)
+        sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
+        sampler.attach(environment, tokenizer)
         most, others = 0, set(threading.enumerate())
 
         def watch() -> None:
@@ -150,8 +150,8 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
         done = threading.Event()
         watching = threading.Thread(target=watch)
         watching.start()
-        with Rollout(TokenMDP(environment, tokenizer), sampler, workers=2) as rollout:
-            episodes = rollout.collect([Draw(environment.task("train", i), "g", i) for i in range(40)], Sampling())
+        with Rollout(TokenMDP(environment, tokenizer), sampler, verify_workers=2) as rollout:
+            episodes = rollout.collect([RolloutRequest(environment.task("train", i), "g", i) for i in range(40)], Sampling())
         done.set()
         watching.join()
         assert [e.reward for e in episodes] == [1.0] * 40 and most <= 3

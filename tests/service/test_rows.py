@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rlvr.commands.service import rows
-from rlvr.commands.service.rows import BadRow, index_of, read, task_of, verdict_line, without_index
+from rlvr.commands.service.rows import BadRow, decode_json, format_verdict_line, parse_index, parse_row, strip_index
 from rlvr.task import Fault, Verdict
 
 ODD = (
@@ -23,7 +23,7 @@ WRONG = ("", "[1,]", "01", "1.", "+1", '"\x01"', '"\\x"', '{"a": 1}x', "{'a': 1}
 
 @pytest.fixture(params=[msgspec.json.decode, json.loads], ids=["msgspec", "json"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "quick", request.param)
+    monkeypatch.setattr(rows, "fast_decode", request.param)
 
 
 def told(reads: Callable[[bytes], Any], data: bytes) -> str:
@@ -34,7 +34,7 @@ def told(reads: Callable[[bytes], Any], data: bytes) -> str:
 
 
 def test_the_service_reads_with_msgspec() -> None:
-    assert rows.quick is msgspec.json.decode
+    assert rows.fast_decode is msgspec.json.decode
 
 
 @pytest.mark.usefixtures("reader")
@@ -43,16 +43,16 @@ def test_every_row_is_read_as_json_reads_it() -> None:
     numbers = [f"{dice.randrange(10 ** dice.randrange(1, 20))}.{dice.randrange(10**9)}e{dice.randrange(-330, 310)}" for _ in range(500)]
     for text in (*ODD, *WRONG, *numbers):
         data = text.encode()
-        assert told(read, data) == told(json.loads, data), text[:60]
+        assert told(decode_json, data) == told(json.loads, data), text[:60]
     for data in (b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf1", '{"a": 1}'.encode("utf-16")):
-        assert told(read, data) == told(json.loads, data), data
+        assert told(decode_json, data) == told(json.loads, data), data
 
 
 @pytest.mark.usefixtures("reader")
 def test_a_wrong_row_has_the_same_message_with_either_reader() -> None:
     with pytest.raises(BadRow, match=r"this row is not JSON \(Expecting value: line 1 column 15 \(char 14\)\)"):
-        task_of(b'{"reference": }')
-    assert task_of(b'{"reference": NaN, "answer": "\\ud800", "id": 12345678901234567890123}')[0::2] == (12345678901234567890123, "\ud800")
+        parse_row(b'{"reference": }')
+    assert parse_row(b'{"reference": NaN, "answer": "\\ud800", "id": 12345678901234567890123}')[0::2] == (12345678901234567890123, "\ud800")
 
 
 NAMES = (None, 0, -7, 10**30, "", 'a "quoted" \\ one', "\ud800\x00\u2028\n", True, 1.5, ["a", {"b": None}])
@@ -65,6 +65,6 @@ VERDICTS = (
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_every_verdict_is_written_as_json_writes_it(name: Any) -> None:
     for verdict in VERDICTS:
-        line = verdict_line(name, verdict, 12)
-        assert line == json.dumps({"index": 12, "id": name, **verdict.record()}).encode()
-        assert index_of(line) == 12 and without_index(line) == verdict_line(name, verdict)
+        line = format_verdict_line(name, verdict, 12)
+        assert line == json.dumps({"index": 12, "id": name, **verdict.to_dict()}).encode()
+        assert parse_index(line) == 12 and strip_index(line) == format_verdict_line(name, verdict)

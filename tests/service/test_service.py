@@ -211,7 +211,7 @@ def test_the_document_names_every_route(server: Server) -> None:
 
     document = server.ask("/openapi.json")[1]
     pool: Any = type("Pool", (), {"settings": {"verifiers": {}}})()
-    routes = {route.path for route in Service(pool, None, most_rows=1).router().routes}  # type: ignore[arg-type]
+    routes = {route.path for route in Service(pool, None, max_rows=1).build_router().routes}  # type: ignore[arg-type]
     assert set(document["paths"]) == routes - {"/openapi.json"}
     assert document["paths"]["/verify"]["post"]["parameters"][0]["schema"]["enum"] == ["numeric", "Moody", "Together"]
 

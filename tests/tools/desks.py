@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Sandbox, Session, ToolSession, Transcript, Verifier
-from rlvr.contracts.sandbox import Outcome, Place, Program
-from rlvr.contracts.tool import Final, Tool, tool
+from rlvr.contracts.sandbox import ExecutionResult, Program, SandboxSpec
+from rlvr.contracts.tool import FinalAnswer, Tool, tool
 from rlvr.errors import ToolError
 from rlvr.task import Message, Task, Verdict, user
 from rlvr.turns import Call
@@ -18,7 +18,7 @@ from tests.tools.fakes import FakeBox
 class Till(Tool):
     """A till of this conversation."""
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         self.total = self.context.data["start"]
         self.context.data["tills"].append(self)
 
@@ -35,7 +35,7 @@ class Till(Tool):
     @tool
     def close_till(self) -> str:
         """Close the till; what is in it is the answer."""
-        return Final(str(self.total))
+        return FinalAnswer(str(self.total))
 
 
 class TillSession(ToolSession):
@@ -48,13 +48,13 @@ class TillSession(ToolSession):
     def files(self) -> Mapping[str, bytes]:
         return {"start.txt": str(self.task.meta["start"]).encode()}
 
-    def data(self) -> Mapping[str, Any]:
+    def tool_data(self) -> Mapping[str, Any]:
         return {"start": self.task.meta["start"], "tills": self.tills}
 
-    def opening(self) -> Sequence[Message]:
+    def initial_messages(self) -> Sequence[Message]:
         return ({"role": "user", "content": f"it has {self.task.meta['start']}"},)
 
-    def evidence(self) -> Mapping[str, Any]:
+    def artifacts(self) -> Mapping[str, Any]:
         return {"total": self.tills[0].total} if self.tills else {}
 
     def close(self) -> None:
@@ -69,8 +69,8 @@ class Total(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(0.5 * (answer == task.reference), f"{answer!r} was said")
 
-    def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        if transcript.evidence.get("total") == int(task.reference):
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        if transcript.artifacts.get("total") == int(task.reference):
             return Verdict(1.0, f"the till has {task.reference}")
         return self.verify(task, transcript.answer)
 
@@ -96,10 +96,10 @@ class Desks(Environment):
     def gold(self, task: Task) -> str | None:
         return str(task.reference)
 
-    def script(self, task: Task) -> Sequence[str | Call] | None:
+    def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
         return [Call("", "add", {"amount": 7}), "done"] if self.tools else None
 
-    def open(self, task: Task, *, seed: int) -> Session:
+    def new_session(self, task: Task, *, seed: int) -> Session:
         session = TillSession(self, task, seed)
         with self.lock:
             self.opened.append(session)
@@ -127,11 +127,11 @@ class FakeBoxes(Sandbox):
     def __init__(self) -> None:
         self.boxes = list[CountedBox]()
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         raise AssertionError("nothing is run outside a box")
 
-    def open(self, place: Place | None = None) -> CountedBox:
+    def create_session(self, spec: SandboxSpec | None = None) -> CountedBox:
         self.boxes.append(CountedBox())
-        for path, data in (place or Place()).files.items():
-            self.boxes[-1].put(path, data)
+        for path, data in (spec or SandboxSpec()).files.items():
+            self.boxes[-1].write_file(path, data)
         return self.boxes[-1]

@@ -6,34 +6,34 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from rlvr.contracts import Box, Outcome, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession
 
 
-class FakeBox(Box):
+class FakeBox(SandboxSession):
     """Keeps what it was asked; runs nothing."""
 
     id = "fake"
-    lost = False
+    failure = False
 
     def __init__(
-        self, answer: Callable[[str], Outcome] = lambda source: Outcome(Stop.OK, exit_code=0, stdout=source.encode("utf-8", "replace"))
+        self, answer: Callable[[str], ExecutionResult] = lambda source: ExecutionResult(ExitStatus.OK, exit_code=0, stdout=source.encode("utf-8", "replace"))
     ) -> None:
         self.answer, self.asked, self.files = answer, list[tuple[str, str, float | None]](), dict[str, bytes]()
 
-    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> Outcome:
+    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> ExecutionResult:
         assert isinstance(source, str)
         self.asked.append((source, language, timeout))
         return self.answer(source)
 
-    def put(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes) -> None:
         if path.startswith("/ro/"):
             raise PermissionError(errno.EACCES, "Permission denied")
         self.files[path] = data
 
-    def get(self, path: str, limit: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int) -> bytes:
         if path not in self.files:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return self.files[path][:limit]
+        return self.files[path][:max_bytes]
 
     def close(self) -> None:
         self.files.clear()

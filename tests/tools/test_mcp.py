@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rlvr.contracts.tool import run_call
-from rlvr.errors import ConfigError, MissingExtra, ToolCrash
-from rlvr.tools._connection import plain_schema
+from rlvr.errors import ConfigError, MissingExtra, ToolFailure
+from rlvr.tools._connection import simplify_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call
 
@@ -51,18 +51,18 @@ def test_a_server_over_stdio(server: Mcp) -> None:
     assert not ok and "longer than 0.2 s" in text, "a slow call is told, so that slowness buys nothing"
     server.connection.timeout = 30
     assert said(server, "add", x=2, y=2) == ("4", True), "the server lives on"
-    with pytest.raises(ToolCrash, match="failed"):
+    with pytest.raises(ToolFailure, match="failed"):
         said(server, "die")
-    with pytest.raises(ToolCrash):
+    with pytest.raises(ToolFailure):
         said(server, "add", x=1, y=2)
 
 
 def test_the_server_ends_with_the_conversation() -> None:
-    opened = Mcp(command=[sys.executable, SERVER], prefix="demo_", only=["add"], start_timeout=120).open()
+    opened = Mcp(command=[sys.executable, SERVER], prefix="demo_", only=["add"], start_timeout=120).start()
     assert [spec.name for spec in opened.specs()] == ["demo_add"] and said(opened, "demo_add", x=1, y=1) == ("2", True)
     connection = opened.connection
-    opened.end()
-    opened.end()
+    opened.teardown()
+    opened.teardown()
     assert connection is not None and connection.thread is not None and not connection.thread.is_alive()
     with pytest.raises(ConfigError, match="open the tool first"):
         opened.specs()
@@ -88,12 +88,12 @@ def test_a_server_over_http() -> None:
 
 
 def test_a_server_that_does_not_come_up_is_not_waited_for() -> None:
-    with pytest.raises(ToolCrash, match=r"did not start|did not answer"):
-        Mcp(command=[sys.executable, "-c", "import sys; sys.exit('no config')"], start_timeout=60).open()
-    with pytest.raises(ToolCrash, match="did not answer within 1 s"):
-        Mcp(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout=1).open()
-    with pytest.raises(ToolCrash):
-        Mcp(command=["/no/such/program"], start_timeout=60).open()
+    with pytest.raises(ToolFailure, match=r"did not start|did not answer"):
+        Mcp(command=[sys.executable, "-c", "import sys; sys.exit('no config')"], start_timeout=60).start()
+    with pytest.raises(ToolFailure, match="did not answer within 1 s"):
+        Mcp(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout=1).start()
+    with pytest.raises(ToolFailure):
+        Mcp(command=["/no/such/program"], start_timeout=60).start()
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
@@ -105,7 +105,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(MissingExtra, match=r"\[mcp\]"):
-        Mcp(url="http://127.0.0.1:1/mcp").open()
+        Mcp(url="http://127.0.0.1:1/mcp").start()
 
 
 def test_schemas_become_plain() -> None:
@@ -113,6 +113,6 @@ def test_schemas_become_plain() -> None:
         "$defs": {"N": {"properties": {"n": {"$ref": "#/$defs/N"}}}},
         "properties": {"n": {"$ref": "#/$defs/N"}, "title": {"type": "string"}},
     }
-    plain = plain_schema(loop)
+    plain = simplify_schema(loop)
     assert "$ref" not in str(plain)[:200] and plain["properties"]["title"] == {"type": "string"}
-    assert plain_schema({"oneOf": [{"type": "string"}]}) == {"anyOf": [{"type": "string"}]}
+    assert simplify_schema({"oneOf": [{"type": "string"}]}) == {"anyOf": [{"type": "string"}]}

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from rlvr.contracts.schema import Misfit, arguments, parameters_of, type_schema
-from rlvr.contracts.tool import Final, Tool, ToolContext, cut_middle, run_call, tool
-from rlvr.errors import ConfigError, PluginError, ToolCrash, ToolError
+from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
+from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_call, tool, truncate_middle
+from rlvr.errors import ConfigError, PluginError, ToolError, ToolFailure
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
 
@@ -28,7 +28,7 @@ def sample(
 
 
 def test_a_schema_is_the_signature() -> None:
-    schema = parameters_of(sample)
+    schema = build_parameters_schema(sample)
     assert schema["required"] == ["text", "count"] and schema["additionalProperties"] is False
     assert schema["properties"] == {
         "text": {"type": "string", "description": "what is said."},
@@ -53,9 +53,9 @@ def test_signatures_that_have_no_schema_are_refused() -> None:
 
     for function, words in ((untyped, "has no type"), (many, "name each of its arguments"), (odd, "a tool takes")):
         with pytest.raises(PluginError, match=words):
-            parameters_of(function)
+            build_parameters_schema(function)
     with pytest.raises(PluginError, match="one plain type"):
-        type_schema(Literal["a", 1])
+        build_type_schema(Literal["a", 1])
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -77,15 +77,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "words"), WRONG, ids=range(len(WRONG)))
 def test_arguments_are_not_repaired(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(Misfit) as told:
-        arguments(parameters_of(sample), given)
+    with pytest.raises(SchemaError) as told:
+        validate_arguments(build_parameters_schema(sample), given)
     assert words in str(told.value) and "the arguments are text (a text), count (a whole number), share (a number, optional)" in str(
         told.value
     )
 
 
 def test_a_whole_number_is_a_number() -> None:
-    fitted = arguments(parameters_of(sample), {"text": "a", "count": 1, "share": 2})
+    fitted = validate_arguments(build_parameters_schema(sample), {"text": "a", "count": 1, "share": 2})
     assert fitted["share"] == 2.0 and isinstance(fitted["share"], float)
 
 
@@ -96,8 +96,8 @@ def test_a_value_nested_deeply_is_refused() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(500):
         schema = {"type": "array", "items": schema}
-    with pytest.raises(Misfit, match="levels deep"):
-        arguments({"properties": {"x": schema}}, {"x": deep})
+    with pytest.raises(SchemaError, match="levels deep"):
+        validate_arguments({"properties": {"x": schema}}, {"x": deep})
 
 
 class Moody(Tool):
@@ -106,12 +106,12 @@ class Moody(Tool):
     def __init__(self) -> None:
         self.ended = 0
 
-    def begin(self) -> None:
+    def setup(self) -> None:
         self.seen: list[str] = []
         if self.context.data.get("fail"):
             raise RuntimeError("no")
 
-    def end(self) -> None:
+    def teardown(self) -> None:
         self.ended += 1
         self.context.data.get("ended", []).append(self)
 
@@ -129,7 +129,7 @@ class Moody(Tool):
             case "number":
                 return 3  # type: ignore[return-value]
             case "finish":
-                return Final("x" * 100)
+                return FinalAnswer("x" * 100)
         return what + " " + " ".join(self.seen)
 
 
@@ -143,37 +143,37 @@ def test_what_the_policy_got_wrong_is_told_and_what_broke_is_raised() -> None:
         refused = run_call(moody, call("do", what="refuse"))
         assert (refused.ok, refused.text) == (False, "Error: not today")
         for what, words in (("crash", "raised KeyError"), ("leave", "raised SystemExit"), ("number", "returned 3")):
-            with pytest.raises(ToolCrash, match=words):
+            with pytest.raises(ToolFailure, match=words):
                 run_call(moody, call("do", what=what))
         unknown = run_call(moody, call("dos", what="a"))
         assert not unknown.ok and "did you mean 'do'" in unknown.text
         wrong = run_call(moody, call("do", what=3))
         assert not wrong.ok and wrong.text.startswith("Error: this call was not run. ")
-        misread = run_call(moody, Call("0.0", "do", None, CallStatus.BAD_JSON, why="no JSON"))
+        misread = run_call(moody, Call("0.0", "do", None, CallStatus.BAD_JSON, error_detail="no JSON"))
         assert not misread.ok and "no JSON" in misread.text
         assert moody.seen == ["a", "refuse", "crash", "leave", "number"], "what was refused is not run"
         final = run_call(moody, call("do", what="finish"), max_characters=40)
-        assert final.over and len(final.text) == 100, "an answer is not cut"
+        assert final.done and len(final.text) == 100, "an answer is not cut"
         long = run_call(moody, call("do", what="b" * 500), max_characters=100)
-        assert long.cut and len(long.text) <= 100
+        assert long.truncated and len(long.text) <= 100
 
 
 def test_each_conversation_has_its_own_state_and_is_ended() -> None:
     plugin = Moody()
-    one, other = plugin.open(), plugin.open()
+    one, other = plugin.start(), plugin.start()
     run_call(one, call("do", what="a"))
     assert (one.seen, other.seen) == (["a"], [])
     ended: list[Any] = []
     with pytest.raises(RuntimeError):
-        plugin.open(ToolContext(data={"fail": True, "ended": ended}))
+        plugin.start(ToolContext(data={"fail": True, "ended": ended}))
     assert len(ended) == 1, "a tool that fails to begin is put away"
 
 
 def test_cutting_keeps_head_and_tail_and_the_limit() -> None:
     for limit in (0, 1, 10, 50, 51, 60, 100, 999, 1000, 1001):
-        text = cut_middle("h" * 500 + "t" * 500, limit)
+        text = truncate_middle("h" * 500 + "t" * 500, limit)
         assert len(text) <= limit or limit >= 1000
-    head, note, tail = cut_middle("h" * 500 + "t" * 500, 200).split("\n")
+    head, note, tail = truncate_middle("h" * 500 + "t" * 500, 200).split("\n")
     left = int(note.split()[1])
     assert set(head) == {"h"} and set(tail) == {"t"} and len(head) + len(tail) + left == 1000
 
@@ -182,8 +182,8 @@ def test_a_tool_in_a_box_says_what_it_needs() -> None:
     from rlvr.tools.python import Python
 
     with pytest.raises(ConfigError, match="needs a sandbox"):
-        Python().open()
-    with Python(timeout=3).session(ToolContext(box=(box := FakeBox()))) as python:
+        Python().start()
+    with Python(timeout=3).session(ToolContext(sandbox_session=(box := FakeBox()))) as python:
         assert run_call(python, call("python", code="print(1)")).text == "print(1)"
     assert box.asked == [("print(1)", "python", 3.0)]
 

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.contracts import Outcome, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus
 from rlvr.contracts.tool import ToolContext, run_call
-from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
+from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure
 from rlvr.tools._arithmetic import evaluate
 from rlvr.tools.bash import Bash
 from rlvr.tools.calculator import Calculator
-from rlvr.tools.files import MOST_BYTES, Files
+from rlvr.tools.files import MAX_FILE_BYTES, Files
 from rlvr.tools.python import Python
 from rlvr.tools.search import Search
 from rlvr.tools.sql import Sql
 from rlvr.tools.submit import Submit
-from rlvr.turns import Call, Result
+from rlvr.turns import Call, ToolResult
 from tests.tools.fakes import FakeBox
 
 
-def said(opened: Any, name: str, **given: Any) -> Result:
+def said(opened: Any, name: str, **given: Any) -> ToolResult:
     return run_call(opened, Call("0.0", name, given))
 
 
@@ -78,26 +78,26 @@ def test_the_calculator_agrees_with_python_on_whole_numbers(numbers: list[int], 
 
 
 OUTCOMES = [
-    (Outcome(Stop.OK, exit_code=0), "[no output]"),
-    (Outcome(Stop.OK, exit_code=0, stdout=b"a\n", stderr=b"warn\n"), "a\nwarn"),
-    (Outcome(Stop.RE, exit_code=2, stderr=b"no"), "no\n[exit code 2]"),
-    (Outcome(Stop.TLE, stdout=b"1\n"), "1\n[stopped: it ran longer than 30 s]"),
-    (Outcome(Stop.MLE), "[stopped: it used too much memory]"),
-    (Outcome(Stop.OK, exit_code=0, stdout=b"\xff", cut=True), "\ufffd\n[the output was cut off]"),
+    (ExecutionResult(ExitStatus.OK, exit_code=0), "[no output]"),
+    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"a\n", stderr=b"warn\n"), "a\nwarn"),
+    (ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stderr=b"no"), "no\n[exit code 2]"),
+    (ExecutionResult(ExitStatus.TIMEOUT, stdout=b"1\n"), "1\n[stopped: it ran longer than 30 s]"),
+    (ExecutionResult(ExitStatus.MEMORY_LIMIT), "[stopped: it used too much memory]"),
+    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"\xff", truncated=True), "\ufffd\n[the output was cut off]"),
 ]
 
 
 @pytest.mark.parametrize(("outcome", "text"), OUTCOMES, ids=range(len(OUTCOMES)))
-def test_what_a_command_did_is_told(outcome: Outcome, text: str) -> None:
-    with Bash().session(ToolContext(box=FakeBox(lambda source: outcome))) as bash:
+def test_what_a_command_did_is_told(outcome: ExecutionResult, text: str) -> None:
+    with Bash().session(ToolContext(sandbox_session=FakeBox(lambda source: outcome))) as bash:
         result = said(bash, "bash", command="x")
     assert (result.text, result.ok) == (text, True)
 
 
 @pytest.mark.parametrize(("make", "name", "key"), [(Bash, "bash", "command"), (Python, "python", "code")])
 def test_a_box_that_fails_is_nobodys_answer(make: Any, name: str, key: str) -> None:
-    box = FakeBox(lambda source: Outcome(Stop.IE, reason="the daemon is gone"))
-    with make().session(ToolContext(box=box)) as opened, pytest.raises(ToolCrash, match="the daemon is gone"):
+    box = FakeBox(lambda source: ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="the daemon is gone"))
+    with make().session(ToolContext(sandbox_session=box)) as opened, pytest.raises(ToolFailure, match="the daemon is gone"):
         said(opened, name, **{key: "1"})
     with pytest.raises(ValueError, match="timeout"):
         make(timeout=0)
@@ -105,12 +105,12 @@ def test_a_box_that_fails_is_nobodys_answer(make: Any, name: str, key: str) -> N
 
 def test_files_are_read_written_and_edited() -> None:
     box = FakeBox()
-    with Files().session(ToolContext(box=box)) as files:
+    with Files().session(ToolContext(sandbox_session=box)) as files:
         assert said(files, "write_file", path="a/b.txt", text="one\ntwo\nthree\n").ok
         assert said(files, "read_file", path="a/b.txt", first=2, lines=1).text == "2\ttwo\n[1 more lines]"
         assert said(files, "edit_file", path="a/b.txt", old="two", new="2").text == "Replaced it in a/b.txt, line 2."
         assert box.files["a/b.txt"] == b"one\n2\nthree\n"
-        box.files |= {"bin": b"\xff\xfe", "big": b"x" * (MOST_BYTES + 1), "e": b""}
+        box.files |= {"bin": b"\xff\xfe", "big": b"x" * (MAX_FILE_BYTES + 1), "e": b""}
         assert said(files, "read_file", path="e").text == "[the file is empty]"
         refusals: list[tuple[str, dict[str, Any], str]] = [
             ("edit_file", {"path": "a/b.txt", "old": "e", "new": ""}, "occurs 3 times"),
@@ -123,7 +123,7 @@ def test_files_are_read_written_and_edited() -> None:
             ("read_file", {"path": "big"}, "larger"),
             ("write_file", {"path": "/ro/x", "text": ""}, "Permission denied"),
             ("write_file", {"path": "x", "text": "\ud800"}, "UTF-8"),
-            ("write_file", {"path": "x", "text": "x" * (MOST_BYTES + 1)}, "larger"),
+            ("write_file", {"path": "x", "text": "x" * (MAX_FILE_BYTES + 1)}, "larger"),
             ("write_file", {"path": "a\0b", "text": ""}, "path"),
             ("write_file", {"path": "", "text": ""}, "path"),
         ]
@@ -136,7 +136,7 @@ def test_files_are_read_written_and_edited() -> None:
 def test_submit_ends_the_conversation() -> None:
     with Submit().session() as submit:
         result = said(submit, "submit", answer="42")
-    assert (result.over, result.text) == (True, "42")
+    assert (result.done, result.text) == (True, "42")
 
 
 SCRIPT = "create table t(n, s); insert into t values (1, 'a'), (2, null);"
@@ -202,7 +202,7 @@ def test_sql_takes_the_database_of_the_task() -> None:
         assert said(sql, "sql", query="select name from sqlite_schema").text == "name\nb"
     for tool, words in ((Sql(), "no database"), (Sql(path="/nowhere.db"), "no database"), (Sql(script="creat"), "does not run")):
         with pytest.raises(ConfigError, match=words):
-            tool.open()
+            tool.start()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from rlvr import make
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers.countdown import WRITINGS, compute, plain
+from rlvr.verifiers.countdown import NOTATION_RULES, evaluate_expression, normalize_expression
 
 FOURTEEN = {"numbers": [2, 3, 4], "target": 14}
 THREE = {"numbers": [1, 6, 8], "target": 3}
@@ -32,7 +32,7 @@ def test_expressions_are_computed_exactly() -> None:
             text = f"({text})" if dice.random() < 0.3 else text
             text = f"{text}{dice.choice('+-*/')}{dice.randint(0, 9)}"
         try:
-            value: Fraction | None = compute(text)[0]
+            value: Fraction | None = evaluate_expression(text)[0]
         except ValueError:
             value = None
         try:
@@ -49,7 +49,7 @@ def test_expressions_are_computed_exactly() -> None:
 ])  # fmt: skip
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"it |its |missing|bracket|allowed|unexpected"):
-        compute(text)
+        evaluate_expression(text)
 
 
 def test_every_number_counts_once() -> None:
@@ -74,12 +74,12 @@ def test_every_number_counts_once() -> None:
         assert ask(verifier, broken, "1").fault is Fault.TASK
 
 
-@pytest.mark.parametrize("row", WRITINGS, ids=[row[2] for row in WRITINGS])
+@pytest.mark.parametrize("row", NOTATION_RULES, ids=[row[2] for row in NOTATION_RULES])
 def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
     verifier = make("verifier", "countdown")
     example = row[3]
     right = {"numbers": [int(digits) for digits in re.findall(r"\d+", re.split("[=＝]", example)[0])], "target": 14}
-    assert ask(verifier, right, example).score == 1.0, plain(example)
+    assert ask(verifier, right, example).score == 1.0, normalize_expression(example)
     assert ask(verifier, right, rf"\boxed{{{example}}}").score == 1.0
     wrong = {**right, "target": 15}
     assert ask(verifier, wrong, example).score == ask(verifier, wrong, rf"\boxed{{{example}}}").score == 0.0
@@ -96,7 +96,7 @@ def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
 ])  # fmt: skip
 def test_honest_writings(text: str) -> None:
     reference = {"numbers": [2, 2, 3, 4, 4], "target": 14} if "frac" in text else FOURTEEN
-    assert ask(make("verifier", "countdown"), reference, text).score == 1.0, plain(text)
+    assert ask(make("verifier", "countdown"), reference, text).score == 1.0, normalize_expression(text)
 
 
 @pytest.mark.parametrize("text", [
@@ -118,7 +118,7 @@ def test_honest_writings(text: str) -> None:
 ])  # fmt: skip
 def test_nothing_but_a_solution_is_paid(text: str) -> None:
     verdict = ask(make("verifier", "countdown"), FOURTEEN, text)
-    assert verdict.score == 0.0, (plain(text), verdict)
+    assert verdict.score == 0.0, (normalize_expression(text), verdict)
 
 
 def test_a_negative_target_may_be_named() -> None:

@@ -14,8 +14,8 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.scorer import scorer_from
-from rlvr.model.weights import exported, model_from
+from rlvr.model.scorer import build_reward_model
+from rlvr.model.weights import load_model, to_transformers_tokenizer
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, user
 from tests.fixtures.tiny import MODEL
@@ -27,12 +27,12 @@ TASK = Task("t", user("2+2="), reference="4")
 
 def kept(model: Any, folder: Path) -> str:
     model.save_pretrained(folder)
-    exported(TOKENIZER).save_pretrained(folder)
+    to_transformers_tokenizer(TOKENIZER).save_pretrained(folder)
     return str(folder)
 
 
 def test_a_policy_is_no_reward_model(tmp_path: Path) -> None:
-    folder = kept(model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1), tmp_path)
+    folder = kept(load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1), tmp_path)
     with pytest.raises(ConfigError, match=r"does not contain a reward model but a LlamaForCausalLM.*rlvr train reward_model"):
         build("verifier", "learned", models=[folder])
 
@@ -40,7 +40,7 @@ def test_a_policy_is_no_reward_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path, number: float, place: int) -> None:
-    sound = scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0)
+    sound = build_reward_model(ModelConfig(config=MODEL), TOKENIZER, seed=0)
     learned = build("verifier", "learned", models=[kept(sound, tmp_path / "0"), kept(sound, tmp_path / "1")])
     assert learned.verify(TASK, "4").score is not None
     learned.models[place].scorer.forward = lambda rows: torch.full((len(rows),), number)
@@ -49,7 +49,7 @@ def test_a_score_that_is_no_number_is_no_score(tmp_path: Path, number: float, pl
 
 
 def test_answers_that_wait_are_scored_together_and_none_fails_for_another(tmp_path: Path) -> None:
-    folder = kept(scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)
+    folder = kept(build_reward_model(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)
     learned = build("verifier", "learned", models=[folder], device="cpu")
     answers = [str(number) for number in range(8)]
     alone = [learned.verify(TASK, answer).score for answer in answers]
@@ -81,7 +81,7 @@ def test_answers_that_wait_are_scored_together_and_none_fails_for_another(tmp_pa
 
 
 def test_a_reward_model_computes_on_the_device_that_is_named(tmp_path: Path) -> None:
-    folder = kept(scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)
+    folder = kept(build_reward_model(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)
     with pytest.raises(ConfigError, match="device is 'cuda:7', which this machine does not have"):
         build("verifier", "learned", models=[folder], device="cuda:7")
     [model] = build("verifier", "learned", models=[folder], device="meta").models  # another device, where there is one device only
@@ -89,7 +89,7 @@ def test_a_reward_model_computes_on_the_device_that_is_named(tmp_path: Path) -> 
 
 
 def test_many_answers_are_scored_in_batches_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0)
+    model = build_reward_model(ModelConfig(config=MODEL), TOKENIZER, seed=0)
     learned = build("verifier", "learned", models=[kept(model, tmp_path)])
     answers = ["4", "44+4", "4" * 9, "2", "4444"]
     alone = [learned.verify(TASK, answer).score for answer in answers]
@@ -102,18 +102,18 @@ def test_many_answers_are_scored_in_batches_as_they_are_alone(tmp_path: Path, mo
     monkeypatch.setattr(learned.models[0].scorer, "forward", counted)
     many = learned.verify_many([TASK] * 5, answers)
     assert sizes == [5] and [verdict.score for verdict in many] == pytest.approx(alone, abs=1e-5)
-    assert [verdict.parts["true"] for verdict in many] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [verdict.components["true"] for verdict in many] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_an_answer_that_breaks_a_batch_costs_no_other_its_score(tmp_path: Path) -> None:
-    learned = build("verifier", "learned", models=[kept(scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)])
-    scores, long = learned.models[0]._scores, len(learned.models[0]._tokens(TASK, "44"))
+    learned = build("verifier", "learned", models=[kept(build_reward_model(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)])
+    scores, long = learned.models[0]._compute_scores, len(learned.models[0]._tokenize(TASK, "44"))
 
     def broken(rows: list[list[int]]) -> list[float]:
         if any(len(row) == long for row in rows):
             raise IndexError("too long")
         return list(scores(rows))
 
-    learned.models[0]._scores = broken
+    learned.models[0]._compute_scores = broken
     one, two, three = learned.verify_many([TASK] * 3, ["4", "44", "2"])
-    assert (two.score, two.fault) == (None, Fault.INFRA) and one.scored and three.scored
+    assert (two.score, two.fault) == (None, Fault.INFRA) and one.is_scored and three.is_scored

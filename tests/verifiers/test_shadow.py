@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError
-from rlvr.learn.notes import Notes
-from rlvr.learn.questions.divergence import Divergence
+from rlvr.learn.notes import StepNotes
+from rlvr.learn.questions.divergence import AuditMonitor
 from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 from tests.fixtures.tiny import tiny_run
@@ -22,16 +22,16 @@ def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
     with build("verifier", "shadow", verifier="exact", by="numeric", share=0.2) as verifier, build("verifier", "exact") as plain:
         ours = [verifier.verify(task(i), "4.0") for i in range(500)]
         assert [v.score for v in ours] == [plain.verify(task(i), "4.0").score for i in range(500)]
-        drawn = [v.parts.get("shadow") for v in ours]
+        drawn = [v.components.get("shadow") for v in ours]
         assert set(drawn) == {None, 1.0} and 70 < drawn.count(1.0) < 130
         again = verifier.verify_many([task(i) for i in range(500)], ["4.0"] * 500)
-        assert [v.parts.get("shadow") for v in again] == drawn
+        assert [v.components.get("shadow") for v in again] == drawn
 
 
 def test_a_second_verifier_that_fails_changes_no_score() -> None:
     with build("verifier", "shadow", verifier="exact", by="numeric", share=1.0) as verifier:
         verdict = verifier.verify(Task("t", user("?"), "Paris"), "Paris")
-        assert verdict.score == 1.0 and "shadow" not in verdict.parts and verdict.detail["shadow"]
+        assert verdict.score == 1.0 and "shadow" not in verdict.components and verdict.detail["shadow"]
 
 
 def test_it_is_a_setting_of_any_environment() -> None:
@@ -46,13 +46,13 @@ def test_it_is_a_setting_of_any_environment() -> None:
 
 
 def test_drift_is_a_metric_and_a_note() -> None:
-    watch, notes = Divergence(), Notes(tiny_run())
-    watch.add([(1.0, 1.0), (0.0, 0.0)] * 60)
-    assert notes.about({"step": 1, **watch.figures()}) == []
-    other = Divergence()
+    watch, notes = AuditMonitor(), StepNotes(tiny_run())
+    watch.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 60)
+    assert notes.find_notes({"step": 1, **watch.metrics()}) == []
+    other = AuditMonitor()
     other.load_state_dict(watch.state_dict())
     for same in (watch, other):
-        same.add([(1.0, 0.0)] * 100)
-    assert watch.figures() == other.figures() and watch.figures()["shadow/drop"] > 0.3
-    [said] = notes.about({"step": 2, **watch.figures()})
+        same.add_pairs([(1.0, 0.0)] * 100)
+    assert watch.metrics() == other.metrics() and watch.metrics()["audit_verifier/drop"] > 0.3
+    [said] = notes.find_notes({"step": 2, **watch.metrics()})
     assert "drift apart" in said

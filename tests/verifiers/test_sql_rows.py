@@ -71,7 +71,7 @@ def test_a_reference_that_cannot_be_judged_gives_no_score(gold: str) -> None:
 def test_a_process_that_fails_by_itself_is_never_a_zero(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(program, "utf-8")
-    monkeypatch.setattr(sql_rows, "_WORKER", str(broken))
+    monkeypatch.setattr(sql_rows, "_RUNNER_PATH", str(broken))
     found = judged("select 1", "select 1")
     assert (found.score, found.fault) == (None, Fault.INFRA)
 
@@ -80,7 +80,7 @@ def test_a_process_that_fails_by_itself_is_never_a_zero(program: str, tmp_path: 
 def test_a_process_that_the_query_broke_is_a_zero(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(program, "utf-8")
-    monkeypatch.setattr(sql_rows, "_WORKER", str(broken))
+    monkeypatch.setattr(sql_rows, "_RUNNER_PATH", str(broken))
     found = judged("select 1", "select 1")
     assert (found.score, found.fault) == (0.0, Fault.ANSWER)
 
@@ -109,4 +109,4 @@ def test_the_query_runs_in_a_process_of_its_own_that_knows_no_gold(monkeypatch: 
 
 def test_a_table_that_is_too_wide_or_a_long_text_is_refused() -> None:
     assert judged("select 1", "select " + ", ".join("1" * 101)).score == 0.0
-    assert "no query" in judged("select 1", "select 1" + " " * _sqlrun.LONGEST_QUERY + "-- x").reason
+    assert "no query" in judged("select 1", "select 1" + " " * _sqlrun.MAX_QUERY_CHARS + "-- x").reason

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._math.judge.restated import restated
-from rlvr.verifiers._math.read.spellings import SPELLINGS, Spelling, standard
-from rlvr.verifiers._math.read.units import is_number_word, measure
-from rlvr.verifiers._math.read.words import SAYINGS, Saying, dated, number_in_words, words
+from rlvr.verifiers._math.judge.restated import find_prompt_copy
+from rlvr.verifiers._math.read.spellings import SPELLING_RULES, SpellingRule, standardize
+from rlvr.verifiers._math.read.units import is_number_word, parse_unit_label
+from rlvr.verifiers._math.read.words import PHRASES, Phrase, parse_date, parse_number_words, parse_words
 from rlvr.verifiers._math.value import cost
-from rlvr.verifiers._math.value.points import differ
+from rlvr.verifiers._math.value.points import is_different
 from rlvr.verifiers.symbolic import Symbolic
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -27,22 +27,22 @@ def verifier() -> Iterator[Symbolic]:
         yield plugin
 
 
-@pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.name.replace(" ", "_"))
-def test_each_spelling_becomes_what_its_row_shows(row: Spelling) -> None:
+@pytest.mark.parametrize("row", SPELLING_RULES, ids=lambda row: row.name.replace(" ", "_"))
+def test_each_spelling_becomes_what_its_row_shows(row: SpellingRule) -> None:
     before, after = row.example
-    assert row.tried(before) == after
-    assert any(sign in before for sign in row.signs)
-    assert row.why and standard(before) != before
+    assert row.apply(before) == after
+    assert any(sign in before for sign in row.triggers)
+    assert row.reason and standardize(before) != before
 
 
 def test_each_spelling_has_its_own_name() -> None:
-    assert len({row.name for row in SPELLINGS}) == len(SPELLINGS)
+    assert len({row.name for row in SPELLING_RULES}) == len(SPELLING_RULES)
 
 
-@pytest.mark.parametrize("saying", SAYINGS, ids=lambda saying: saying.becomes.replace(" ", "_"))
-def test_each_saying_is_read_as_its_row_shows(saying: Saying) -> None:
-    assert saying.pattern.fullmatch(saying.example) and saying.pattern.fullmatch(saying.becomes)
-    assert words(saying.example, strict=True) == ("text", saying.becomes)
+@pytest.mark.parametrize("saying", PHRASES, ids=lambda saying: saying.meaning.replace(" ", "_"))
+def test_each_saying_is_read_as_its_row_shows(saying: Phrase) -> None:
+    assert saying.pattern.fullmatch(saying.example) and saying.pattern.fullmatch(saying.meaning)
+    assert parse_words(saying.example, strict=True) == ("text", saying.meaning)
 
 
 UNTOUCHED = ["10~08", "x^o", r"5\angle", "12 (thirteen)", "Yes, but not always", "10\\;08", r"\$5k + 3", "f(x) = 3", "70k"]
@@ -50,20 +50,20 @@ UNTOUCHED = ["10~08", "x^o", r"5\angle", "12 (thirteen)", "Yes, but not always",
 
 @pytest.mark.parametrize("text", UNTOUCHED)
 def test_what_only_looks_like_a_spelling_stays_as_it_is(text: str) -> None:
-    assert standard(text) == text
+    assert standardize(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["five two", "twenty eleven", "hundred", "one twenty", "two and three", "ten one", "zero five", "one and", ""]
 )
 def test_words_that_are_no_number_are_none(text: str) -> None:
-    assert number_in_words(text) is None
+    assert parse_number_words(text) is None
 
 
 def test_numbers_and_dates_in_words() -> None:
     said = {"seven": 7, "ninety nine": 99, "one hundred": 100, "two thousand twenty-four": 2024, "three million five hundred": 3_000_500}
-    assert {text: number_in_words(text) for text in said} == said
-    assert dated("the 4th of july, 1776") == dated("july 4 1776") == "july 4 1776"
+    assert {text: parse_number_words(text) for text in said} == said
+    assert parse_date("the 4th of july, 1776") == parse_date("july 4 1776") == "july 4 1776"
 
 
 NO_THINGS = "fifth fifths twelfths sixteenths thousandths halves eight zillion gazillion score gross grand nought sqrt pi lakhs hundredth"
@@ -71,9 +71,9 @@ THINGS = "apples months tests cloths booths moths tents teeth pens ninjas myths 
 
 
 def test_number_words_never_count_as_things() -> None:
-    assert [word for word in NO_THINGS.split() if measure(word) is not None and not word.startswith("lakh")] == []
-    assert [word for word in THINGS.split() if is_number_word(word) or measure(word) is None] == []
-    assert measure("B.C.") is None and measure("-ish") is None and measure("lb.") is not None
+    assert [word for word in NO_THINGS.split() if parse_unit_label(word) is not None and not word.startswith("lakh")] == []
+    assert [word for word in THINGS.split() if is_number_word(word) or parse_unit_label(word) is None] == []
+    assert parse_unit_label("B.C.") is None and parse_unit_label("-ish") is None and parse_unit_label("lb.") is not None
 
 
 PROMPT = r"Simplify $\frac{x^2-1}{x-1}$ for $x \ne 1$. By the way, 17*23 is large, a coin has probability $\frac{1}{2}$, and $AB = 5$."
@@ -99,7 +99,7 @@ PROMPT = r"Simplify $\frac{x^2-1}{x-1}$ for $x \ne 1$. By the way, 17*23 is larg
     ],
 )
 def test_an_expression_out_of_the_question_is_no_answer(gold: str, answer: str, copied: bool) -> None:
-    assert bool(restated(gold, answer, PROMPT)) is copied
+    assert bool(find_prompt_copy(gold, answer, PROMPT)) is copied
 
 
 def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> None:
@@ -130,10 +130,10 @@ TINY = ("pow", ("const", "e"), ("num", -1000, 1))
 
 
 def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
-    assert differ(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
-    assert differ(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
-    assert differ(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
-    assert differ(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))) is False
+    assert is_different(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
+    assert is_different(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
+    assert is_different(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
+    assert is_different(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))) is False
 
 
 def boxed(verifier: Symbolic, gold: str, answer: str) -> Verdict:
@@ -148,16 +148,16 @@ def test_an_answer_that_is_too_much_work_is_refused_before_the_work_is_done(
     verifier: Symbolic, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prices: list[int] = []
-    charged = cost.price
+    charged = cost.compute_cost
 
     def noted(name: str, digits: int) -> int:
         prices.append(charged(name, digits))
         return prices[-1]
 
-    monkeypatch.setattr(cost, "price", noted)
+    monkeypatch.setattr(cost, "compute_cost", noted)
     verdict = boxed(verifier, "2", answer)
     assert verdict.score == 0.0 and verdict.fault is Fault.ANSWER, verdict
-    assert sum(prices[:-1]) <= cost.LIMIT < sum(prices)  # the call that costs too much is not made
+    assert sum(prices[:-1]) <= cost.MAX_COST < sum(prices)  # the call that costs too much is not made
 
 
 def test_each_answer_has_its_own_account(verifier: Symbolic) -> None:

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.parse import parse_answer
 from rlvr.verifiers._math.value import workers
-from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import BudgetExceeded, WorkerPool, WorkersFailed
 from rlvr.verifiers.symbolic import Symbolic
 
 # only a proof counts for absolute values, so these pairs reach the workers; the wrong ones part where no sample point lies
 PAIRS = [(f"|x-{n}|", f"|{n}-x|") for n in range(2, 42)]
 PAIRS += [(f"|x-{n}|", f"{n}-x") for n in range(1000, 1004)]
-SLOW = parse(r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|")
+SLOW = parse_answer(r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|")
 
 
 def scores(verifier: Symbolic) -> list[float | None]:
@@ -35,19 +35,19 @@ def ask(verifier: Symbolic, gold: str, answer: str) -> Verdict:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool(1, cpu_s=0.4, patience=2.0)
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool(1, cpu_s=0.4, wall_factor=2.0)
     yield made
     made.close()
 
 
-def wait_for(pool: Pool, count: int) -> set[int]:
+def wait_for(pool: WorkerPool, count: int) -> set[int]:
     """The processes of a pool, as soon as there are so many."""
     deadline = time.monotonic() + 60
-    while len(pool.pids()) < count and time.monotonic() < deadline:
+    while len(pool.list_pids()) < count and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(pool.pids()) == count
-    return set(pool.pids())
+    assert len(pool.list_pids()) == count
+    return set(pool.list_pids())
 
 
 def alive(pid: int) -> bool:
@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
 def test_the_pairs_reach_the_workers() -> None:
     with Symbolic() as verifier:
         assert ask(verifier, *PAIRS[0]).score == 1.0
-        pids = verifier.pool.pids()
+        pids = verifier.pool.list_pids()
         assert len(pids) == 1
     assert not any(alive(pid) for pid in pids)
 
@@ -69,22 +69,22 @@ def test_the_pairs_reach_the_workers() -> None:
 def test_workers_start_when_they_are_needed_or_long_work_begins() -> None:
     with Symbolic() as verifier:
         assert ask(verifier, "1/2", "0.5").score == 1.0
-        assert verifier.pool.pids() == []
+        assert verifier.pool.list_pids() == []
         verifier.ready()
         both = wait_for(verifier.pool, 2)
         assert scores(verifier) == scores(verifier)
-        assert set(verifier.pool.pids()) == both
+        assert set(verifier.pool.list_pids()) == both
 
 
 def test_closing_ends_what_is_asked_and_leaves_no_process() -> None:
-    pool = Pool(1, cpu_s=60)
+    pool = WorkerPool(1, cpu_s=60)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(pool.equal, SLOW, parse("|x|"), pool.budget()) for _ in range(2)]  # one of them waits
+        asked = [threads.submit(pool.is_equal, SLOW, parse_answer("|x|"), pool.new_budget()) for _ in range(2)]  # one of them waits
         pids = wait_for(pool, 1)
         pool.close()
-        assert all(isinstance(future.exception(30), Lost) for future in asked)
-    assert pool.pids() == [] and not any(map(alive, pids))
-    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+        assert all(isinstance(future.exception(30), WorkersFailed) for future in asked)
+    assert pool.list_pids() == [] and not any(map(alive, pids))
+    assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
     pool.close()
 
 
@@ -96,7 +96,7 @@ def test_killing_workers_changes_no_verdict() -> None:
         kills = 0
         for start in range(0, len(PAIRS), 11):
             some = threads.map(lambda pair: ask(verifier, *pair).score, PAIRS[start : start + 11])
-            for pid in verifier.pool.pids():  # both, while they are asked
+            for pid in verifier.pool.list_pids():  # both, while they are asked
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
             assert list(some) == undisturbed[start : start + 11]
@@ -116,38 +116,38 @@ def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
         assert there[2].detail == {"policy": {"units": "required"}}
 
 
-def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: Pool) -> None:
-    with pytest.raises(Overrun):
-        pool.equal(SLOW, parse("|x|"), pool.budget())
-    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: WorkerPool) -> None:
+    with pytest.raises(BudgetExceeded):
+        pool.is_equal(SLOW, parse_answer("|x|"), pool.new_budget())
+    assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
 
 
-def test_a_budget_is_spent_only_once(pool: Pool) -> None:
-    budget = pool.budget()
-    with pytest.raises(Overrun):
-        pool.equal(SLOW, parse("|x|"), budget)
+def test_a_budget_is_spent_only_once(pool: WorkerPool) -> None:
+    budget = pool.new_budget()
+    with pytest.raises(BudgetExceeded):
+        pool.is_equal(SLOW, parse_answer("|x|"), budget)
     start = time.process_time()
-    with pytest.raises(Overrun):
-        pool.equal(parse("|x-1|"), parse("|1-x|"), budget)
+    with pytest.raises(BudgetExceeded):
+        pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), budget)
     assert time.process_time() - start < 0.2
 
 
-def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: Pool) -> None:
-    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
-    (stopped,) = pool.pids()
+def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: WorkerPool) -> None:
+    assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
+    (stopped,) = pool.list_pids()
     os.kill(stopped, signal.SIGSTOP)
-    assert pool.equal(parse("|x-2|"), parse("|2-x|"), pool.budget()) is True
+    assert pool.is_equal(parse_answer("|x-2|"), parse_answer("|2-x|"), pool.new_budget()) is True
     assert not alive(stopped)
-    assert pool.pids() != [stopped]
+    assert pool.list_pids() != [stopped]
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: Pool) -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: WorkerPool) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(pool.equal, parse("|x-1|"), parse("|1-x|"), pool.budget())
+        asked = threads.submit(pool.is_equal, parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget())
         for _ in range(5):
             (starting,) = wait_for(pool, 1)
             os.kill(starting, signal.SIGKILL)
-            while starting in pool.pids():
+            while starting in pool.list_pids():
                 time.sleep(0.01)
         assert asked.result(60) is True
 
@@ -155,23 +155,23 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: Pool) ->
 def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(3)\n", "utf-8")
-    monkeypatch.setattr(workers, "MAIN", broken)
+    monkeypatch.setattr(workers, "WORKER_FILE", broken)
     with Symbolic() as verifier:
         verdict = ask(verifier, *PAIRS[0])
         assert verdict.score is None and verdict.fault is Fault.INFRA
         assert ask(verifier, "1/2", "0.5").score == 1.0
-        with pytest.raises(Lost):
-            verifier.pool.equal(parse("|x|"), parse("|-x|"), verifier.pool.budget())
+        with pytest.raises(WorkersFailed):
+            verifier.pool.is_equal(parse_answer("|x|"), parse_answer("|-x|"), verifier.pool.budget())
         monkeypatch.undo()
         assert ask(verifier, *PAIRS[0]).score == 1.0  # a fault of the machinery is not remembered
 
 
 def test_memory_is_limited() -> None:
-    pool = Pool(1, cpu_s=1.5, memory_mb=300)
+    pool = WorkerPool(1, cpu_s=1.5, memory_mb=300)
     try:
-        with pytest.raises(Overrun):
-            pool.equal(("fun", "abs", ("pow", ("num", 7, 1), ("num", 10**10, 1))), ("sym", "x"), pool.budget())
-        assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+        with pytest.raises(BudgetExceeded):
+            pool.is_equal(("fun", "abs", ("pow", ("num", 7, 1), ("num", 10**10, 1))), ("sym", "x"), pool.new_budget())
+        assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
     finally:
         pool.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.verifiers.unit_tests import UnitTests
 
@@ -88,8 +88,8 @@ def test_a_broken_task_has_no_score(verifier: UnitTests, reference: Any) -> None
 
 
 class Dead(Sandbox):
-    def run(self, program: Program) -> Outcome:
-        return Outcome(Stop.IE, reason="gone")
+    def run(self, program: Program) -> ExecutionResult:
+        return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="gone")
 
 
 @pytest.mark.parametrize("reference", [SQUARE_IO, SQUARE_CALLS, SQUARE_ASSERTS])
@@ -172,9 +172,9 @@ def test_iterators_and_their_like_arrive(verifier: UnitTests) -> None:
 
 def test_reasons_do_not_tell_what_was_expected(verifier: UnitTests) -> None:
     secret = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "xyzzy"}]}
-    assert "xyzzy" not in json.dumps(judge(verifier, secret, "print(1)").record())
+    assert "xyzzy" not in json.dumps(judge(verifier, secret, "print(1)").to_dict())
     calls = {"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": "xyzzy"}]}
-    assert "xyzzy" not in json.dumps(judge(verifier, calls, "def f(x): return 1").record())
+    assert "xyzzy" not in json.dumps(judge(verifier, calls, "def f(x): return 1").to_dict())
 
 
 class Told(Sandbox):
@@ -183,8 +183,8 @@ class Told(Sandbox):
     def __init__(self, *messages: bytes) -> None:
         self.report = b"".join(len(raw).to_bytes(4, "big") + raw for raw in messages)
 
-    def run(self, program: Program) -> Outcome:
-        return Outcome(Stop.OK, 0, report=self.report)
+    def run(self, program: Program) -> ExecutionResult:
+        return ExecutionResult(ExitStatus.OK, 0, checker_output=self.report)
 
 
 @pytest.mark.parametrize("told", [

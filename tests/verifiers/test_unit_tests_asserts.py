@@ -10,7 +10,7 @@ import pytest
 from rlvr.contracts import Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.examine import prepare
+from rlvr.verifiers._code.examine import prepare_test
 from rlvr.verifiers.unit_tests import UnitTests
 
 
@@ -153,4 +153,4 @@ def test_an_unfit_test_gives_no_score_to_any_answer(verifier: UnitTests, answer:
 )
 def test_test_code_that_cannot_be_read_is_refused(test: str) -> None:
     with pytest.raises(ConfigError, match=r"compile|asserts nothing"):
-        prepare(test, "", "f")
+        prepare_test(test, "", "f")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.blocks import blocks, code, with_prelude
+from rlvr.verifiers._code.blocks import extract_code, insert_prelude, parse_blocks
 from rlvr.verifiers.unit_tests import UnitTests
 
 CALLS = {"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}]}
@@ -51,7 +51,7 @@ def fenced(text: str, label: str = "python", indent: str = "") -> str:
     ("```\na\n``` b", None),
 ])  # fmt: skip
 def test_blocks_are_read_as_markdown_says(text: str, found: list[str] | None) -> None:
-    read = blocks(text)
+    read = parse_blocks(text)
     assert (None if read is None else [block.text for block in read]) == found
 
 
@@ -90,7 +90,7 @@ def test_many_blocks_are_read_in_linear_time() -> None:
     def used(count: int) -> float:
         text = "```python\ndef f(x):\n   return x\n```\n" * count + "- " * count + " " * count + "`" * count
         began = time.process_time()
-        code(text, "python", "f")
+        extract_code(text, "python", "f")
         return time.process_time() - began
 
     assert used(16_000) < 16 * max(used(2_000), 1e-3)
@@ -109,20 +109,20 @@ def test_the_prelude_stands_behind_future_imports(verifier: UnitTests, future: s
     body = "def f(x: Nothing[x]) -> None:\n    return math.prod([x, x])\n" if future else "def f(x):\n    return math.prod([x, x])\n"
     body += "if __name__ == '__main__':\n    print(f(int(input())))\n"
     verdict = judge(verifier, {**reference, "prelude": "import math"}, fenced(future + body))
-    assert verdict.score == 1.0, (verdict, with_prelude("import math", future + body))
+    assert verdict.score == 1.0, (verdict, insert_prelude("import math", future + body))
 
 
 def test_a_prelude_does_not_touch_text_that_only_looks_like_an_import() -> None:
     source = "x = '''\nfrom __future__ import annotations\n'''\n"
-    assert with_prelude("import math", source) == "import math\n" + source
+    assert insert_prelude("import math", source) == "import math\n" + source
 
 
 class Small(Sandbox):
     memory_mb = 100
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program) -> ExecutionResult:
         assert program.limits.memory_mb <= self.memory_mb
-        return Outcome(Stop.OK, stdout=b"9")
+        return ExecutionResult(ExitStatus.OK, stdout=b"9")
 
 
 def test_more_memory_than_the_sandbox_has_is_the_tasks_fault() -> None:
@@ -151,4 +151,4 @@ def test_a_case_too_deep_to_be_sent_is_the_tasks_fault(verifier: UnitTests) -> N
 @pytest.mark.parametrize(("names", "after"), [(30, 32), (60, 1)])
 def test_the_end_of_a_future_import_is_searched_in_a_bounded_number_of_lines(names: int, after: int) -> None:
     source = "\n".join(["from __future__ import (", *["    annotations,"] * names, ")", "print(math.pi)"])
-    assert with_prelude("import math", source).split("\n").index("import math") == after
+    assert insert_prelude("import math", source).split("\n").index("import math") == after

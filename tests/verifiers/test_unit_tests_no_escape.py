@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
 from rlvr.task import Fault, Task, user
 from rlvr.verifiers.unit_tests import UnitTests
 
@@ -104,8 +104,8 @@ class Broken(Sandbox):
     def __init__(self, inner: Sandbox, fails: str) -> None:
         self.inner, self.fails = inner, fails
 
-    def run(self, program: Program) -> Outcome:
-        return Outcome(Stop.IE, reason="no engine") if self.fails in program.source else self.inner.run(program)
+    def run(self, program: Program) -> ExecutionResult:
+        return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="no engine") if self.fails in program.source else self.inner.run(program)
 
 
 def test_a_rehearsal_that_the_sandbox_failed_is_tried_again(process_sandbox: Sandbox) -> None:

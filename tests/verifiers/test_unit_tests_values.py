@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rlvr.contracts import Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, user
-from rlvr.verifiers._code.tests import plain
-from rlvr.verifiers._code.texts import same_text
-from rlvr.verifiers._code.values import same_value
-from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode, foreign
+from rlvr.verifiers._code.tests import untag_values
+from rlvr.verifiers._code.texts import is_same_text
+from rlvr.verifiers._code.values import is_same_value
+from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode, find_non_data
 from rlvr.verifiers.unit_tests import UnitTests
 
 
@@ -42,7 +42,7 @@ from rlvr.verifiers.unit_tests import UnitTests
     ("1e999", "1", {"name": "tolerance", "relative": 1e9}, False),
 ])  # fmt: skip
 def test_texts_are_compared_by_the_declared_rule(said: str, wanted: str, rule: Any, same: bool) -> None:
-    assert same_text(said.encode(), wanted.encode(), {"name": rule} if isinstance(rule, str) else rule) is same
+    assert is_same_text(said.encode(), wanted.encode(), {"name": rule} if isinstance(rule, str) else rule) is same
 
 
 @pytest.mark.parametrize(("got", "wanted", "rule", "same"), [
@@ -62,14 +62,14 @@ def test_texts_are_compared_by_the_declared_rule(said: str, wanted: str, rule: A
     (Opaque("f"), Opaque("f"), {"name": "exact"}, False),
 ])  # fmt: skip
 def test_values_are_compared_as_plain_data(got: Any, wanted: Any, rule: Any, same: bool) -> None:
-    assert same_value(got, wanted, rule) is same
+    assert is_same_value(got, wanted, rule) is same
 
 
 def test_the_reference_may_say_what_json_cannot() -> None:
-    wanted = plain({"__dict__": [[1, {"__tuple__": [1, {"__set__": [2]}]}], [2, {"__bytes__": "00ff"}]]})
+    wanted = untag_values({"__dict__": [[1, {"__tuple__": [1, {"__set__": [2]}]}], [2, {"__bytes__": "00ff"}]]})
     assert wanted == {1: (1, {2}), 2: b"\x00\xff"}
     with pytest.raises(ConfigError, match="bytes"):
-        plain({"__bytes__": "zz"})
+        untag_values({"__bytes__": "zz"})
 
 
 VALUES = st.recursive(
@@ -169,8 +169,8 @@ def test_honest_sets_with_a_few_keys_alike_are_read() -> None:
     (frozenset({1}), {1}, False),
 ])  # fmt: skip
 def test_true_is_not_1_in_a_set_or_as_a_key_either(got: Any, wanted: Any, same: bool) -> None:
-    assert same_value(got, wanted, {"name": "exact"}) is same
-    assert same_value([got], [wanted], {"name": "tolerance", "absolute": 0.5}) is same
+    assert is_same_value(got, wanted, {"name": "exact"}) is same
+    assert is_same_value([got], [wanted], {"name": "tolerance", "absolute": 0.5}) is same
 
 
 @settings(max_examples=60, deadline=None)
@@ -180,24 +180,24 @@ def test_reading_piece_by_piece_is_the_same_as_reading_it_all(said: bytes, wante
         return [line.rstrip(b" \t\r") for line in text.rstrip().split(b"\n")]
 
     for mine, theirs in ((said, wanted), (said + b" \n" + wanted, said + b"\t\n" + wanted), (wanted + b"\n" + said, said + b"\n" + wanted)):
-        assert same_text(mine, theirs, {"name": "tokens"}) is (mine.split() == theirs.split())
-        assert same_text(mine, theirs, {"name": "lines"}) is (lines(mine) == lines(theirs))
-        assert same_text(mine, theirs, {"name": "unordered"}) is (sorted(lines(mine)) == sorted(lines(theirs)))
+        assert is_same_text(mine, theirs, {"name": "tokens"}) is (mine.split() == theirs.split())
+        assert is_same_text(mine, theirs, {"name": "lines"}) is (lines(mine) == lines(theirs))
+        assert is_same_text(mine, theirs, {"name": "unordered"}) is (sorted(lines(mine)) == sorted(lines(theirs)))
 
 
 def test_words_that_lie_across_two_pieces_are_whole() -> None:
     for gap in (0, 1, 2, 5):
         text = b"x" * ((1 << 18) - gap) + b" 12 345 " + b"y" * ((1 << 18) + gap) + b"  6\n"
-        assert same_text(text, b" \n ".join(text.split()), {"name": "tokens"})
-        assert not same_text(text, text.replace(b"12 345", b"123 45"), {"name": "tokens"})
+        assert is_same_text(text, b" \n ".join(text.split()), {"name": "tokens"})
+        assert not is_same_text(text, text.replace(b"12 345", b"123 45"), {"name": "tokens"})
 
 
 def test_what_is_no_data_is_found_in_any_depth() -> None:
-    assert not list(foreign([None, True, 1, "a", b"a", {1: (2, {3})}, range(3), iter([print]), {}.keys(), Opaque("f")]))
+    assert not list(find_non_data([None, True, 1, "a", b"a", {1: (2, {3})}, range(3), iter([print]), {}.keys(), Opaque("f")]))
     loop: list[Any] = [1]
     loop.append(loop)
-    assert not list(foreign(loop))
-    assert list(foreign({"a": ({"b": [print]},)})) == [print]
+    assert not list(find_non_data(loop))
+    assert list(find_non_data({"a": ({"b": [print]},)})) == [print]
 
 
 HEAVY = """
@@ -236,7 +236,7 @@ def test_a_result_that_is_slow_to_read_costs_its_own_limits_and_not_our_process(
 def test_an_output_is_read_no_further_than_to_its_first_difference(rule: str) -> None:
     said = b"2\n" * 4_000_000
     began = time.process_time()
-    assert not same_text(said, b"1\n" * 10, {"name": rule, "absolute": 0})
+    assert not is_same_text(said, b"1\n" * 10, {"name": rule, "absolute": 0})
     ours = time.process_time() - began
     sorted(said.split())
     assert ours < (time.process_time() - began - ours) / 2

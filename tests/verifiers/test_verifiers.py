@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import rlvr
 from rlvr import Fault, Task, Verdict, make, user
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError
-from rlvr.plugins.registry import entries
-from rlvr.verifiers._marks import MARKS, unmarked
-from rlvr.verifiers.numeric import NAMES, WORDS, parse, stated
+from rlvr.plugins.registry import list_entries
+from rlvr.verifiers._marks import MARKUP_RULES, strip_markup
+from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
 
 
 def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
@@ -45,7 +45,7 @@ CHAT = [{"role": "assistant", "content": "4"}]
 
 
 @pytest.mark.parametrize("answer", [CHAT, tuple(CHAT), None, 4, b"4", ["4"], {"content": "4"}])
-@pytest.mark.parametrize("name", [*(entry.name for entry in entries("verifier")), "Lenient", "MoreLenient"])
+@pytest.mark.parametrize("name", [*(entry.name for entry in list_entries("verifier")), "Lenient", "MoreLenient"])
 def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None:
     own = {"Lenient": Lenient, "MoreLenient": MoreLenient}
     settings: dict[str, dict[str, Any]] = {
@@ -76,12 +76,12 @@ NO_NUMERALS = [
 
 @pytest.mark.parametrize(("text", "value"), NUMERALS.items())
 def test_a_numeral_means_exactly_one_number(text: str, value: Fraction) -> None:
-    assert parse(text) == value
+    assert parse_number(text) == value
 
 
 @pytest.mark.parametrize("text", NO_NUMERALS)
 def test_anything_else_means_none(text: str) -> None:
-    assert parse(text) is None
+    assert parse_number(text) is None
 
 
 @given(st.fractions(max_denominator=10**6), st.sampled_from(["fraction", "decimal"]))
@@ -89,14 +89,14 @@ def test_every_number_is_read_as_itself(value: Fraction, form: str) -> None:
     if form == "decimal":
         value = Fraction(round(value * 1000), 1000)
         sign, whole, part = "-" if value < 0 else "", abs(value) // 1, int(abs(value) % 1 * 1000)
-        assert parse(f"{sign}{whole}.{part:03d}") == parse(f"{sign}{whole:,}.{part:03d}") == value
+        assert parse_number(f"{sign}{whole}.{part:03d}") == parse_number(f"{sign}{whole:,}.{part:03d}") == value
     else:
-        assert parse(f"{value.numerator}/{value.denominator}") == value
+        assert parse_number(f"{value.numerator}/{value.denominator}") == value
 
 
 @given(st.text())
 def test_no_text_is_read_more_kindly_than_by_float(text: str) -> None:
-    value = parse(text)
+    value = parse_number(text)
     if value is not None and not set(text) & set("/,$€£%\\−"):
         assert float(text.strip().rstrip(".") or "x") == pytest.approx(float(value))
 
@@ -109,7 +109,7 @@ def test_references_may_be_json_numbers_and_nothing_vague() -> None:
         assert (verdict.score, verdict.fault) == (None, Fault.TASK)
 
 
-@pytest.mark.parametrize("example", [row[-1] for row in (*MARKS, *WORDS, *NAMES)])
+@pytest.mark.parametrize("example", [row[-1] for row in (*MARKUP_RULES, *WORD_RULES, *LEFT_SIDE_PATTERNS)])
 def test_each_form_of_the_tables_is_read(example: str) -> None:
     numeric = make("verifier", "numeric")
     assert ask(numeric, "280", example).score == 1.0
@@ -118,14 +118,14 @@ def test_each_form_of_the_tables_is_read(example: str) -> None:
 
 
 def test_each_row_of_the_tables_is_needed() -> None:
-    for table in (MARKS, WORDS, NAMES):
+    for table in (MARKUP_RULES, WORD_RULES, LEFT_SIDE_PATTERNS):
         for row in table:
             with pytest.MonkeyPatch.context() as patch:
                 module = (
-                    "rlvr.verifiers._marks.MARKS" if table is MARKS else f"rlvr.verifiers.numeric.{'WORDS' if table is WORDS else 'NAMES'}"
+                    "rlvr.verifiers._marks.MARKUP_RULES" if table is MARKUP_RULES else f"rlvr.verifiers.numeric.{'WORDS' if table is WORD_RULES else 'NAMES'}"
                 )
                 patch.setattr(module, tuple(other for other in table if other is not row))
-                assert (unmarked(row[-1]) != "280") if table is MARKS and "$" not in row[-1] else (stated(row[-1]) is None), row
+                assert (strip_markup(row[-1]) != "280") if table is MARKUP_RULES and "$" not in row[-1] else (parse_statement(row[-1]) is None), row
 
 
 MARKED = ["**280**", "***280***", "**`280`**", "`**280**`", "**280.**", "**280**.", "$280$", "$$280$$", r"\[280\]", "Answer: **280**", "**Answer:** 280",
@@ -232,8 +232,8 @@ def test_the_format_multiplies_and_never_adds() -> None:
     soft = make("verifier", "structure", soft=0.5)
     assert [ask(strict, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.0, 0.0]
     assert [ask(soft, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.5, 0.0]
-    assert ask(strict, "4", "4").parts.keys() == ask(strict, "4", good).parts.keys() == {"format", "content"}
-    assert ask(soft, "4", "4").parts == {"format": 0.5, "content": 1.0}
+    assert ask(strict, "4", "4").components.keys() == ask(strict, "4", good).components.keys() == {"format", "content"}
+    assert ask(soft, "4", "4").components == {"format": 0.5, "content": 1.0}
 
 
 def test_what_the_inner_verifier_cannot_judge_stays_unjudged() -> None:
@@ -265,7 +265,7 @@ def test_weights_are_shares() -> None:
     both = make("verifier", "composite", parts=parts)
     verdicts = [ask(both, "4", text) for text in ("4", "4.0", "5")]
     assert [verdict.score for verdict in verdicts] == [1.0, 0.75, 0.0]
-    assert verdicts[1].parts == {"value": 1.0, "text": 0.0}
+    assert verdicts[1].components == {"value": 1.0, "text": 0.0}
 
 
 def test_an_unscored_part_leaves_the_whole_unscored() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Environment, Sampling, Transcript, Verifier
-from rlvr.envs.mixture import Shared
+from rlvr.envs.mixture import MixtureVerifier
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import begun, judged_whole
+from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.plugins.registry import build
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.worlds import DIGITS, Sums
 
@@ -64,7 +64,7 @@ def shadowed(name: str) -> Verifier:
 
 
 def mixture(name: str) -> Verifier:
-    return Shared({"sums": build("verifier", name)})
+    return MixtureVerifier({"sums": build("verifier", name)})
 
 
 def structure(name: str) -> Verifier:
@@ -72,7 +72,7 @@ def structure(name: str) -> Verifier:
 
 
 def verdict_of(verifier: Verifier, answer: str) -> Verdict:
-    found = begun(verifier, TASK, Transcript(answer))
+    found = start_verification_safely(verifier, TASK, Transcript(answer))
     assert not isinstance(found, Verdict), "it did not wait"
     return asyncio.run(found())
 
@@ -98,23 +98,23 @@ def test_a_part_that_fails_while_it_is_awaited_gives_no_score(waits: str) -> Non
 def test_the_parts_and_the_reason_are_those_of_judging_in_a_thread(waits: str) -> None:
     parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
     with build("verifier", "composite", parts=parts) as verifier:
-        assert begun(verifier, TASK, Transcript("4.0")) == judged_whole(verifier, TASK, Transcript("4.0"))
+        assert start_verification_safely(verifier, TASK, Transcript("4.0")) == verify_transcript_safely(verifier, TASK, Transcript("4.0"))
     with build("verifier", "structure", sections=["answer"], soft=0.5) as verifier:
         for answer in ("4", "<answer>4</answer>", "<answer>5</answer>", ""):
-            assert begun(verifier, TASK, Transcript(answer)) == verifier.verify(TASK, answer)
+            assert start_verification_safely(verifier, TASK, Transcript(answer)) == verifier.verify(TASK, answer)
     with composite(waits) as verifier:
-        assert verdict_of(verifier, "4").parts == {"far": 1.0, "near": 1.0}
-        assert verdict_of(verifier, "lots").parts == {"far": 0.0, "near": 0.0}
-    missing = begun(Shared({}), TASK, Transcript("4"))
+        assert verdict_of(verifier, "4").components == {"far": 1.0, "near": 1.0}
+        assert verdict_of(verifier, "lots").components == {"far": 0.0, "near": 0.0}
+    missing = start_verification_safely(MixtureVerifier({}), TASK, Transcript("4"))
     assert isinstance(missing, Verdict) and missing.fault is Fault.TASK
 
 
 def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_path: Path) -> None:
     with composite(waits) as verifier:
         environment: Environment = Sums(verifier=verifier)
-        sampler, tokenizer = Scripted(answer="gold"), CharTokenizer(DIGITS)
-        sampler.bind(environment, tokenizer)
-        with Rollout(TokenMDP(environment, tokenizer), sampler, workers=1) as rollout:
-            drawn: list[Any] = [Draw(environment.task("train", i), "g", i) for i in range(20)]
+        sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
+        sampler.attach(environment, tokenizer)
+        with Rollout(TokenMDP(environment, tokenizer), sampler, verify_workers=1) as rollout:
+            drawn: list[Any] = [RolloutRequest(environment.task("train", i), "g", i) for i in range(20)]
             episodes = rollout.collect(drawn, Sampling())
     assert [episode.reward for episode in episodes] == [1.0] * 20

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.runs.runlog import rows_of
-from rlvr.viewer.index import index
-from rlvr.viewer.view import view
+from rlvr.runs.runlog import read_jsonl
+from rlvr.viewer.index import write_index
+from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page
 from tests.fixtures.recorded import recorded_run
 from tests.viewer.test_chromium import OPENED, READY, agent_page, choose, count, opened
@@ -35,7 +35,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def rewritten(run: Path, **changes: Any) -> Path:
     """A run whose episodes all have these fields."""
-    rows = [row | changes for row in rows_of(run / "episodes.jsonl")]
+    rows = [row | changes for row in read_jsonl(run / "episodes.jsonl")]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return run
 
@@ -46,12 +46,12 @@ def drawn(page: Page, selector: str) -> int:
 
 def last_reward(run: Path) -> float:
     """The last point of a run's smoothed reward: the mean of two."""
-    return sum([float(row["reward"]) for row in rows_of(run / "metrics.jsonl")][-2:]) / 2
+    return sum([float(row["reward"]) for row in read_jsonl(run / "metrics.jsonl")][-2:]) / 2
 
 
 def test_the_main_chart_has_the_mean_of_the_seeds_a_band_and_held_out_points(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
     lowest, middle, highest = sorted(seeds, key=last_reward)
-    page = opened(chromium, view(middle, tmp_path / "v.html", others=[lowest, highest]).path)
+    page = opened(chromium, write_page(middle, tmp_path / "v.html", others=[lowest, highest]).path)
     assert [drawn(page, f"#main {what}") for what in ("path.band", "path.series:not(.faint)", "path.series.faint", "circle.held")] == [
         1,
         1,
@@ -63,13 +63,13 @@ def test_the_main_chart_has_the_mean_of_the_seeds_a_band_and_held_out_points(chr
     last = [last_reward(run) for run in seeds]
     shown = page.evaluate("document.querySelector('#main .legend b').textContent")
     assert [float(value) for value in re.findall(r"[\d.]+", shown)] == pytest.approx([sum(last) / 3, min(last), max(last)], abs=6e-4)
-    single = opened(chromium, view(seeds[0], tmp_path / "one.html").path)
+    single = opened(chromium, write_page(seeds[0], tmp_path / "one.html").path)
     assert [drawn(single, f"#main {what}") for what in ("path.band", "path.whisker", "circle.held")] == [0, 2, 2]
     assert page.errors() == single.errors() == []
 
 
 def test_the_shares_of_solved_groups_add_up(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
-    page = opened(chromium, view(seeds[0], tmp_path / "v.html").path)
+    page = opened(chromium, write_page(seeds[0], tmp_path / "v.html").path)
     titles = page.evaluate("[...document.querySelectorAll('#curves figcaption b')].map(title => title.textContent)")
     assert titles[:2] == ["groups by share of right answers", "reward by part"] and drawn(page, "#curves path.layer") == 4
     values = page.evaluate("[...document.querySelectorAll('#curves figure')][0].querySelectorAll('.legend b').length")
@@ -79,7 +79,7 @@ def test_the_shares_of_solved_groups_add_up(chromium: Chromium, seeds: list[Path
 
 
 def test_a_chart_is_saved_as_a_file_that_needs_no_style_sheet(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
-    page = opened(chromium, view(seeds[0], tmp_path / "v.html", others=seeds[1:2], against=seeds[2]).path, "#theme=dark")
+    page = opened(chromium, write_page(seeds[0], tmp_path / "v.html", others=seeds[1:2], against=seeds[2]).path, "#theme=dark")
     chromium.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     for selector, name in (
         ("#main", "reward.svg"),
@@ -126,7 +126,7 @@ BARE = [r"\frac{14}{3}", r"2 \unknown{x}", r"so \alpha is the angle", "12"]
 
 @pytest.fixture(scope="module")
 def any_page(chromium: Chromium, seeds: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
-    return opened(chromium, view(seeds[0], tmp_path_factory.mktemp("any") / "v.html").path)
+    return opened(chromium, write_page(seeds[0], tmp_path_factory.mktemp("any") / "v.html").path)
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -152,7 +152,7 @@ def test_what_is_not_understood_stays_as_it_was_written(any_page: Page) -> None:
 
 def test_formulas_are_set_in_questions_and_answers_and_can_be_shown_as_written(chromium: Chromium, tmp_path: Path) -> None:
     run = rewritten(recorded_run(tmp_path / "run", steps=1), text=r"so $\frac{1}{2}$ it is", reference=r"\boxed{\frac12}")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     page.evaluate("choose(1, true)")
     page.until(OPENED)
     assert (
@@ -164,7 +164,7 @@ def test_formulas_are_set_in_questions_and_answers_and_can_be_shown_as_written(c
 
 
 def test_a_click_on_a_column_sorts_by_it(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
-    page, rows = opened(chromium, view(seeds[0], tmp_path / "v.html").path), list(rows_of(seeds[0] / "episodes.jsonl"))
+    page, rows = opened(chromium, write_page(seeds[0], tmp_path / "v.html").path), list(read_jsonl(seeds[0] / "episodes.jsonl"))
     click, order = "document.querySelector('#titles .{}').click()", "state.shown.map(episode => run.columns.{}[episode])"
     page.evaluate(click.format("advantage"))
     assert page.evaluate(order.format("advantage")) == sorted((round(row["advantage"], 4) for row in rows), reverse=True)
@@ -194,7 +194,7 @@ def test_calls_are_counted_in_the_list_and_unfold_on_a_click(chromium: Chromium,
 def test_control_tokens_have_their_names_and_part_the_messages(chromium: Chromium, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"logprobs": [-0.5] * 7, "log_ratio": [0.0] * 7, "text": "5"}
     run = rewritten(recorded_run(tmp_path / "run", steps=1), tokens=[1, 5, 14, 5, 2, 9, 0], acted=[0] * 5 + [1] * 2, **numbers)
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     page.evaluate("choose(0, true)")
     page.until(OPENED)
     assert page.evaluate("document.querySelector('#detail .tokens').textContent") == "<user>1+1<policy>5<eos>"
@@ -242,25 +242,25 @@ def test_a_prompt_is_parted_at_the_control_tokens(any_page: Page, pieces: list[s
 
 
 def test_another_run_of_the_page_can_be_listed(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
-    page = opened(chromium, view(seeds[0], tmp_path / "v.html", others=seeds[1:]).path)
+    page = opened(chromium, write_page(seeds[0], tmp_path / "v.html", others=seeds[1:]).path)
     assert page.evaluate("[run.head.name, other, $('runs').hidden]") == ["tool-0", None, False]
     page.evaluate("$('f-run').value = '2'; $('f-next').value = '1'; $('f-next').dispatchEvent(new Event('change'))")
     page.until("typeof run === 'object' && run.head.name === 'tool-2' && other?.head.name === 'tool-1' && " + READY)
-    text = next(iter(rows_of(seeds[2] / "episodes.jsonl")))["text"]
+    text = next(iter(read_jsonl(seeds[2] / "episodes.jsonl")))["text"]
     choose(page, search=text)
     assert count(page).startswith("1 of") and page.errors() == []
 
 
 def test_vast_and_hostile_answers_do_not_stop_the_page(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
-    rows = list(rows_of(run / "episodes.jsonl"))
+    rows = list(read_jsonl(run / "episodes.jsonl"))
     vast = "9" * 1_000_000
     tokens = {"tokens": [5] * 20_000, "acted": [1] * 20_000, "logprobs": [-0.5] * 20_000, "log_ratio": None}
     rows[1] |= {"text": vast + "<img src=x onerror=alert(1)>", **tokens}
     rows[2] |= {"text": "a\ud800b \x00 \u202eevil\u202c \u200f", "reference": "</script><b>"}
     rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     page.evaluate("choose(1, true)")
     page.until(OPENED)
     assert drawn(page, "#detail .tokens span") == 5000 and drawn(page, "#detail img") == 0
@@ -283,7 +283,7 @@ def phone(chromium: Chromium, path: Path, ready: str = READY) -> Page:
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
-    page = phone(chromium, view(seeds[0], tmp_path / "v.html", others=seeds[1:2], against=seeds[2]).path)
+    page = phone(chromium, write_page(seeds[0], tmp_path / "v.html", others=seeds[1:2], against=seeds[2]).path)
     wide = "document.documentElement.scrollWidth"
     assert page.evaluate(wide) <= 390
     assert page.evaluate("document.querySelector('#rows .row .answer').getBoundingClientRect().width") > 280
@@ -296,7 +296,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Chromium, seeds: 
     agent.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
     agent.evaluate("document.querySelector('.unfold').click()")
     assert agent.evaluate(wide) <= 390 and page.errors() == []
-    table = phone(chromium, index(seeds[0].parent, tmp_path / "i.html").path, "document.querySelector('.runs') !== null")
+    table = phone(chromium, write_index(seeds[0].parent, tmp_path / "i.html").path, "document.querySelector('.runs') !== null")
     assert table.evaluate(wide) <= 390 and table.errors() == []
 
 
@@ -307,8 +307,8 @@ def test_the_index_shows_twenty_runs_at_a_glance(chromium: Chromium, tmp_path: P
         told = config.read_text("utf-8").replace("learning_rate: ", f"learning_rate: {nth % 2 + 1}").replace("seed: 0", f"seed: {nth}")
         config.write_text(told, "utf-8")
         (run / "report.json").write_text(json.dumps(REPORT | {"accuracy_after": nth / 20}), "utf-8")
-    view(tmp_path / "runs" / "none-0")
-    page = chromium.open(index(tmp_path / "runs").path)
+    write_page(tmp_path / "runs" / "none-0")
+    page = chromium.open(write_index(tmp_path / "runs").path)
     page.until("document.querySelectorAll('.runs tbody tr').length === 20")
     assert page.evaluate("document.querySelector('.runs').getBoundingClientRect().height") < 800
     assert drawn(page, "#main path.band") == 2 and drawn(page, ".spark path") == 20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.runs.runlog import rows_of
-from rlvr.viewer.view import view
+from rlvr.runs.runlog import read_jsonl
+from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page
 from tests.fixtures.recorded import agent_session, recorded_run
 
@@ -49,19 +49,19 @@ def choose(page: Page, **values: str) -> None:
 
 
 def scores(run: Path) -> list[Any]:
-    return [(row["verdict"] or {}).get("score") for row in rows_of(run / "episodes.jsonl")]
+    return [(row["verdict"] or {}).get("score") for row in read_jsonl(run / "episodes.jsonl")]
 
 
 def test_the_page_opens_without_a_complaint_and_asks_nobody(chromium: Chromium, runs: tuple[Path, Path]) -> None:
-    made = view(runs[0])
+    made = write_page(runs[0])
     page = opened(chromium, made.path)
-    assert count(page) == f"{made.episodes} episodes" and made.episodes == 320
+    assert count(page) == f"{made.num_episodes} episodes" and made.num_episodes == 320
     assert page.evaluate("[document.querySelectorAll('#main svg').length, document.querySelectorAll('#curves svg').length]") == [1, 8]
     assert page.errors() == [] and page.requests() == [made.path.as_uri()]
 
 
 def test_filters_and_search_leave_what_they_say(chromium: Chromium, runs: tuple[Path, Path]) -> None:
-    page, told = opened(chromium, view(runs[0]).path), scores(runs[0])
+    page, told = opened(chromium, write_page(runs[0]).path), scores(runs[0])
     for name, keep in {"right": 1.0, "wrong": 0.0, "unscored": None, "partial": 0.5}.items():
         choose(page, verdict=name)
         assert count(page) == f"{told.count(keep)} of 320 episodes"
@@ -69,14 +69,14 @@ def test_filters_and_search_leave_what_they_say(chromium: Chromium, runs: tuple[
     choose(page, verdict="", fault="infra", step="3-4")
     assert count(page) == f"{told[16:32].count(None)} of 320 episodes"
     choose(page, fault="", step="", task="sums/train/11")
-    rows = list(rows_of(runs[0] / "episodes.jsonl"))
+    rows = list(read_jsonl(runs[0] / "episodes.jsonl"))
     assert count(page) == f"{sum('sums/train/11' in row['task_id'] for row in rows)} of 320 episodes"
     choose(page, task="", search=rows[100]["text"])
     assert count(page) == "1 of 320 episodes" and page.errors() == []
 
 
 def test_keys_lead_through_the_episodes(chromium: Chromium, runs: tuple[Path, Path]) -> None:
-    page, rows = opened(chromium, view(runs[0]).path), list(rows_of(runs[0] / "episodes.jsonl"))
+    page, rows = opened(chromium, write_page(runs[0]).path), list(read_jsonl(runs[0] / "episodes.jsonl"))
     for key in ("j", "j", "Enter"):
         page.press(key)
     page.until(OPENED)
@@ -102,7 +102,7 @@ def test_keys_lead_through_the_episodes(chromium: Chromium, runs: tuple[Path, Pa
 
 
 def test_tokens_are_coloured_by_what_was_asked_for(chromium: Chromium, runs: tuple[Path, Path]) -> None:
-    page, rows = opened(chromium, view(runs[0]).path), list(rows_of(runs[0] / "episodes.jsonl"))
+    page, rows = opened(chromium, write_page(runs[0]).path), list(read_jsonl(runs[0] / "episodes.jsonl"))
     at = next(n for n, row in enumerate(rows) if "log_ratio" in row and len(row["text"]) > 3)
     page.evaluate(f"choose({at}, true)")
     page.until(OPENED)
@@ -120,8 +120,8 @@ def test_tokens_are_coloured_by_what_was_asked_for(chromium: Chromium, runs: tup
 
 
 def test_two_runs_stand_side_by_side(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
-    made = view(runs[0], tmp_path / "two.html", against=runs[1])
-    page, (here, there) = opened(chromium, made.path), [list(rows_of(run / "episodes.jsonl")) for run in runs]
+    made = write_page(runs[0], tmp_path / "two.html", against=runs[1])
+    page, (here, there) = opened(chromium, made.path), [list(read_jsonl(run / "episodes.jsonl")) for run in runs]
     drawn = "document.querySelectorAll('#curves path.series.{}').length"
     assert page.evaluate(drawn.format("c0")) == page.evaluate(drawn.format("c1")) > 8
     page.evaluate("choose(5, true)")
@@ -152,10 +152,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_an_evaluation_opens_on_its_table_of_figures(chromium: Chromium, measured: tuple[Path, Path], tmp_path: Path) -> None:
-    page = opened(chromium, view(measured[0]).path)
+    page = opened(chromium, write_page(measured[0]).path)
     (table,) = page.evaluate(f"{SEEN}('#figures table')")
     assert "avg" in table and "100.0%" in table and "pass@n" in table
-    page = opened(chromium, view(measured[0], tmp_path / "two.html", against=measured[1]).path)
+    page = opened(chromium, write_page(measured[0], tmp_path / "two.html", against=measured[1]).path)
     here, there = page.evaluate(f"{SEEN}('#figures table')")
     assert "100.0%" in here and "100.0%" not in there and "0.0%" in there
     assert page.evaluate(f"{SEEN}('#figures h2')") == ["gold", "noop"]
@@ -165,10 +165,10 @@ def test_an_evaluation_opens_on_its_table_of_figures(chromium: Chromium, measure
 
 
 def test_a_training_run_opens_on_its_curves(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
-    page = opened(chromium, view(runs[0]).path)
+    page = opened(chromium, write_page(runs[0]).path)
     assert len(page.evaluate(f"{SEEN}('#main figure')")) == 1 and len(page.evaluate(f"{SEEN}('#curves figure')")) >= 4
     assert page.evaluate("$('figures').hidden") is True
-    page = opened(chromium, view(runs[0], tmp_path / "two.html", against=runs[1]).path)
+    page = opened(chromium, write_page(runs[0], tmp_path / "two.html", against=runs[1]).path)
     (main,) = page.evaluate(f"{SEEN}('#main figure')")
     assert "first" in main and "second" in main
 
@@ -176,13 +176,13 @@ def test_a_training_run_opens_on_its_curves(chromium: Chromium, runs: tuple[Path
 def test_a_training_episode_shows_its_question_and_its_turns(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
     rows: list[dict[str, Any]] = []
-    for row in rows_of(run / "episodes.jsonl"):
+    for row in read_jsonl(run / "episodes.jsonl"):
         tokens, acted = row["tokens"], row["acted"]
         rows.append(row | {"turns": 2, "tokens": [*tokens, *tokens], "acted": [*acted, *acted]} if len(rows) == 2 else row)
         rows[-1] |= {"logprobs": [-0.1] * len(rows[-1]["tokens"])}
         rows[-1].pop("log_ratio", None)
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     parts = "[...document.querySelectorAll('#detail > h2')].map(title => [title.textContent, title.nextElementSibling.textContent])"
     for at, told in ((1, ["prompt"]), (2, ["prompt", "policy", "environment", "policy"])):
         page.evaluate(f"choose({at}, true)")
@@ -201,9 +201,9 @@ def test_reasoning_apart_from_the_answer_is_folded_and_found(
     thoughts: list[str], titles: list[str], chromium: Chromium, tmp_path: Path
 ) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
-    rows = [row | ({"reasoning": thoughts} if at == 1 else {}) for at, row in enumerate(rows_of(run / "episodes.jsonl"))]
+    rows = [row | ({"reasoning": thoughts} if at == 1 else {}) for at, row in enumerate(read_jsonl(run / "episodes.jsonl"))]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     folds = "[...document.querySelectorAll('#detail details.reasoning')]"
     shown = f"{folds}.map(fold => [fold.open, ...[...fold.children].map(part => part.textContent)])"
     for at, told in ((1, [[False, title, text] for title, text in zip(titles, filter(None, thoughts), strict=True)]), (2, [])):
@@ -216,9 +216,9 @@ def test_reasoning_apart_from_the_answer_is_folded_and_found(
 
 def test_a_long_name_of_a_task_loses_its_beginning(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
-    rows = [row | {"task_id": f"{'ab'[at % 2]}/{'long/' * 40}{at}"} for at, row in enumerate(rows_of(run / "episodes.jsonl"))]
+    rows = [row | {"task_id": f"{'ab'[at % 2]}/{'long/' * 40}{at}"} for at, row in enumerate(read_jsonl(run / "episodes.jsonl"))]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     cell = "document.querySelector('#rows .row .task')"
     assert page.evaluate(f"{cell}.getBoundingClientRect().right - {cell}.firstChild.getBoundingClientRect().right") == pytest.approx(
         0, abs=1
@@ -228,14 +228,14 @@ def test_a_long_name_of_a_task_loses_its_beginning(chromium: Chromium, tmp_path:
 
 def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
     short = Path(shutil.copytree(runs[1], tmp_path / "short"))
-    rows = [{name: value for name, value in row.items() if name != "kl"} for row in rows_of(short / "metrics.jsonl")]
+    rows = [{name: value for name, value in row.items() if name != "kl"} for row in read_jsonl(short / "metrics.jsonl")]
     (short / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(short, tmp_path / "two.html", against=runs[0]).path)
+    page = opened(chromium, write_page(short, tmp_path / "two.html", against=runs[0]).path)
     assert "80 episodes are only in first" in page.evaluate("$('against').textContent") and count(page) == "240 episodes"
     own = "f => [f.querySelector('b').textContent, f.querySelectorAll('path.c0').length]"
     drawn = page.evaluate(f"[...document.querySelectorAll('#curves figure')].map({own})")
     assert [title for title, own in drawn if not own] == ["KL to the reference"] and len(drawn) == 8
-    page = opened(chromium, view(runs[0], tmp_path / "other.html", against=runs[1]).path)
+    page = opened(chromium, write_page(runs[0], tmp_path / "other.html", against=runs[1]).path)
     assert "only in" not in page.evaluate("$('against').textContent") and page.errors() == []
 
 
@@ -243,9 +243,9 @@ def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Pat
 def test_tests_of_another_form_are_shown_as_they_are(tests: Any, chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
     judged = {"score": 0.0, "reason": "no", "fault": "none", "detail": {"tests": tests}}
-    rows = [row | {"verdict": judged} for row in rows_of(run / "episodes.jsonl")]
+    rows = [row | {"verdict": judged} for row in read_jsonl(run / "episodes.jsonl")]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     page.evaluate("choose(1, true)")
     page.until(OPENED)
     shown = page.evaluate("[...document.querySelectorAll('#detail h2')].map(h => h.textContent).join()")
@@ -256,9 +256,9 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_pa
     run = recorded_run(tmp_path / HOSTILE.replace("/", "")[:20], steps=2)
     tests = {"tests": [{"name": HOSTILE, "ok": False, "why": HOSTILE}], "note": HOSTILE}
     judged = {"score": 0.0, "reason": HOSTILE, "fault": "none", "parts": {HOSTILE: 0.0}, "detail": tests}
-    rows = [row | {"text": HOSTILE, "task_id": HOSTILE, "end": HOSTILE, "verdict": judged} for row in rows_of(run / "episodes.jsonl")]
+    rows = [row | {"text": HOSTILE, "task_id": HOSTILE, "end": HOSTILE, "verdict": judged} for row in read_jsonl(run / "episodes.jsonl")]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    made = view(run, tmp_path / "view.html")
+    made = write_page(run, tmp_path / "view.html")
     page = opened(chromium, made.path)
     page.evaluate("choose(3, true)")
     page.until(OPENED)
@@ -272,15 +272,15 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_pa
 
 def test_a_page_that_reads_itself_again_comes_back_as_it_was(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=4)
-    page = opened(chromium, view(run, tmp_path / "view.html", reload_s=1).path)
+    page = opened(chromium, write_page(run, tmp_path / "view.html", reload_s=1).path)
     choose(page, verdict="right")
     page.press("j")
     page.press("Enter")
     page.until(OPENED)
     before = page.evaluate("location.hash.split('&').slice(0, 2).join()")
     with (run / "episodes.jsonl").open("a") as log:
-        log.writelines(json.dumps(row | {"step": 5}) + "\n" for row in list(rows_of(run / "episodes.jsonl"))[:8])
-    view(run, tmp_path / "view.html")  # as `watch` does once the run has ended
+        log.writelines(json.dumps(row | {"step": 5}) + "\n" for row in list(read_jsonl(run / "episodes.jsonl"))[:8])
+    write_page(run, tmp_path / "view.html")  # as `watch` does once the run has ended
     page.until("typeof run === 'object' && run.head.episodes === 40 && " + OPENED)
     page.until(READY)
     assert page.evaluate("location.hash.split('&').slice(0, 2).join()") == before and "of 40 episodes" in count(page)
@@ -290,10 +290,10 @@ def test_a_page_that_reads_itself_again_comes_back_as_it_was(chromium: Chromium,
 def agent_page(chromium: Chromium, folder: Path, hostile: str = "") -> Page:
     """The page of a run whose second episode is a conversation with tools, opened at it."""
     run = recorded_run(folder / "run", steps=1)
-    rows = list(rows_of(run / "episodes.jsonl"))
+    rows = list(read_jsonl(run / "episodes.jsonl"))
     rows[1] |= {"turns": 4, "session": agent_session(hostile), "text": f"42{hostile}"}
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    page = opened(chromium, view(run).path)
+    page = opened(chromium, write_page(run).path)
     page.evaluate("choose(1, true)")
     page.until("document.querySelector('.talk') !== null")
     return page

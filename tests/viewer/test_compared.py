@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from rlvr.evaluation.compare import compare
+from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.export import export
+from rlvr.evaluation.export import write_export
 from rlvr.runs.runlog import RunLog
-from rlvr.viewer.compared import conditions, evaluated, settings_of, trained, two_sided
-from rlvr.viewer.heads import held_out, source_of
-from rlvr.viewer.rates import BANDS, BY_PART, Rates
+from rlvr.viewer.compared import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_by_settings, load_settings
+from rlvr.viewer.heads import list_held_out_accuracies, load_source
+from rlvr.viewer.rates import BANDS, COMPONENTS_TITLE, EpisodeCurves
 from tests.fixtures.tiny import tiny_run
 
 
 def run_of(folder: Path, report: Mapping[str, Any], seed: int = 0) -> Path:
     log = RunLog.create(folder, tiny_run().model_copy(update={"seed": seed}))
-    log.metrics({"step": 1, "reward": 0.5}, {"step": 1})
+    log.log_metrics({"step": 1, "reward": 0.5}, {"step": 1})
     log.write_json("report.json", report)
     log.close()
     return folder
@@ -30,20 +30,20 @@ def run_of(folder: Path, report: Mapping[str, Any], seed: int = 0) -> Path:
 
 def test_runs_that_differ_by_their_seed_are_one_condition(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / f"tool-{seed}", {}, seed) for seed in range(3)]
-    settings = [settings_of(run) for run in runs]
-    assert conditions(["tool-0", "tool-1", "tool-2"], settings) == (["tool"], [0, 0, 0])
+    settings = [load_settings(run) for run in runs]
+    assert group_by_settings(["tool-0", "tool-1", "tool-2"], settings) == (["tool"], [0, 0, 0])
     other = settings[0] | {"train.learning_rate": "0.1"}
-    assert conditions(["ab", "xy", "q"], [settings[0], settings[1], other])[0] == [
+    assert group_by_settings(["ab", "xy", "q"], [settings[0], settings[1], other])[0] == [
         f"train.learning_rate={settings[0]['train.learning_rate']}",
         "q",
     ]
-    assert conditions(["a", "a"], [{"x": "1"}, {"x": "2"}])[0] == ["x=1", "x=2"], "equal short names are told apart by the settings"
+    assert group_by_settings(["a", "a"], [{"x": "1"}, {"x": "2"}])[0] == ["x=1", "x=2"], "equal short names are told apart by the settings"
 
 
 def test_seeds_give_an_interval_by_welch(tmp_path: Path) -> None:
     a, b = [0.9, 0.92, 0.97], [0.5, 0.55, 0.63]
     runs = [run_of(tmp_path / str(n), {"accuracy_after": value, "held_out_tasks": 100}) for n, value in enumerate([*a, *b])]
-    found = trained(runs, ["A", "B"], [0, 0, 0, 1, 1, 1])
+    found = compare_training_runs(runs, ["A", "B"], [0, 0, 0, 1, 1, 1])
     (row,) = found["forest"]
     # Welch: t is 8.5638 with 3.108 degrees of freedom, of which 3 whole ones count; their quantile is 3.1824
     assert row["value"] == pytest.approx(0.37) and row["high"] - row["value"] == pytest.approx(3.1824 * 0.37 / 8.5638, rel=3e-3)
@@ -56,13 +56,13 @@ def test_seeds_give_an_interval_by_welch(tmp_path: Path) -> None:
     [(12.7062, 1, 0.05), (4.30265, 2, 0.05), (3.18245, 3, 0.05), (2.57058, 5, 0.05), (0.0, 4, 1.0), (3.16927, 10, 0.01)],
 )
 def test_p_of_a_t_statistic(t: float, freedom: int, p: float) -> None:
-    assert two_sided(t, freedom) == two_sided(-t, freedom) == pytest.approx(p, abs=1e-5)
+    assert compute_two_sided_p(t, freedom) == compute_two_sided_p(-t, freedom) == pytest.approx(p, abs=1e-5)
 
 
 def test_one_run_of_a_condition_says_what_its_interval_covers(tmp_path: Path) -> None:
     reports = [{"accuracy_after": 0.9, "held_out_tasks": 100}, {"accuracy_after": 0.5, "held_out_tasks": 100}, {"accuracy_after": 0.5}, {}]
     runs = [run_of(tmp_path / str(n), report) for n, report in enumerate(reports)]
-    found = trained(runs, list("ABCD"), [0, 1, 2, 3])
+    found = compare_training_runs(runs, list("ABCD"), [0, 1, 2, 3])
     newcombe, unknown = found["forest"]
     assert newcombe["low"] < 0.4 < newcombe["high"] and 0.2 < newcombe["high"] - newcombe["low"] < 0.3
     assert unknown["low"] is None and [row["label"] for row in found["forest"]] == ["A - B", "A - C"]
@@ -73,8 +73,8 @@ def test_evaluations_are_compared_as_rlvr_compare_does(tmp_path: Path) -> None:
     for name, policy in (("gold", "scripted:gold"), ("noop", "scripted:noop")):
         evaluate("tests/fixtures/worlds.py:Sums", policy, tasks=12, n=1, out=tmp_path / name)
     evaluate("tests/fixtures/worlds.py:Talk", "scripted:noop", tasks=3, out=tmp_path / "talk")
-    paired = compare(tmp_path / "gold", tmp_path / "noop").envs["Sums"].paired
-    found = evaluated([tmp_path / "gold", tmp_path / "noop", tmp_path / "talk"])
+    paired = compare_evaluations(tmp_path / "gold", tmp_path / "noop").envs["Sums"].paired_test
+    found = compare_eval_runs([tmp_path / "gold", tmp_path / "noop", tmp_path / "talk"])
     (row,) = found["forest"]
     assert (row["value"], row["low"], row["high"]) == (paired.difference, paired.low, paired.high)
     assert found["tables"][0]["lines"][0][:4] == ["Sums", "100.0%", "0.0%", "+100.0"]
@@ -83,14 +83,14 @@ def test_evaluations_are_compared_as_rlvr_compare_does(tmp_path: Path) -> None:
 
 def test_held_out_points_have_the_interval_of_their_tasks(tmp_path: Path) -> None:
     rows = [{"step": 5, "eval/accuracy": 0.5}, {"step": 10, "reward": 1.0}]
-    points = held_out(rows, {"accuracy_before": 0.0, "accuracy_after": 1.0, "held_out_tasks": 20})
+    points = list_held_out_accuracies(rows, {"accuracy_before": 0.0, "accuracy_after": 1.0, "held_out_tasks": 20})
     assert [point[:2] for point in points] == [[0, 0.0], [5, 0.5], [10, 1.0]]
     assert points[2][2] == pytest.approx(0.8389, abs=1e-3) and points[0][3] == pytest.approx(0.1611, abs=1e-3)
-    assert source_of(run_of(tmp_path / "a", {"accuracy_after": 0.25})).head["held_out"] == [[1, 0.25, None, None]]
+    assert load_source(run_of(tmp_path / "a", {"accuracy_after": 0.25})).head["held_out"] == [[1, 0.25, None, None]]
 
 
 def test_rates_count_groups_and_average_parts() -> None:
-    rates = Rates()
+    rates = EpisodeCurves()
     scores: dict[str, list[float | None]] = {
         "all": [1.0, 1.0],
         "most": [1.0, 0.0, 1.0],
@@ -100,20 +100,20 @@ def test_rates_count_groups_and_average_parts() -> None:
     }
     for group, found in scores.items():
         for score in found:
-            rates.append({"step": 1, "group": group, "verdict": {"score": score, "parts": {"format": 1.0 if score else 0.5}}})
-    rates.append({"step": 2, "group": "b", "verdict": None})
-    shares, parts = rates.panels()
+            rates.add_episode({"step": 1, "group": group, "verdict": {"score": score, "parts": {"format": 1.0 if score else 0.5}}})
+    rates.add_episode({"step": 2, "group": "b", "verdict": None})
+    shares, parts = rates.build_panels()
     assert list(shares["lines"].items()) == [(name, [0.25]) for name in BANDS] and shares["stacked"]
-    assert parts["title"] == BY_PART and parts["lines"]["format"] == [pytest.approx(0.8)]
+    assert parts["title"] == COMPONENTS_TITLE and parts["lines"]["format"] == [pytest.approx(0.8)]
     assert json.dumps(shares), "it goes into the page as JSON"
 
 
 def test_markdown_and_csv_have_the_turns_and_calls(tmp_path: Path) -> None:
     run = tmp_path / "gold"
     evaluate("calculator_sums", "scripted:gold", tasks=4, out=run)
-    head, _, line = export(run, "markdown").path.read_text("utf-8").splitlines()[2:]
+    head, _, line = write_export(run, "markdown").path.read_text("utf-8").splitlines()[2:]
     assert head.endswith("| failed | turns | calls | errors |") and line.endswith("| 0 | 2 | 1 | 0 |")
-    with export(run, "csv").path.open(encoding="utf-8", newline="") as file:
+    with write_export(run, "csv").path.open(encoding="utf-8", newline="") as file:
         assert {(row["turns"], row["calls"]) for row in csv.DictReader(file)} == {("2", "1")}
     evaluate("tests/fixtures/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "plain")
-    assert "turns" not in export(tmp_path / "plain", "markdown").path.read_text("utf-8"), "one question has one turn"
+    assert "turns" not in write_export(tmp_path / "plain", "markdown").path.read_text("utf-8"), "one question has one turn"

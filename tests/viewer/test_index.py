@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlvr.commands.cli import run
+from rlvr.commands.cli import run_command
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.viewer.index import index, runs_in
-from rlvr.viewer.live import live, live_index
-from rlvr.viewer.serve import Served
-from rlvr.viewer.view import view
+from rlvr.viewer.index import find_runs, write_index
+from rlvr.viewer.live import serve_index, serve_run
+from rlvr.viewer.serve import PageServer
+from rlvr.viewer.view import write_page
 from tests.fixtures.recorded import recorded_run
 from tests.viewer.test_view import parts
 
@@ -38,9 +38,9 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_every_run_is_listed_with_what_it_reached(runs: Path) -> None:
-    view(runs / "gold")
-    made = index(runs)
-    assert (made.path, made.episodes) == (runs / "index.html", 4)
+    write_page(runs / "gold")
+    made = write_index(runs)
+    assert (made.path, made.num_episodes) == (runs / "index.html", 4)
     entries = {entry["name"]: entry for entry in parts(made.path)["head"]["entries"]}
     assert list(entries) == ["broken", "gold", "sums/a-0", "sums/a-1"]
     first, second, gold = entries["sums/a-0"], entries["sums/a-1"], entries["gold"]
@@ -54,7 +54,7 @@ def test_every_run_is_listed_with_what_it_reached(runs: Path) -> None:
 def test_settings_that_differ_are_columns(runs: Path) -> None:
     config = runs / "sums" / "a-1" / "config.yaml"
     config.write_text(config.read_text("utf-8").replace("learning_rate: ", "learning_rate: 1"), "utf-8")
-    head = parts(index(runs).path)["head"]
+    head = parts(write_index(runs).path)["head"]
     assert [column["key"] for column in head["varied"]] == ["train.learning_rate"], "of two that change together, one"
     assert len({*head["varied"][0]["values"].values()}) == 2
     assert {entry.get("condition") for entry in head["entries"]} == {None, 0, 1}
@@ -62,16 +62,16 @@ def test_settings_that_differ_are_columns(runs: Path) -> None:
 
 def test_a_folder_without_runs_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(NotFound, match="is not a run and contains none"):
-        index(tmp_path)
-    assert run(["view", str(tmp_path)]) == 2 and "is not a run" in capsys.readouterr().err
+        write_index(tmp_path)
+    assert run_command(["view", str(tmp_path)]) == 2 and "is not a run" in capsys.readouterr().err
     (tmp_path / "index.html").write_text("my own page")
     recorded_run(tmp_path / "a", steps=1)
     with pytest.raises(ConfigError, match="not a page written by rlvr"):
-        index(tmp_path)
+        write_index(tmp_path)
 
 
 def test_the_command_writes_an_index_of_a_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["view", str(runs), "--json"]) == 0
+    assert run_command(["view", str(runs), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["runs"] == 4 and told["written"] == str(runs / "index.html")
 
@@ -79,7 +79,7 @@ def test_the_command_writes_an_index_of_a_folder(runs: Path, capsys: pytest.Capt
 def test_links_are_not_followed_and_runs_in_runs_not_listed(runs: Path) -> None:
     (runs / "sums" / "round").symlink_to(runs)
     recorded_run(runs / "sums" / "a-0" / "inner", steps=1)
-    assert [str(found.relative_to(runs)) for found in runs_in(runs)] == ["broken", "gold", "sums/a-0", "sums/a-1"]
+    assert [str(found.relative_to(runs)) for found in find_runs(runs)] == ["broken", "gold", "sums/a-0", "sums/a-1"]
 
 
 def got(url: str, **headers: str) -> tuple[int, bytes]:
@@ -101,7 +101,7 @@ def test_only_the_address_that_was_told_answers(tmp_path: Path) -> None:
         return page if path == "" else None
 
     before = threading.active_count()
-    with Served(pages) as served:
+    with PageServer(pages) as served:
         base = f"http://{urlsplit(served.url).netloc}"
         assert got(served.url) == (200, b"the page")
         for wrong in ("/", "/guess/", f"/{served.token}x/", f"/{served.token}/../p.html"):
@@ -109,11 +109,11 @@ def test_only_the_address_that_was_told_answers(tmp_path: Path) -> None:
         assert got(served.url, Host="evil.example:80")[0] == 404, "a foreign name that was made to point here"
         assert asked == ["", "../p.html"], "without the token nothing is looked up"
         with pytest.raises(ConfigError, match=r"port \d+ cannot be used"):
-            Served(pages, port=int(base.rpartition(":")[2]))
+            PageServer(pages, port=int(base.rpartition(":")[2]))
     with pytest.raises(OSError, match=r"refused|reset"):
         urllib.request.urlopen(served.url, timeout=5)
     with pytest.raises(ConfigError, match="port 70000 cannot be used"):
-        Served(pages, port=70000)
+        PageServer(pages, port=70000)
     deadline = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -133,7 +133,7 @@ def test_a_run_is_served_while_it_grows_and_the_last_page_once_more(tmp_path: Pa
             (folder / "report.json").write_text("{}", "utf-8")
             threading.Timer(0.3, lambda: seen.append(got(url)[0])).start()  # the open page asks again
 
-    assert live([folder], None, told=told, pause_s=0.05).episodes == 32
+    assert serve_run([folder], None, on_written=told, poll_interval_s=0.05).num_episodes == 32
     assert [count for count, _ in seen[:2]] == [16, 32] and seen[0][1] > 3 and seen[2] == 200
 
 
@@ -146,7 +146,7 @@ def test_the_pages_of_an_index_are_written_when_they_are_asked_for(runs: Path) -
         for path in ("", "sums/a-1/view.html", "notes/view.html", "sums/../sums/a-1/view.html", "sums/a-1/config.yaml", "broken/view.html"):
             seen[path] = got(url + path)[0]
 
-    live_index(runs, None, told=told, pause_s=0.01, turns=2)
+    serve_index(runs, None, on_written=told, poll_interval_s=0.01, max_polls=2)
     assert seen == {
         "": 200,
         "sums/a-1/view.html": 200,

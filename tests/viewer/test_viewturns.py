@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlvr.viewer.viewturns import conversation_of
+from rlvr.viewer.viewturns import build_conversation
 from tests.fixtures.recorded import agent_session
 
 
 def test_each_call_has_its_state_in_words_its_output_and_what_was_cut() -> None:
-    talk = conversation_of(agent_session())
+    talk = build_conversation(agent_session())
     assert talk is not None
     calls = [call for turn in talk["turns"] for call in turn.get("calls", ())]
     assert [call["state"] for call in calls] == ["ok", "not run: unknown tool", "not run: bad json", "ok", "error"]
@@ -23,7 +23,7 @@ def test_each_call_has_its_state_in_words_its_output_and_what_was_cut() -> None:
 
 
 def test_a_result_is_shown_once_and_other_messages_as_replies() -> None:
-    talk = conversation_of(agent_session())
+    talk = build_conversation(agent_session())
     assert talk is not None
     assert [turn.get("replies") for turn in talk["turns"]] == [None, None, [["user", "Go on."]], None]
     assert talk["opening"] == [["user", "Use the tools."]] and talk["tools"][1] == ["bash", "Run a command."]
@@ -34,6 +34,6 @@ def test_a_result_is_shown_once_and_other_messages_as_replies() -> None:
 def test_a_call_that_nothing_answered_says_so_and_a_record_of_an_earlier_version_is_left_out() -> None:
     session = agent_session()
     session["heard"] = session["heard"][:2]
-    talk = conversation_of(session)
+    talk = build_conversation(session)
     assert talk is not None and [call["state"] for call in talk["turns"][2]["calls"]] == ["no result"] * 2
-    assert conversation_of({}) is None and conversation_of({"heard": [{"messages": [], "over": True}], "answer": "4"}) is None
+    assert build_conversation({}) is None and build_conversation({"heard": [{"messages": [], "over": True}], "answer": "4"}) is None

@@ -19,49 +19,49 @@ from functools import lru_cache
 
 from rlvr.errors import ConfigError
 
-DATA = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
-FIELDS = {name for kind in (*DATA, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
-INDIRECT = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
+DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
+DATA_ATTRIBUTES = {name for kind in (*DATA_TYPES, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
+DYNAMIC_NAMES = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
 """Functions with which code may define names that static analysis does not find."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTest:
     """Instrumented test code: every statement with an assertion is a test, and records whether it passed.
 
-    >>> prepare("assert f(1) == 2", "", "f").asserting
+    >>> prepare("assert f(1) == 2", "", "f").num_assertions
     1
     """
 
-    text: str
-    asserting: int
+    source: str
+    num_assertions: int
     """Number of statements with an assertion."""
-    check: bool
+    has_check_function: bool
     """Whether there is a function `check`, which is called with the answer's function."""
 
 
 @lru_cache(maxsize=1024)
-def prepare(test: str, setup: str, entry: str) -> Prepared:
+def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
     """Instrument the test code of a task for the checker; ConfigError if no answer can pass it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
-            examined, before = Examined(ast.parse(test), entry), ast.parse(setup)
-            flaw = examined.flaw(before)
-            tree = examined.rewrite()
-            bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.checks]
+            examined, before = AnalyzedTest(ast.parse(test), entry_point), ast.parse(setup)
+            flaw = examined.find_flaw(before)
+            tree = examined.instrument()
+            bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.check_functions]
             count = 0
             for node in bodies:
-                node.body, count = _split(node.body, count)
+                node.body, count = _wrap_assertions(node.body, count)
             text = ast.unparse(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"the test code does not compile: {type(error).__name__}: {error}") from None
-    if flaw or not (count or examined.checks):
+    if flaw or not (count or examined.check_functions):
         raise ConfigError(flaw or "the test code asserts nothing")
-    return Prepared(text, count, bool(examined.checks))
+    return PreparedTest(text, count, bool(examined.check_functions))
 
 
-def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
+def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.stmt], int]:
     """Wrap every asserting statement in a `try` that records whether it passed; also return the next test index."""
     changed: list[ast.stmt] = []
     for statement in body:
@@ -69,80 +69,80 @@ def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
         if not defines and any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             caught = "(Exception, __undecided__)" if isinstance(statement, ast.Assert) else "Exception"
             note = ast.parse(
-                f"try:\n    pass\nexcept {caught} as __error__:\n    __failed__({first}, __error__)\nelse:\n    __passed__({first})"
+                f"try:\n    pass\nexcept {caught} as __error__:\n    __failed__({first_index}, __error__)\nelse:\n    __passed__({first_index})"
             ).body[0]
             assert isinstance(note, ast.Try)
             note.body = [statement]
-            statement, first = note, first + 1
+            statement, first_index = note, first_index + 1
         changed.append(ast.fix_missing_locations(statement))
-    return changed, first
+    return changed, first_index
 
 
-class Examined:
+class AnalyzedTest:
     r"""A parsed test module, with the names by which it calls the answer, and the names that always hold a result of the answer.
 
-    >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
+    >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
     'the test calls what the answer returns, but only data can be returned'
     """
 
-    def __init__(self, tree: ast.Module, entry: str) -> None:
+    def __init__(self, tree: ast.Module, entry_point: str) -> None:
         self.tree = tree
-        self.checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
-        self.answer = {entry, "candidate", *(node.args.args[0].arg for node in self.checks if node.args.args)}
-        self.results: set[str] = set()
+        self.check_functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+        self.answer_names = {entry_point, "candidate", *(node.args.args[0].arg for node in self.check_functions if node.args.args)}
+        self.result_names: set[str] = set()
         given = collections.Counter(
             node.targets[0].id
             for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1 and self.called(node.value)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1 and self.is_answer_result(node.value)
         )
-        self.results = {name for name, count in given.items() if count == collections.Counter(_bound(tree))[name]}
+        self.result_names = {name for name, count in given.items() if count == collections.Counter(_bound_names(tree))[name]}
 
-    def called(self, node: ast.AST) -> bool:
+    def is_answer_result(self, node: ast.AST) -> bool:
         """Whether a node is a call of the answer's function, or a name that holds its result."""
         if isinstance(node, ast.Name):
-            return node.id in self.results
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer
+            return node.id in self.result_names
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer_names
 
-    def flaw(self, setup: ast.Module) -> str:
+    def find_flaw(self, setup: ast.Module) -> str:
         """Explain why no answer can pass this test; "" if one may pass. The setup runs before the test."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and self.called(node.func):
+            if isinstance(node, ast.Call) and self.is_answer_result(node.func):
                 return "the test calls what the answer returns, but only data can be returned"
-            if isinstance(node, ast.Attribute) and self.called(node.value) and node.attr not in FIELDS:
+            if isinstance(node, ast.Attribute) and self.is_answer_result(node.value) and node.attr not in DATA_ATTRIBUTES:
                 return f"the test reads .{node.attr} of what the answer returns, but only data can be returned"
-        bound = {*_bound(setup), *_bound(self.tree), *vars(builtins), *self.answer, "__name__"}
+        bound = {*_bound_names(setup), *_bound_names(self.tree), *vars(builtins), *self.answer_names, "__name__"}
         used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        if "*" in bound or used & INDIRECT:
+        if "*" in bound or used & DYNAMIC_NAMES:
             return ""
-        for statement in [*self.tree.body, *(row for check in self.checks for row in check.body)]:
-            for node in _always(statement.test) if isinstance(statement, ast.Assert) else ():
+        for statement in [*self.tree.body, *(row for check in self.check_functions for row in check.body)]:
+            for node in _unconditional_nodes(statement.test) if isinstance(statement, ast.Assert) else ():
                 if isinstance(node, ast.Name) and node.id not in bound:
                     return f"the test uses {node.id!r}, which is not defined"
         return ""
 
-    def rewrite(self) -> ast.Module:
+    def instrument(self) -> ast.Module:
         """Mark conditions of assertions, values that a result is compared with, and calls made for their side effects."""
         for node in list(ast.walk(self.tree)):
             if isinstance(node, ast.Assert):
-                for part in list(_always(node.test)):
+                for part in list(_unconditional_nodes(node.test)):
                     if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is):
-                        if self.called(part.left):
-                            part.comparators[0] = self._marked(part.comparators[0])
-                        elif self.called(part.comparators[0]):
-                            part.left = self._marked(part.left)
+                        if self.is_answer_result(part.left):
+                            part.comparators[0] = self._mark_expected(part.comparators[0])
+                        elif self.is_answer_result(part.comparators[0]):
+                            part.left = self._mark_expected(part.left)
                 node.test = ast.Call(ast.Name("__holds__", ast.Load()), [node.test], [])
-            elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self.called(call):
+            elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self.is_answer_result(call):
                 call.args.insert(0, call.func)
                 call.func = ast.Name("__in_place__", ast.Load())
         return ast.fix_missing_locations(self.tree)
 
-    def _marked(self, node: ast.expr) -> ast.expr:
-        if any(self.called(inner) for inner in ast.walk(node)):
+    def _mark_expected(self, node: ast.expr) -> ast.expr:
+        if any(self.is_answer_result(inner) for inner in ast.walk(node)):
             return node  # it depends on the answer
         return ast.Call(ast.Name("__wanted__", ast.Load()), [node], [])
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
+def _bound_names(tree: ast.AST) -> Iterator[str]:
     """Yield every name that is bound anywhere; "*" for a star import, whose names are unknown."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -159,7 +159,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             yield node.rest
 
 
-def _always(node: ast.AST) -> Iterator[ast.AST]:
+def _unconditional_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the parts of an expression that are always evaluated."""
     yield node
     parts: Iterable[ast.AST]
@@ -176,4 +176,4 @@ def _always(node: ast.AST) -> Iterator[ast.AST]:
     else:
         parts = ast.iter_child_nodes(node)
     for part in parts:
-        yield from _always(part)
+        yield from _unconditional_nodes(part)

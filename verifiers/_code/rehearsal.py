@@ -12,66 +12,66 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.verifiers._code.judge import Over, Undecided, Unfit, begun, lend, noted, passed, run
-from rlvr.verifiers._code.wire import Opaque, send
+from rlvr.verifiers._code.judge import AnswerEnded, InvalidTest, Undecided, bind_answer, compile_test, count_call, encode_call, run_test
+from rlvr.verifiers._code.wire import Opaque, write_message
 
 
-class Unknown(Opaque):
+class UnknownValue(Opaque):
     """A placeholder for a value that an answer returns. Values computed from it are unknown too; branching on it ends the dry run.
 
-    >>> type(abs(Unknown() - 5) < 1).__name__
+    >>> type(abs(UnknownValue() - 5) < 1).__name__
     'Unknown'
     """
 
     def __init__(self) -> None:
         super().__init__("unknown")
 
-    def __getattr__(self, name: str) -> Unknown:
+    def __getattr__(self, name: str) -> UnknownValue:
         if name.startswith("__"):
             raise Undecided
-        return Unknown()
+        return UnknownValue()
 
 
-def _unknown(*_: Any, **__: Any) -> Unknown:
-    return Unknown()
+def _return_unknown(*_: Any, **__: Any) -> UnknownValue:
+    return UnknownValue()
 
 
-def _undecided(*_: Any, **__: Any) -> Any:
+def _raise_undecided(*_: Any, **__: Any) -> Any:
     raise Undecided
 
 
-SAME = ("eq", "ne", "lt", "le", "gt", "ge", "call", "getitem", "neg", "pos", "abs", "invert", "round")
-TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or", "matmul")
-DECIDES = ("bool", "iter", "len", "hash", "contains", "int", "float", "complex", "index", "str", "repr", "format", "setitem", "delitem")
-for _name in (*SAME, *TWO_SIDED, *(f"r{name}" for name in TWO_SIDED)):
-    setattr(Unknown, f"__{_name}__", _unknown)
-for _name in (*DECIDES, "next", "enter", "exit", "bytes", "fspath", "reversed"):
-    setattr(Unknown, f"__{_name}__", _undecided)
+UNKNOWN_RESULT_OPS = ("eq", "ne", "lt", "le", "gt", "ge", "call", "getitem", "neg", "pos", "abs", "invert", "round")
+BINARY_OPS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or", "matmul")
+DECIDING_OPS = ("bool", "iter", "len", "hash", "contains", "int", "float", "complex", "index", "str", "repr", "format", "setitem", "delitem")
+for _name in (*UNKNOWN_RESULT_OPS, *BINARY_OPS, *(f"r{name}" for name in BINARY_OPS)):
+    setattr(UnknownValue, f"__{_name}__", _return_unknown)
+for _name in (*DECIDING_OPS, "next", "enter", "exit", "bytes", "fspath", "reversed"):
+    setattr(UnknownValue, f"__{_name}__", _raise_undecided)
 
 
-def unanswered(name: str) -> Callable[..., Unknown]:
+def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
     """Make a replacement of the answer's function that checks that its arguments are data, and returns an unknown value."""
 
-    def call(*args: Any, **kwargs: Any) -> Unknown:
+    def call(*args: Any, **kwargs: Any) -> UnknownValue:
         with contextlib.suppress(Undecided):  # an argument is what the answer returned
-            passed(args, kwargs)
-        noted()
-        return Unknown()
+            encode_call(args, kwargs)
+        count_call()
+        return UnknownValue()
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-def rehearse() -> None:
+def dry_run_test() -> None:
     """Run the instrumented test; if it is invalid, write the reason to a record."""
     brief = json.loads(sys.stdin.buffer.read())
-    function = unanswered(brief["entry_point"])
+    function = make_unknown_function(brief["entry_point"])
     try:
-        code, names = begun(brief, lambda *_: None)
-        lend(names, function, function)
-        names["__holds__"] = lambda value: type(value) is Unknown or value
-        run(code, names, brief["check"])
-    except Unfit as error:
-        send(5, {"unfit": str(error)[:300]})
-    except (Over, Undecided):
+        code, names = compile_test(brief, lambda *_: None)
+        bind_answer(names, function, function)
+        names["__holds__"] = lambda value: type(value) is UnknownValue or value
+        run_test(code, names, brief["check"])
+    except InvalidTest as error:
+        write_message(5, {"unfit": str(error)[:300]})
+    except (AnswerEnded, Undecided):
         pass  # valid, as far as can be known without an answer

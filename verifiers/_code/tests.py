@@ -23,20 +23,20 @@ from typing import Any, Literal
 
 from rlvr.contracts import Limits
 from rlvr.errors import ConfigError, suggest
-from rlvr.verifiers._code.examine import Prepared, prepare
+from rlvr.verifiers._code.examine import PreparedTest, prepare_test
 from rlvr.verifiers._code.texts import TEXT_RULES
 from rlvr.verifiers._code.values import VALUE_RULES
-from rlvr.verifiers._code.wire import NotData, encode, foreign
+from rlvr.verifiers._code.wire import NotData, encode, find_non_data
 
-KINDS: Mapping[str, frozenset[str]] = {
+KEYS_BY_KIND: Mapping[str, frozenset[str]] = {
     "stdio": frozenset({"cases", "checker", "language"}),
     "calls": frozenset({"function", "cases", "checker"}),
     "asserts": frozenset({"entry_point", "test", "setup", "in_place"}),
 }
-ANY = frozenset({"kind", "limits", "prelude"})
-CASE = {"stdio": frozenset({"stdin", "stdout"}), "calls": frozenset({"args", "expected", "kwargs"})}
+COMMON_KEYS = frozenset({"kind", "limits", "prelude"})
+CASE_KEYS = {"stdio": frozenset({"stdin", "stdout"}), "calls": frozenset({"args", "expected", "kwargs"})}
 LANGUAGES = ("python", "cpp", "javascript")
-TAGGED = {"__tuple__", "__set__", "__dict__", "__bytes__", "__float__"}
+VALUE_TAGS = {"__tuple__", "__set__", "__dict__", "__bytes__", "__float__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Case:
     """
 
     name: str
-    given: Any
-    wanted: Any
+    inputs: Any
+    expected: Any
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tests:
+class UnitTestSpec:
     """All tests of a task, as plain values.
 
     >>> read({"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}]}, Limits()).cases[0].wanted
@@ -64,42 +64,42 @@ class Tests:
     kind: Literal["stdio", "calls", "asserts"]
     limits: Limits
     cases: tuple[Case, ...] = ()
-    rule: Mapping[str, Any] = ()  # type: ignore[assignment]
+    comparison_rule: Mapping[str, Any] = ()  # type: ignore[assignment]
     function: str = ""
-    prepared: Prepared | None = None
+    prepared: PreparedTest | None = None
     setup: str = ""
     prelude: str = ""
     language: Literal["python", "cpp", "javascript"] = "python"
     in_place: bool = False
 
-    def brief(self) -> dict[str, Any]:
+    def build_checker_input(self) -> dict[str, Any]:
         """Build the input of the checker in the sandbox, for tests of kind calls or asserts; plain JSON."""
         if self.kind == "calls":
-            cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in self.cases)]
-            expected = [encode(case.wanted) for case in self.cases]
-            return {"function": self.function, "cases": cases, "expected": expected, "rule": dict(self.rule)}
-        test = {"test": self.prepared.text, "check": self.prepared.check, "asserting": self.prepared.asserting} if self.prepared else {}
+            cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.inputs for case in self.cases)]
+            expected = [encode(case.expected) for case in self.cases]
+            return {"function": self.function, "cases": cases, "expected": expected, "rule": dict(self.comparison_rule)}
+        test = {"test": self.prepared.source, "check": self.prepared.has_check_function, "asserting": self.prepared.num_assertions} if self.prepared else {}
         return {"entry_point": self.function, "setup": self.setup, "in_place": self.in_place, **test}
 
 
-def read(reference: Any, default: Limits) -> Tests:
+def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
     """Parse the tests of a reference; ConfigError if it is not valid."""
     kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
-    if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KINDS)}")
+    if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KEYS_BY_KIND:
+        raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KEYS_BY_KIND)}")
     for key in reference:
-        if key not in KINDS[kind] | ANY:
-            raise ConfigError(f"a reference of kind {kind!r} has no {key!r}; {suggest(str(key), KINDS[kind] | ANY)}")
-    texts = {name: _text(reference, name) for name in ("prelude", "setup", "test", "function", "entry_point")}
-    limits = limits_of(reference.get("limits", {}), default)
+        if key not in KEYS_BY_KIND[kind] | COMMON_KEYS:
+            raise ConfigError(f"a reference of kind {kind!r} has no {key!r}; {suggest(str(key), KEYS_BY_KIND[kind] | COMMON_KEYS)}")
+    texts = {name: _get_text(reference, name) for name in ("prelude", "setup", "test", "function", "entry_point")}
+    limits = parse_limits(reference.get("limits", {}), default)
     if kind == "asserts":
         if not texts["test"].strip() or not texts["entry_point"].isidentifier():
             raise ConfigError("a reference of kind 'asserts' needs 'test' (code) and 'entry_point' (the name of the answer's function)")
         in_place = reference.get("in_place", False)
         if not isinstance(in_place, bool):
             raise ConfigError(f"in_place is {in_place!r}; true or false is needed")
-        prepared = prepare(texts["test"], texts["setup"], texts["entry_point"])
-        given = Tests("asserts", limits, function=texts["entry_point"], setup=texts["setup"], prelude=texts["prelude"])
+        prepared = prepare_test(texts["test"], texts["setup"], texts["entry_point"])
+        given = UnitTestSpec("asserts", limits, function=texts["entry_point"], setup=texts["setup"], prelude=texts["prelude"])
         return replace(given, prepared=prepared, in_place=in_place)
     if kind == "calls" and not texts["function"].isidentifier():
         raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
@@ -109,9 +109,9 @@ def read(reference: Any, default: Limits) -> Tests:
     cases = reference.get("cases")
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
         raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one")
-    parsed = tuple(_case(kind, number, case) for number, case in enumerate(cases, 1))
-    rule = _rule(reference.get("checker"), kind)
-    return Tests(
+    parsed = tuple(_parse_case(kind, number, case) for number, case in enumerate(cases, 1))
+    rule = _parse_rule(reference.get("checker"), kind)
+    return UnitTestSpec(
         "calls" if kind == "calls" else "stdio",
         limits,
         parsed,
@@ -122,21 +122,21 @@ def read(reference: Any, default: Limits) -> Tests:
     )
 
 
-def _case(kind: str, number: int, case: Any) -> Case:
-    if not isinstance(case, Mapping) or not set(case) <= CASE[kind] | {"weight", "name"}:
-        raise ConfigError(f"case {number} is {str(case)[:200]!r}; it may have {', '.join(sorted(CASE[kind] | {'weight', 'name'}))}")
+def _parse_case(kind: str, number: int, case: Any) -> Case:
+    if not isinstance(case, Mapping) or not set(case) <= CASE_KEYS[kind] | {"weight", "name"}:
+        raise ConfigError(f"case {number} is {str(case)[:200]!r}; it may have {', '.join(sorted(CASE_KEYS[kind] | {'weight', 'name'}))}")
     name, weight = str(case.get("name", f"case {number}")), case.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
         raise ConfigError(f"case {number} has weight {weight!r}; a finite number above 0 is needed")
     if kind == "stdio":
         if "stdout" not in case:
             raise ConfigError(f"case {number} has no 'stdout'; an empty one is written as ''")
-        return Case(name, _bytes(case.get("stdin", "")), _bytes(case["stdout"]), float(weight))
+        return Case(name, _to_bytes(case.get("stdin", "")), _to_bytes(case["stdout"]), float(weight))
     if "expected" not in case or not isinstance(case.get("args", []), list | tuple) or not isinstance(case.get("kwargs", {}), Mapping):
         raise ConfigError(f"case {number} needs 'expected', 'args' as a list, and 'kwargs', if any, as a mapping")
-    given = (list(plain(case.get("args", []))), {str(key): plain(value) for key, value in case.get("kwargs", {}).items()})
-    wanted = plain(case["expected"])
-    for item in foreign((given, wanted)):
+    given = (list(untag_values(case.get("args", []))), {str(key): untag_values(value) for key, value in case.get("kwargs", {}).items()})
+    wanted = untag_values(case["expected"])
+    for item in find_non_data((given, wanted)):
         raise ConfigError(f"case {number} holds a {type(item).__name__}; arguments and expected values must be plain data")
     try:
         encode((given, wanted))
@@ -145,37 +145,37 @@ def _case(kind: str, number: int, case: Any) -> Case:
     return Case(name, given, wanted, float(weight))
 
 
-def plain(value: Any) -> Any:
+def untag_values(value: Any) -> Any:
     """Replace tagged values such as {"__tuple__": ...} in a value of the reference by the values they describe.
 
     >>> plain({"__tuple__": [1, 2]})
     (1, 2)
     """
     if isinstance(value, Mapping):
-        if len(value) == 1 and (tag := next(iter(value))) in TAGGED:
-            return _tagged(tag, value[tag])
-        return {key: plain(item) for key, item in value.items()}
+        if len(value) == 1 and (tag := next(iter(value))) in VALUE_TAGS:
+            return _build_tagged(tag, value[tag])
+        return {key: untag_values(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [untag_values(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(plain(item) for item in value)
+        return tuple(untag_values(item) for item in value)
     return value
 
 
-def _tagged(tag: str, body: Any) -> Any:
+def _build_tagged(tag: str, body: Any) -> Any:
     try:
         if tag == "__tuple__":
-            return tuple(plain(item) for item in body)
+            return tuple(untag_values(item) for item in body)
         if tag == "__set__":
-            return {plain(item) for item in body}
+            return {untag_values(item) for item in body}
         if tag == "__dict__":
-            return {plain(key): plain(item) for key, item in body}
+            return {untag_values(key): untag_values(item) for key, item in body}
         return bytes.fromhex(body) if tag == "__bytes__" else float(body)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{{{tag!r}: {str(body)[:80]!r}}} is not valid: {error}") from None
 
 
-def _rule(checker: Any, kind: str) -> Mapping[str, Any]:
+def _parse_rule(checker: Any, kind: str) -> Mapping[str, Any]:
     allowed = TEXT_RULES if kind == "stdio" else VALUE_RULES
     rule = {"name": checker or allowed[0]} if checker is None or isinstance(checker, str) else dict(checker)
     if rule.get("name") not in allowed or not set(rule) <= {"name", "absolute", "relative"}:
@@ -187,28 +187,28 @@ def _rule(checker: Any, kind: str) -> Mapping[str, Any]:
     return rule
 
 
-def limits_of(wanted: Any, default: Limits) -> Limits:
+def parse_limits(overrides: Any, default: Limits) -> Limits:
     """Return `default` with some fields replaced; ConfigError for unknown fields or invalid values."""
     names = [field.name for field in fields(Limits)]
-    if not isinstance(wanted, Mapping):
-        raise ConfigError(f"limits is {wanted!r}; a mapping of {', '.join(names)} is needed")
-    for key in wanted:
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"limits is {overrides!r}; a mapping of {', '.join(names)} is needed")
+    for key in overrides:
         if key not in names:
             raise ConfigError(f"there is no limit {key!r}; {suggest(str(key), names)}")
     try:
-        return Limits(**{name: wanted.get(name, getattr(default, name)) for name in names})
+        return Limits(**{name: overrides.get(name, getattr(default, name)) for name in names})
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _text(reference: Mapping[str, Any], name: str) -> str:
+def _get_text(reference: Mapping[str, Any], name: str) -> str:
     value = reference.get(name, "")
     if not isinstance(value, str):
         raise ConfigError(f"{name!r} is {str(value)[:80]!r}; text is needed")
     return value
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     if not isinstance(value, str | bytes):
         raise ConfigError(f"a case's stdin or stdout is {str(value)[:80]!r}; text is needed")
     return value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-DEEP, MANY, LONG, LARGE, ALIKE = 100, 2_000_000, 1 << 26, 1 << 16, 1000
+MAX_DEPTH, MAX_ITEMS, MAX_MESSAGE_BYTES, MAX_FRACTION_BITS, MAX_EQUAL_HASHES = 100, 2_000_000, 1 << 26, 1 << 16, 1000
 
 
 class NotData(Exception):
@@ -59,25 +59,25 @@ def encode(value: Any, depth: int = 0) -> Any:
         return ["dec", str(value)]
     if isinstance(value, fractions.Fraction):
         return ["fr", [encode(value.numerator), encode(value.denominator)]]
-    if depth >= DEEP:
-        raise NotData(f"nested deeper than {DEEP}")
+    if depth >= MAX_DEPTH:
+        raise NotData(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
         return ["d", [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]]
-    for kind, tag in TAGS.items():
+    for kind, tag in TYPE_TAGS.items():
         if isinstance(value, kind):
             return [tag, [encode(item, depth + 1) for item in kind.__iter__(value)]]
-    if isinstance(value, VIEWS):
-        return ["it", [encode(item, depth + 1) for item in itertools.islice(value, MANY)]]
+    if isinstance(value, ITERABLE_TYPES):
+        return ["it", [encode(item, depth + 1) for item in itertools.islice(value, MAX_ITEMS)]]
     return ["o", type(value).__name__]
 
 
-VIEWS: tuple[Any, ...] = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
-PLAIN = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, Opaque, *VIEWS)
-TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
-MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
+ITERABLE_TYPES: tuple[Any, ...] = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
+DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, Opaque, *ITERABLE_TYPES)
+TYPE_TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
+TAG_BUILDERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
 
 
-def foreign(value: Any) -> Iterator[Any]:
+def find_non_data(value: Any) -> Iterator[Any]:
     """Yield the objects in a value that are not data (`Opaque` ones from an answer are not included).
 
     >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
@@ -87,7 +87,7 @@ def foreign(value: Any) -> Iterator[Any]:
     seen: set[int] = set()
     while left:
         item = left.pop()
-        if item is None or isinstance(item, PLAIN) or id(item) in seen:
+        if item is None or isinstance(item, DATA_TYPES) or id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, dict):
@@ -102,28 +102,28 @@ def decode(data: Any, depth: int = 0) -> Any:
     """Decode a value that `encode` wrote; `NotData` for anything that it cannot have written."""
     if data is None or type(data) in (bool, int, str):
         return data
-    if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > DEEP:
+    if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > MAX_DEPTH:
         raise NotData("the input is not tagged data")
     tag, body = data[0], data[1]
     try:
-        if tag in SCALARS:
-            return SCALARS[tag](body)
+        if tag in SCALAR_DECODERS:
+            return SCALAR_DECODERS[tag](body)
         if tag == "c":
             return complex(float.fromhex(body), float.fromhex(data[2]))
         if tag == "r":
             return range(*(int(decode(part)) for part in body))
         if tag == "fr":
-            return _fraction(*(int(decode(part)) for part in body))
+            return _decode_fraction(*(int(decode(part)) for part in body))
         if type(body) is not list:
             raise NotData(f"{tag!r} does not contain a list")
         if tag == "d":
             pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in body]
-            return dict(_spread(pairs, [key for key, _ in pairs]))
-        if tag in MAKERS:
+            return dict(_check_hash_collisions(pairs, [key for key, _ in pairs]))
+        if tag in TAG_BUILDERS:
             items = [decode(item, depth + 1) for item in body]
             if tag in ("s", "fs"):
-                _spread(items, items)
-            return items if tag == "l" else MAKERS[tag](items)
+                _check_hash_collisions(items, items)
+            return items if tag == "l" else TAG_BUILDERS[tag](items)
     except NotData:
         raise
     except Exception as error:
@@ -131,22 +131,22 @@ def decode(data: Any, depth: int = 0) -> Any:
     raise NotData(f"unknown tag {tag!r}")
 
 
-def _fraction(top: int, bottom: int) -> fractions.Fraction:
+def _decode_fraction(top: int, bottom: int) -> fractions.Fraction:
     """Build a fraction of limited size: reducing one takes quadratic time in its length, and cannot be interrupted."""
-    if max(top.bit_length(), bottom.bit_length()) > LARGE:
+    if max(top.bit_length(), bottom.bit_length()) > MAX_FRACTION_BITS:
         raise NotData("a fraction of huge numbers")
     return fractions.Fraction(top, bottom)
 
 
-def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
+def _check_hash_collisions(items: list[Any], keys: list[Any]) -> list[Any]:
     """Return the items; raises if so many keys share a hash that building a dict or set takes quadratic time."""
-    allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else ALIKE  # long ones are slow to compare
+    allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else MAX_EQUAL_HASHES  # long ones are slow to compare
     if len(keys) > allowed and collections.Counter(map(hash, keys)).most_common(1)[0][1] > allowed:
         raise NotData("too many keys with the same hash")
     return items
 
 
-SCALARS: dict[str, Any] = {
+SCALAR_DECODERS: dict[str, Any] = {
     "i": lambda body: int(body, 16),
     "f": float.fromhex,
     "b": bytes.fromhex,
@@ -156,30 +156,30 @@ SCALARS: dict[str, Any] = {
 }
 
 
-def send(number: int, message: Any) -> None:
+def write_message(fd: int, message: Any) -> None:
     """Write one message: its length, then JSON."""
     raw = json.dumps(message).encode()
     view = memoryview(len(raw).to_bytes(4, "big") + raw)
     while view:
-        view = view[os.write(number, view) :]
+        view = view[os.write(fd, view) :]
 
 
-def receive(number: int, most: int = LONG) -> Any:
+def read_message(fd: int, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
     """Read one message of at most `most` bytes; EOFError at the end of the stream, NotData for a malformed message."""
-    length = int.from_bytes(_exactly(number, 4), "big")
-    if length > most:
+    length = int.from_bytes(_read_exactly(fd, 4), "big")
+    if length > max_bytes:
         raise NotData(f"a message of {length} bytes")
-    raw = _exactly(number, length)
+    raw = _read_exactly(fd, length)
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
         raise NotData("a message that is not JSON") from None
 
 
-def _exactly(number: int, count: int) -> bytes:
+def _read_exactly(fd: int, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
-        more = os.read(number, min(count - len(data), 1 << 20))
+        more = os.read(fd, min(count - len(data), 1 << 20))
         if not more:
             raise EOFError
         data += more

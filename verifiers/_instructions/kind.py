@@ -15,7 +15,7 @@ class BadArguments(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Instruction:
     """A kind of instruction. `right` and `wrong` are answers to it with the arguments `example`.
 
     >>> Kind("punctuation:no_comma", "Use no commas.", lambda text, _: "," not in text, right="a b", wrong="a, b").id
@@ -23,37 +23,37 @@ class Kind:
     """
 
     id: str
-    says: str
+    description: str
     """Short description of the instruction."""
     check: Check
     """Returns whether a text follows the instruction; called with the text and the validated arguments."""
-    needs: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    argument_types: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """The arguments: the type of each, or the allowed values."""
-    example: Mapping[str, Any] = field(default_factory=dict)
-    right: str = ""
-    wrong: str = ""
-    differs: str = ""
+    example_arguments: Mapping[str, Any] = field(default_factory=dict)
+    correct: str = ""
+    incorrect: str = ""
+    difference_note: str = ""
     """How the verdict differs from the published checker's, and why; "" if it does not."""
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def parse_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Validate and return the required arguments; raises BadArguments. None means not given, as in the published files."""
         found = {}
-        for name, kind in self.needs.items():
+        for name, kind in self.argument_types.items():
             value = given.get(name)
             if value is None:
                 raise BadArguments(f"{self.id} needs {name!r}")
-            found[name] = _checked(self.id, name, value, kind)
+            found[name] = _validate_argument(self.id, name, value, kind)
         return found
 
 
-def _checked(kind_id: str, name: str, value: Any, kind: type | tuple[str, ...]) -> Any:
-    if isinstance(kind, tuple):
-        if value not in kind:
-            raise BadArguments(f"{kind_id}: {name} is {value!r:.60}; it must be {' or '.join(map(repr, kind))}")
+def _validate_argument(kind_id: str, name: str, value: Any, expected: type | tuple[str, ...]) -> Any:
+    if isinstance(expected, tuple):
+        if value not in expected:
+            raise BadArguments(f"{kind_id}: {name} is {value!r:.60}; it must be {' or '.join(map(repr, expected))}")
         return value
-    if kind is int and isinstance(value, float) and value.is_integer():
+    if expected is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, kind):
+    if isinstance(value, bool) or not isinstance(value, expected):
         fits = False
     elif isinstance(value, int):
         fits = value >= 0
@@ -62,17 +62,17 @@ def _checked(kind_id: str, name: str, value: Any, kind: type | tuple[str, ...]) 
     else:
         fits = isinstance(value, str) and bool(value.strip())
     if not fits:
-        raise BadArguments(f"{kind_id}: {name} is {value!r:.60}; it must be {_EXPECTED[kind]}")
+        raise BadArguments(f"{kind_id}: {name} is {value!r:.60}; it must be {_EXPECTED_FORMS[expected]}")
     return value
 
 
-_EXPECTED = {int: "a whole number of at least 0", str: "a text", list: "a list of texts"}
+_EXPECTED_FORMS = {int: "a whole number of at least 0", str: "a text", list: "a list of texts"}
 
 
-def compared(count: int, relation: str, number: int) -> bool:
+def is_relation_met(count: int, relation: str, number: int) -> bool:
     """Whether a count is at least, or less than, a number.
 
-    >>> compared(3, "at least", 3), compared(3, "less than", 3)
+    >>> compared(3, "at least", 3), compared(3, "subtract_baseline than", 3)
     (True, False)
     """
     return count >= number if relation == "at least" else count < number

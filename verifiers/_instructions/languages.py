@@ -26,7 +26,7 @@ SCRIPTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("latin", r"[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]", ("en", "es", "pt", "fr", "de", "it", "pl", "vi", "sw", "fi", "nl", "sv", "tr", "id")),
 )
 """Scripts: name, letters, and the languages written in the script."""
-COMMON: dict[str, str] = {
+COMMON_WORDS: dict[str, str] = {
     "en": "the of and to in is that it was for on are as with his they at be this have from or had by but not what all were we when your can "
     "said there an which she do their if will how its our would about who been has i you my he so up out no us me them than then these",
     "es": "de la que el en y a los se del las un por con no una su para es al lo como más pero sus le ya o este sí porque esta entre cuando muy "
@@ -68,19 +68,19 @@ COMMON: dict[str, str] = {
     "ne": "छ र को मा हो यो पनि ले लाई गर्न छन् भने एक थियो हुन् गरेको तथा वा हामी तर गर्ने म त्यो भएको यस नेपाल हुन्छ तपाईं धेरै गर्नुहोस् हामीले",
 }
 """Common words of each language."""
-LETTERS: dict[str, str] = {
+DISTINCTIVE_LETTERS: dict[str, str] = {
     "es": "ñ¿¡", "pt": "ãõ", "fr": "œçêèù", "de": "äöüß", "it": "ìò", "pl": "łąęśżźćń", "vi": "ươđạảấầậắằẵẹẽếềểễệịọốồổộớờởợụủứừửữựỳỹ",
     "fi": "äö", "sv": "åäö", "tr": "ğışç", "uk": "іїєґ", "bg": "ъ", "ru": "ыэё", "fa": "پچژگی", "ur": "ٹڈڑںےہھ", "ar": "ةىيك", "mr": "ळ",
 }  # fmt: skip
 """Letters that are typical of one language among those of a script."""
 _SCRIPT = re.compile("|".join(f"(?P<{name}>{letters})" for name, letters, _ in SCRIPTS))
-_WORDS = {name: frozenset(words.split()) for name, words in COMMON.items()}
+_WORDS = {name: frozenset(words.split()) for name, words in COMMON_WORDS.items()}
 LANGUAGES = frozenset(name for _, _, names in SCRIPTS for name in names)
-FOREIGN = 0.2
+MAX_FOREIGN_FRACTION = 0.2
 """Maximum fraction of letters in another script: names and terms are allowed."""
 
 
-def language(text: str) -> str:
+def detect_language(text: str) -> str:
     """Detect the language of a text and return its ISO 639-1 code; "" if there are too few letters, or scripts are mixed.
 
     >>> language("The cat is on the table."), language("El gato está en la mesa."), language("12 + 7")
@@ -89,25 +89,25 @@ def language(text: str) -> str:
     counts = Counter(found.lastgroup or "" for found in _SCRIPT.finditer(text[:50_000]))
     if not counts:
         return ""
-    if counts["kana"] and counts["kana"] + counts["han"] > (1 - FOREIGN) * counts.total() and counts["kana"] > 0.1 * counts["han"]:
+    if counts["kana"] and counts["kana"] + counts["han"] > (1 - MAX_FOREIGN_FRACTION) * counts.total() and counts["kana"] > 0.1 * counts["han"]:
         return "ja"
     script, most = counts.most_common(1)[0]
-    if most < (1 - FOREIGN) * counts.total():
+    if most < (1 - MAX_FOREIGN_FRACTION) * counts.total():
         return ""
     names = next(names for name, _, names in SCRIPTS if name == script)
     if len(names) == 1 or script == "han":
         return names[0]
-    return _among(names, text[:50_000].lower())
+    return _pick_language(names, text[:50_000].lower())
 
 
-def _among(names: tuple[str, ...], text: str) -> str:
+def _pick_language(names: tuple[str, ...], text: str) -> str:
     """Pick the language of a script whose common words and letters are most frequent in a text."""
     said = Counter(re.findall(r"[^\W\d_]+(?:[\u0900-\u097f]+)*|[\u0900-\u097f]+", text))
     total = max(1, said.total())
     scores = {}
     for name in names:
         known = sum(count for word, count in said.items() if word in _WORDS.get(name, ()))
-        marks = sum(text.count(letter) for letter in LETTERS.get(name, ""))
+        marks = sum(text.count(letter) for letter in DISTINCTIVE_LETTERS.get(name, ""))
         scores[name] = known / total + min(0.3, 2 * marks / max(1, len(text)))
     best, score = max(scores.items(), key=lambda pair: pair[1])
     if score == 0:
@@ -121,4 +121,4 @@ def is_english(text: str) -> bool:
     >>> is_english("HELLO WORLD"), is_english("hola mundo de la vida")
     (True, False)
     """
-    return language(text) == "en"
+    return detect_language(text) == "en"

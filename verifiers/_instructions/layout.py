@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.verifiers._instructions.kind import Kind
-from rlvr.verifiers._instructions.reading import EMOJI, ends_with_emoji, lines, sentences, words
+from rlvr.verifiers._instructions.kind import Instruction
+from rlvr.verifiers._instructions.reading import EMOJI, ends_with_emoji, split_lines, split_sentences, split_words
 
 Arguments = Mapping[str, Any]
-PAIRS = {")": "(", "]": "[", "}": "{"}
-QUOTES = {"“": '"', "”": '"', "‘": "'", "’": "'"}
+BRACKET_PAIRS = {")": "(", "]": "[", "}": "{"}
+STRAIGHT_QUOTES = {"“": '"', "”": '"', "‘": "'", "’": "'"}
 _MINOR = "a an the and or but nor for so yet at by in of on off to up via as if per vs from with into over than is"
-MINOR = frozenset(_MINOR.split())
+MINOR_WORDS = frozenset(_MINOR.split())
 TEMPLATE = re.compile(r"\s*My Answer:(.*?)My Conclusion:(.*?)Future Outlook:(.*)", re.DOTALL)
 HEADING = re.compile(
     r"^[ \t]*(?:#{1,6}[ \t].*|<h\d>.*</h\d>|\*\*[^*\n]+\*\*:?|\d+\.[ \t]*\*\*[^*\n]+\*\*:?)[ \t]*$", re.MULTILINE | re.IGNORECASE
@@ -23,15 +23,15 @@ HEADING = re.compile(
 ITALIC = re.compile(r"\s*(?:<p>\s*)?<(i|em)>(.*?)</\1>(.*)", re.DOTALL | re.IGNORECASE)
 
 
-def _nested(text: str, _: Arguments) -> bool:
+def _has_nested_brackets(text: str, _: Arguments) -> bool:
     open_, depths = [], []
     deepest = 0
     for sign in text:
         if sign in "([{":
             open_.append(sign)
             depths.append(0)
-        elif sign in PAIRS:
-            if not open_ or open_[-1] != PAIRS[sign]:
+        elif sign in BRACKET_PAIRS:
+            if not open_ or open_[-1] != BRACKET_PAIRS[sign]:
                 open_, depths = [], []
                 continue
             open_.pop()
@@ -42,11 +42,11 @@ def _nested(text: str, _: Arguments) -> bool:
     return deepest >= 5
 
 
-def _quotes_within(text: str, _: Arguments) -> bool:
+def _has_nested_quotes(text: str, _: Arguments) -> bool:
     open_: list[str] = []
     reached = 0
     for at, sign in enumerate(text):
-        sign = QUOTES.get(sign, sign)
+        sign = STRAIGHT_QUOTES.get(sign, sign)
         before, after = text[at - 1 : at], text[at + 1 : at + 2]
         if sign not in "\"'" or (sign == "'" and before.isalnum() and after.isalnum()):
             continue
@@ -61,102 +61,102 @@ def _quotes_within(text: str, _: Arguments) -> bool:
     return False
 
 
-def _option(text: str, a: Arguments) -> bool:
+def _is_one_option(text: str, a: Arguments) -> bool:
     given = a["options"]
     separator = "/" if "/" in given else " or " if " or " in given else ","
     marks = " \t\n.!?\"'*`“”()[]"
     return text.strip(marks).casefold() in {option.strip(marks).casefold() for option in given.split(separator)}
 
 
-def _each_line(text: str, _: Arguments) -> bool:
-    rows = lines(text)
+def _has_one_word_per_line(text: str, _: Arguments) -> bool:
+    rows = split_lines(text)
     return len(rows) > 1 and all(len(row.split()) == 1 for row in rows)
 
 
-def _emoji(text: str, _: Arguments) -> bool:
+def _has_emoji_endings(text: str, _: Arguments) -> bool:
     text = re.sub(rf"([.!?…]+[\"'”’]?)(\s*)((?:{EMOJI.pattern})+)", r"\3\1\2", text)  # `Hi. 🎉` is the sentence `Hi🎉.`
-    said = sentences(text)
+    said = split_sentences(text)
     return bool(said) and all(map(ends_with_emoji, said))
 
 
-def _stairs(text: str, _: Arguments) -> bool:
-    depths = [len(line) - len(line.lstrip()) for line in lines(text.expandtabs(4))]
+def _has_growing_indent(text: str, _: Arguments) -> bool:
+    depths = [len(line) - len(line.lstrip()) for line in split_lines(text.expandtabs(4))]
     return len(depths) > 1 and all(a < b for a, b in itertools.pairwise(depths))
 
 
-def _explained(text: str, _: Arguments) -> bool:
+def _has_explained_quotes(text: str, _: Arguments) -> bool:
     parts = re.sub("[“”]", '"', text).split('"')
     quoted, outside = parts[1::2], parts[2::2]
-    return len(parts) % 2 == 1 and bool(quoted) and all(map(words, outside))
+    return len(parts) % 2 == 1 and bool(quoted) and all(map(split_words, outside))
 
 
-def _listed(text: str, a: Arguments) -> bool:
+def _has_marked_list(text: str, a: Arguments) -> bool:
     mark = a["sep"].strip()
-    items = [line for line in lines(text) if line.strip().startswith(mark) and words(line.strip()[len(mark) :])]
-    others = [line for line in lines(text) if re.match(r"\s*(?:[*+•-]|\d+[.)])\s", line) and not line.strip().startswith(mark)]
+    items = [line for line in split_lines(text) if line.strip().startswith(mark) and split_words(line.strip()[len(mark) :])]
+    others = [line for line in split_lines(text) if re.match(r"\s*(?:[*+•-]|\d+[.)])\s", line) and not line.strip().startswith(mark)]
     return len(items) >= 2 and not others
 
 
-def _thesis(text: str, _: Arguments) -> bool:
+def _has_section_theses(text: str, _: Arguments) -> bool:
     heads = list(HEADING.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)]
     bodies = [text[head.end() : end] for head, end in zip(heads, ends, strict=False)] if heads else [text]
     bodies = [body for body in bodies if body.strip()]
     found = [ITALIC.match(body) for body in bodies]
-    return bool(bodies) and all(match and words(match[2]) and words(match[3]) for match in found)
+    return bool(bodies) and all(match and split_words(match[2]) and split_words(match[3]) for match in found)
 
 
-def _sub_bullets(text: str, _: Arguments) -> bool:
+def _has_sub_bullets(text: str, _: Arguments) -> bool:
     marks = re.findall(r"^[ \t]*([*-])[ \t]+\S", text, re.MULTILINE)
     return re.fullmatch(r"(?:\*-+)+", "".join(marks)) is not None
 
 
-def _sentences_then_bullets(text: str, _: Arguments) -> bool:
+def _has_sentences_then_bullets(text: str, _: Arguments) -> bool:
     bullet = re.search(r"^[ \t]*\*[ \t]+\S", text, re.MULTILINE)
     if bullet is None:
         return False
-    before = [sentence for sentence in sentences(text[: bullet.start()]) if sentence.rstrip("\"'”’)*_").endswith(".")]
+    before = [sentence for sentence in split_sentences(text[: bullet.start()]) if sentence.rstrip("\"'”’)*_").endswith(".")]
     return len(before) >= 2 and len(re.findall(r"^[ \t]*\*[ \t]+\S", text, re.MULTILINE)) >= 2
 
 
-def _title_case(text: str, _: Arguments) -> bool:
-    said = [word for word in words(text) if word[0].isalpha() and word[0].lower() != word[0].upper()]
+def _is_title_case(text: str, _: Arguments) -> bool:
+    said = [word for word in split_words(text) if word[0].isalpha() and word[0].lower() != word[0].upper()]
     if not said or sum(len(word) > 1 and word.isupper() for word in said) > len(said) / 2:
         return False
-    return all(word[0].isupper() or (word in MINOR and at > 0) for at, word in enumerate(said))
+    return all(word[0].isupper() or (word in MINOR_WORDS and at > 0) for at, word in enumerate(said))
 
 
-def _template(text: str, _: Arguments) -> bool:
+def _has_template(text: str, _: Arguments) -> bool:
     found = TEMPLATE.fullmatch(text)
-    return found is not None and all(map(words, found.groups()))
+    return found is not None and all(map(split_words, found.groups()))
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("format:parentheses", "Brackets nested five levels deep.", _nested, right="(a [b {c (d [e])}])", wrong="(((( a ))))",
-         differs="All five levels must be closed in order; the published checker is content when one is."),
-    Kind("format:quotes", "Quotes in quotes in quotes, double and single in turn.", _quotes_within, right="\"He said 'she said \"no\" to me' then\".",
-         wrong="It's \"one\" 'two' \"three\".", differs="Apostrophes are no quotes, curly quotes are, and the outermost quote must be closed."),
-    Kind("format:options", "Exactly one of the options, without explanation.", _option, {"options": str}, {"options": "yes/no/maybe"}, "Maybe.", "yes, maybe",
+INSTRUCTIONS: tuple[Instruction, ...] = (
+    Instruction("format:parentheses", "Brackets nested five levels deep.", _has_nested_brackets, correct="(a [b {c (d [e])}])", incorrect="(((( a ))))",
+         difference_note="All five levels must be closed in order; the published checker is content when one is."),
+    Instruction("format:quotes", "Quotes in quotes in quotes, double and single in turn.", _has_nested_quotes, correct="\"He said 'she said \"no\" to me' then\".",
+         incorrect="It's \"one\" 'two' \"three\".", difference_note="Apostrophes are no quotes, curly quotes are, and the outermost quote must be closed."),
+    Instruction("format:options", "Exactly one of the options, without explanation.", _is_one_option, {"options": str}, {"options": "yes/no/maybe"}, "Maybe.", "yes, maybe",
          "The same for lettered options: case and marks do not matter there either."),
-    Kind("format:newline", "Each word on a line of its own.", _each_line, right="One\ntwo", wrong="One two\nthree", differs="At least two words."),
-    Kind("format:emoji", "An emoji at the end of every sentence.", _emoji, right="Hi! 🎉 You too ❤️.", wrong="🎉 Hi! You too.",
-         differs="The number of a list item is no sentence; the published checker takes `1.` for one that has no emoji."),
-    Kind("format:line_indent", "Each line is indented more than the one before.", _stairs, right="a\n b\n  c", wrong="a\n b\n b",
-         differs="At least two lines; the published checker accepts one, and loses lines while it removes blank ones."),
-    Kind("format:quote_unquote", "Every quoted phrase is followed by an unquoted explanation.", _explained, right='"Go" means leave.', wrong='He said "go".',
-         differs="There must be a quoted phrase, and words after each; curly quotes count (published: they are not seen)."),
-    Kind("format:list", "A list whose items begin with the mark instead of a bullet.", _listed, {"sep": str}, {"sep": "!?!?"}, "!?!? one\n!?!? two",
+    Instruction("format:newline", "Each word on a line of its own.", _has_one_word_per_line, correct="One\ntwo", incorrect="One two\nthree", difference_note="At least two words."),
+    Instruction("format:emoji", "An emoji at the end of every sentence.", _has_emoji_endings, correct="Hi! 🎉 You too ❤️.", incorrect="🎉 Hi! You too.",
+         difference_note="The number of a list item is no sentence; the published checker takes `1.` for one that has no emoji."),
+    Instruction("format:line_indent", "Each line is indented more than the one before.", _has_growing_indent, correct="a\n b\n  c", incorrect="a\n b\n b",
+         difference_note="At least two lines; the published checker accepts one, and loses lines while it removes blank ones."),
+    Instruction("format:quote_unquote", "Every quoted phrase is followed by an unquoted explanation.", _has_explained_quotes, correct='"Go" means leave.', incorrect='He said "go".',
+         difference_note="There must be a quoted phrase, and words after each; curly quotes count (published: they are not seen)."),
+    Instruction("format:list", "A list whose items begin with the mark instead of a bullet.", _has_marked_list, {"sep": str}, {"sep": "!?!?"}, "!?!? one\n!?!? two",
          "one !?!? two !?!? three", "The mark must begin two lines, and no other bullets may stand there; the published checker counts it anywhere."),
-    Kind("format:thesis", "Each section begins with a thesis in HTML italics.", _thesis, right="# A\n<i>So it is.</i> Since.\n# B\n<em>And so.</em> Yes.",
-         wrong="# A\n<i>So it is.</i> Since.\n# B\nAnd so.", differs="Every section is looked at, and the italics must begin it; the published checker looks for one anywhere."),
-    Kind("format:sub-bullets", "Bullets with *, each with a sub-bullet with -.", _sub_bullets, right="* a\n  - b\n* c\n  - d", wrong="* well-known\n* c\n  - d",
-         differs="Bullets begin lines; the published checker accepts a text without bullets and takes any hyphen for a sub-bullet."),
-    Kind("format:no_bullets_bullets", "Two sentences that end in a period, then two bullets with *.", _sentences_then_bullets,
-         right="I came. I saw.\n\n* a\n\n* b\n", wrong="I came!\n* a\n* b", differs="Blank lines and words after the list are allowed; the sentences must end in a period."),
-    Kind("format:title_case", "Title case: every major word begins with a capital letter.", _title_case, right="The Lord of the Rings", wrong="The lord of the Rings",
-         differs="Articles, short prepositions and conjunctions may be in lower case, as the text says; a text in capitals is not in title case."),
-    Kind("format:output_template", "My Answer: ... My Conclusion: ... Future Outlook: ...", _template, right="My Answer: a\nMy Conclusion: b\nFuture Outlook: c",
-         wrong="Future Outlook: My Conclusion: My Answer:", differs="In this order, from the start, with words in each; the published checker looks for the labels only."),
-    Kind("format:no_whitespace", "No white space.", lambda text, _: bool(text.strip()) and not any(map(str.isspace, text.strip())), right="Yes,all-of-it.\n",
-         wrong="Yes all", differs="A line break at the very end is not part of the answer."),
+    Instruction("format:thesis", "Each section begins with a thesis in HTML italics.", _has_section_theses, correct="# A\n<i>So it is.</i> Since.\n# B\n<em>And so.</em> Yes.",
+         incorrect="# A\n<i>So it is.</i> Since.\n# B\nAnd so.", difference_note="Every section is looked at, and the italics must begin it; the published checker looks for one anywhere."),
+    Instruction("format:sub-bullets", "Bullets with *, each with a sub-bullet with -.", _has_sub_bullets, correct="* a\n  - b\n* c\n  - d", incorrect="* well-known\n* c\n  - d",
+         difference_note="Bullets begin lines; the published checker accepts a text without bullets and takes any hyphen for a sub-bullet."),
+    Instruction("format:no_bullets_bullets", "Two sentences that end in a period, then two bullets with *.", _has_sentences_then_bullets,
+         correct="I came. I saw.\n\n* a\n\n* b\n", incorrect="I came!\n* a\n* b", difference_note="Blank lines and words after the list are allowed; the sentences must end in a period."),
+    Instruction("format:title_case", "Title case: every major word begins with a capital letter.", _is_title_case, correct="The Lord of the Rings", incorrect="The lord of the Rings",
+         difference_note="Articles, short prepositions and conjunctions may be in lower case, as the text says; a text in capitals is not in title case."),
+    Instruction("format:output_template", "My Answer: ... My Conclusion: ... Future Outlook: ...", _has_template, correct="My Answer: a\nMy Conclusion: b\nFuture Outlook: c",
+         incorrect="Future Outlook: My Conclusion: My Answer:", difference_note="In this order, from the start, with words in each; the published checker looks for the labels only."),
+    Instruction("format:no_whitespace", "No white space.", lambda text, _: bool(text.strip()) and not any(map(str.isspace, text.strip())), correct="Yes,all-of-it.\n",
+         incorrect="Yes all", difference_note="A line break at the very end is not part of the answer."),
 )  # fmt: skip

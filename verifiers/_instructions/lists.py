@@ -66,7 +66,7 @@ can could will would shall should may might must let's stood held kept left lost
 won built brought bought caught fell felt fought forgot got heard hid led
 """
 VERB_FORMS = frozenset(_FORMS.split())
-NO_VERBS = frozenset(
+NON_VERBS = frozenset(
     (
         "nothing",
         "something",
@@ -92,7 +92,7 @@ eritrea|eswatini,swaziland|ethiopia|gabon|gambia,the gambia,gambia the|ghana|gui
 madagascar|malawi|mali|mauritania|mauritius|morocco|mozambique|namibia|niger|nigeria|rwanda|sao tome and principe,sao tome & principe|senegal
 seychelles|sierra leone|somalia|south africa|south sudan|sudan|tanzania|togo|tunisia|uganda|zambia|zimbabwe
 """
-AFRICA: dict[str, str] = {
+AFRICAN_COUNTRIES: dict[str, str] = {
     name: names.split(",")[0].strip() for line in _AFRICA.strip().splitlines() for names in line.split("|") for name in names.split(",")
 }
 """The 54 countries of Africa in the United Nations, by every spelling."""
@@ -117,7 +117,7 @@ def is_verb(word: str) -> bool:
     if word in VERBS or word in VERB_FORMS:
         return True
     if word.endswith("ing") and len(word) > 5:
-        return word not in NO_VERBS
+        return word not in NON_VERBS
     for ending in ("ing", "ed", "es", "s", "d"):
         stem = word.removesuffix(ending)
         if stem != word and len(stem) > 1:

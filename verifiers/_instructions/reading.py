@@ -12,7 +12,7 @@ _ABBREVIATED = (
     "gen gov hon lt col sgt capt rev sen rep mt ave blvd rd jan feb mar apr jun jul aug sep sept oct nov dec"
 )
 ABBREVIATIONS = frozenset(_ABBREVIATED.split())
-_ENDING = re.compile(r"(?:[.!?…]+|[。！？]+)[\"'”’»)\]*_]*(?=\s|$|[^\x00-\x7f])|[。！？]+[」』”]*")
+_SENTENCE_MARK = re.compile(r"(?:[.!?…]+|[。！？]+)[\"'”’»)\]*_]*(?=\s|$|[^\x00-\x7f])|[。！？]+[」』”]*")
 _EMOJI = (
     "\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff\u2600-\u27bf\u2b00-\u2bff\u2300-\u23ff\u3030\u303d"
     "\u3297\u3299\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u21aa"
@@ -21,7 +21,7 @@ EMOJI = re.compile(f"[{_EMOJI}][\ufe0f\u20e3\u200d{_EMOJI}\U000e0020-\U000e007f]
 BULLET = re.compile(r"^[ \t]*[*+-][ \t]+\S", re.MULTILINE)
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split a text into words.
 
     >>> words("Don't stop, well-known 2 times!")
@@ -30,34 +30,34 @@ def words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
-def low_words(text: str) -> list[str]:
+def split_lower_words(text: str) -> list[str]:
     """Split a text into words in lower case, with straight apostrophes.
 
-    >>> low_words("Don’t STOP")
+    >>> split_lower_words("Don’t STOP")
     ["don't", 'stop']
     """
-    return [word.casefold().replace("’", "'") for word in words(text)]
+    return [word.casefold().replace("’", "'") for word in split_words(text)]
 
 
-def lettered(text: str) -> list[str]:
+def split_letter_words(text: str) -> list[str]:
     """Split a text into the words that have a letter, in lower case and without accents.
 
     >>> lettered("Été 42 Nice!")
     ['ete', 'nice']
     """
     plain = "".join(sign for sign in unicodedata.normalize("NFD", text) if not unicodedata.combining(sign))
-    return [word for word in low_words(plain) if word[0].isalpha() or any(map(str.isalpha, word))]
+    return [word for word in split_lower_words(plain) if word[0].isalpha() or any(map(str.isalpha, word))]
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split a text into sentences, which end with . ! ? or … before a space, but not after an abbreviation, initial or list number.
 
-    >>> sentences("Dr. Lee paid $3.50. Why? 1. It was cheap!")
+    >>> split_sentences("Dr. Lee paid $3.50. Why? 1. It was cheap!")
     ['Dr. Lee paid $3.50.', 'Why?', '1. It was cheap!']
     """
     found, start = [], 0
-    for mark in _ENDING.finditer(text):
-        if mark.start() < start or not _ends(text, start, mark):
+    for mark in _SENTENCE_MARK.finditer(text):
+        if mark.start() < start or not _is_sentence_end(text, start, mark):
             continue
         found.append(text[start : mark.end()].strip())
         start = mark.end()
@@ -65,11 +65,11 @@ def sentences(text: str) -> list[str]:
     return [sentence for sentence in found if any(map(str.isalnum, sentence))]
 
 
-def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
+def _is_sentence_end(text: str, start: int, mark: re.Match[str]) -> bool:
     """Whether a mark really ends a sentence."""
     after = text[mark.end() : mark.end() + 40].lstrip()
     if after and after[0].islower():
-        return "." not in mark[0] and mark[0][-1] in "!?…。！？"  # not `e.g. this` or `"Stop!" he said`; but `Really? yes`
+        return "." not in mark[0] and mark[0][-1] in "!?…。！？"  # not `e.g. this` or `"ExitStatus!" he said`; but `Really? yes`
     if mark[0] != ".":
         return True
     before = text[start : mark.start()].split()
@@ -80,7 +80,7 @@ def _ends(text: str, start: int, mark: re.Match[str]) -> bool:
     return not (line.isdigit() and len(line) <= 3 and (len(before) == 1 or line != text[start : mark.start()].strip())) or not after
 
 
-def lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     r"""Split a text into the lines that are not blank, with their indentation.
 
     >>> lines("a\n\n  b")
@@ -89,19 +89,19 @@ def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def paragraphs(text: str) -> list[str]:
+def split_paragraphs(text: str) -> list[str]:
     r"""Split a text at blank lines.
 
-    >>> paragraphs("a\nb\n\nc")
+    >>> split_paragraphs("a\nb\n\nc")
     ['a\nb', 'c']
     """
     return [part.strip() for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
 
 
-def occurrences(word: str, text: str) -> int:
+def count_occurrences(word: str, text: str) -> int:
     """Count the occurrences of a whole word or phrase in a text, ignoring case.
 
-    >>> occurrences("art", "Art in a party. Art!")
+    >>> count_occurrences("art", "Art in a party. Art!")
     2
     """
     head, tail = (r"(?<!\w)" if word[:1].isalnum() else ""), (r"(?!\w)" if word[-1:].isalnum() else "")
@@ -118,10 +118,10 @@ def ends_with_emoji(sentence: str) -> bool:
     return bool(found) and not any(map(str.isalnum, sentence[found[-1].end() :]))
 
 
-_SILENT = re.compile(r"(?:[^laeiouy]es|[^tdaeiouy]ed|[^laeiou]e)$|(?:[aeiouy]l)e$")
-_GROUP = re.compile(r"[aeiouy]+")
-_SPLIT = re.compile(r"i[ao](?!u|n\b)|eo(?!u)|u[ao](?=[a-z])|[aeiou]ing$|yi|ism$|(?<=[^q])uou|ie(?=t|n)")
-SYLLABLES = {
+_SILENT_ENDING = re.compile(r"(?:[^laeiouy]es|[^tdaeiouy]ed|[^laeiou]e)$|(?:[aeiouy]l)e$")
+_VOWEL_GROUP = re.compile(r"[aeiouy]+")
+_EXTRA_SYLLABLE = re.compile(r"i[ao](?!u|n\b)|eo(?!u)|u[ao](?=[a-z])|[aeiou]ing$|yi|ism$|(?<=[^q])uou|ie(?=t|n)")
+SYLLABLE_EXCEPTIONS = {
     "the": 1, "people": 2, "something": 2, "sometimes": 2, "every": 2, "everything": 3, "area": 3, "idea": 3, "business": 2, "create": 2,
     "created": 3, "being": 2, "does": 1, "goes": 1, "one": 1, "once": 1, "eye": 1, "are": 1, "were": 1, "there": 1, "hour": 1, "our": 1,
     "fire": 1, "science": 2, "quiet": 2, "poem": 2, "poet": 2, "real": 1, "really": 2, "year": 1, "ocean": 2, "region": 2, "social": 2,
@@ -133,16 +133,16 @@ SYLLABLES = {
 """Exceptions that the rules below would count wrong, and common words that must be right."""
 
 
-def syllables(word: str) -> int:
+def count_syllables(word: str) -> int:
     """Count the syllables of an English word, by groups of vowels, silent endings and a short list of exceptions.
 
-    >>> [syllables(word) for word in ("table", "walked", "created", "beautiful", "rhythm")]
+    >>> [count_syllables(word) for word in ("table", "walked", "created", "beautiful", "rhythm")]
     [2, 1, 3, 3, 1]
     """
     word = re.sub(r"[^a-z]", "", word.lower().split("'")[0] if not word.lower().endswith("n't") else word.lower())
-    if word in SYLLABLES:
-        return SYLLABLES[word]
-    count = len(_GROUP.findall(word)) + len(_SPLIT.findall(word))
-    if _SILENT.search(word) and count > 1 and not re.search(r"[^aeiouy]l(?:e|es|ed)$|[sxz]es$|[cs]hes$|[cg]es$", word):
+    if word in SYLLABLE_EXCEPTIONS:
+        return SYLLABLE_EXCEPTIONS[word]
+    count = len(_VOWEL_GROUP.findall(word)) + len(_EXTRA_SYLLABLE.findall(word))
+    if _SILENT_ENDING.search(word) and count > 1 and not re.search(r"[^aeiouy]l(?:e|es|ed)$|[sxz]es$|[cs]hes$|[cg]es$", word):
         count -= 1
     return max(1, count)

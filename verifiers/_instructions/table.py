@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlvr.verifiers._instructions import content, counts, errands, forms, layout, wording
-from rlvr.verifiers._instructions.kind import Kind
+from rlvr.verifiers._instructions.kind import Instruction
 
-IFEVAL: dict[str, Kind] = {kind.id: kind for kind in (*content.KINDS, *forms.KINDS)}
-IFBENCH: dict[str, Kind] = {kind.id: kind for kind in (*counts.KINDS, *wording.KINDS, *layout.KINDS, *errands.KINDS)}
-KINDS: dict[str, Kind] = IFEVAL | IFBENCH
+IFEVAL: dict[str, Instruction] = {kind.id: kind for kind in (*content.INSTRUCTIONS, *forms.INSTRUCTIONS)}
+IFBENCH: dict[str, Instruction] = {kind.id: kind for kind in (*counts.INSTRUCTIONS, *wording.INSTRUCTIONS, *layout.INSTRUCTIONS, *errands.INSTRUCTIONS)}
+INSTRUCTIONS: dict[str, Instruction] = IFEVAL | IFBENCH

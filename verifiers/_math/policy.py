@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError, suggest
 
-ALLOWED: Mapping[str, tuple[str, ...]] = {
+ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
     "percent": ("lenient", "strict"),
     "units": ("optional", "required"),
     "order": ("any", "strict"),
@@ -20,7 +20,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class MathPolicy:
     """How two answers are compared where conventions differ. A task overrides it with `meta["policy"]`.
 
     >>> Policy().over({"percent": "strict"}).percent
@@ -39,26 +39,26 @@ class Policy:
     """The required form of a right value: reduced (fractions in lowest terms), factored, expanded, numeral (no arithmetic left)."""
     base: str = "required"
     """Whether a numeral in a base needs its base."""
-    several: str = "refuse"
+    multiple_answers: str = "refuse"
     """How several different declared answers are handled. refuse: they score 0. last: the last one counts."""
-    evaluated: bool = True
+    require_evaluated: bool = True
     """Reject unevaluated sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, unless the
     gold has one; also an expression that is copied from the prompt, unless it is the gold's own."""
-    symbol: bool = False
+    allow_symbol: bool = False
     """Whether the gold may be a bare letter."""
-    case: bool = False
+    case_sensitive: bool = False
     """Whether words are compared with case."""
     tolerance: float = 5e-3
     """How far, relatively, an exact value may lie from a gold decimal that it rounds to: pi for the gold 3.14. Another decimal is
     another value, and money is never rounded."""
-    places: int = 3
+    min_gold_digits: int = 3
     """Minimum of significant digits for a gold decimal to count as rounded; one with fewer is exact."""
-    rounded: int = 6
+    min_answer_digits: int = 6
     """Minimum of significant digits for a decimal answer to be accepted as the rounding of an exact gold; for a gold that is not a
     fraction, up to the 18 digits that a computer prints."""
 
     def __post_init__(self) -> None:
-        for name, allowed in ALLOWED.items():
+        for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {suggest(str(getattr(self, name)), allowed)}")
         for name in ("evaluated", "symbol", "case"):
@@ -71,18 +71,18 @@ class Policy:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
                 raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")
 
-    def over(self, given: Any) -> Policy:
+    def override(self, overrides: Any) -> MathPolicy:
         """Return the policy with some fields replaced."""
-        if not given:
+        if not overrides:
             return self
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"a policy must be a mapping, got {given!r}; write {{'percent': 'strict'}}")
+        if not isinstance(overrides, Mapping):
+            raise ConfigError(f"a policy must be a mapping, got {overrides!r}; write {{'percent': 'strict'}}")
         known = [field.name for field in fields(self)]
-        for key in given:
+        for key in overrides:
             if key not in known:
                 raise ConfigError(f"there is no policy {key!r}; {suggest(str(key), known)}")
-        return replace(self, **given)
+        return replace(self, **overrides)
 
-    def changes(self) -> dict[str, Any]:
+    def list_changes(self) -> dict[str, Any]:
         """Return the fields that differ from the default, for the log."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

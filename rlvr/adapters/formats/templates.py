@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-HEAD = '''\
+HEADER = '''\
 """The environment $name of rlvr for $title (tested with $tested). Written by `rlvr export-env`; the settings may be changed.
 
 $use
@@ -16,7 +16,7 @@ environment.ready()  # checks the requirements before the first conversation
 """
 
 TRL = (
-    HEAD
+    HEADER
     + """from rlvr.adapters.rows import rows_of
 from rlvr.adapters.trl import Environments, RolloutFunction, reward_function
 """
@@ -40,7 +40,7 @@ def rollout_func():
 """
 )
 VERL = (
-    HEAD
+    HEADER
     + """from rlvr.adapters.verl import agent_loop_of, compute_score_of
 """
     + BUILD
@@ -60,7 +60,7 @@ else:
 """
 )
 OPENRLHF = (
-    HEAD
+    HEADER
     + """from rlvr.adapters.openrlhf import executor_of, reward_function_of
 """
     + BUILD
@@ -82,7 +82,7 @@ else:
 """
 )
 SKYRL = (
-    HEAD
+    HEADER
     + """import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
@@ -106,7 +106,7 @@ def generator(inference_engine_client, tokenizer):
 """
 )
 SWIFT = (
-    HEAD
+    HEADER
     + """from rlvr.adapters.swift import environment_of, reward_class_of
 """
     + BUILD
@@ -122,7 +122,7 @@ else:
 """
 )
 NEMO = (
-    HEAD
+    HEADER
     + """from nemo_gym.base_resources_server import BaseVerifyResponse, SimpleResourcesServer
 from nemo_gym.server_utils import SESSION_ID_KEY
 
@@ -140,7 +140,7 @@ if __name__ == "__main__":
 """
 )
 INSPECT = (
-    HEAD
+    HEADER
     + """from inspect_ai import task
 
 from rlvr.adapters.inspect_task import task_of
@@ -155,7 +155,7 @@ def $module():
 """
 )
 LM_EVAL = (
-    HEAD
+    HEADER
     + """from rlvr.adapters.lm_eval import dataset_of, doc_to_text, results_of
 """
     + BUILD
@@ -186,7 +186,7 @@ metadata:
   version: 1
 """
 VERIFIERS = (
-    HEAD
+    HEADER
     + """import verifiers.v1 as vf
 
 from rlvr.adapters.verifiers_v1 import Rewards, tasks_of
@@ -265,7 +265,7 @@ $agent:
 """
 
 OPENENV = (
-    HEAD
+    HEADER
     + """from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
 from rlvr.adapters.openenv import environment_of
@@ -293,7 +293,7 @@ app = create_fastapi_app(RlvrEnvironment, Said, Seen, max_concurrent_envs=64)
 """
 )
 AVIARY = (
-    HEAD
+    HEADER
     + """from aviary.core import Environment, Message, TaskDataset, Tool, ToolResponseMessage
 
 from rlvr.adapters.aviary import environment_of

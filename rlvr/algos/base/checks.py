@@ -8,14 +8,14 @@ from typing import Any
 from rlvr.errors import ConfigError
 
 
-def check(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
+def check_combinations(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
     """Raise ConfigError for the first invalid combination; `traits` are those of the advantage and the loss."""
-    for wrong, reason in [*_of_ratios(settings), *_of_credit(settings, traits, name)]:
+    for wrong, reason in [*_find_ratio_conflicts(settings), *_find_advantage_conflicts(settings, traits, name)]:
         if wrong:
             raise ConfigError(reason)
 
 
-def _of_ratios(s: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+def _find_ratio_conflicts(s: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     yield (
         s["beta"] > 0 and s["kl_in"] == "loss" and s["kl_estimator"] == "k1",
         "k1 as a loss has an expected gradient of zero, so beta would have no effect; use kl_in=reward, or k2 or k3_ratio in the loss",
@@ -52,7 +52,7 @@ def _of_ratios(s: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _of_credit(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Iterator[tuple[bool, str]]:
+def _find_advantage_conflicts(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Iterator[tuple[bool, str]]:
     yield (
         s["whiten"] == "samples" and "per_token" in traits,
         f"the advantage of {name} differs from token to token, so no single number per answer can be whitened; set whiten=tokens or none",

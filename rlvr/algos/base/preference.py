@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlvr.algos.base.recipe import Recipe
+from rlvr.algos.base.recipe import AlgorithmSpec
 from rlvr.algos.parts import aggregate, kl, preferences
-from rlvr.algos.parts.answers import Groups, per_token
-from rlvr.algos.parts.credit import Total, alone
-from rlvr.contracts.algorithm import NO_SCORES, Algorithm, LossInputs, Nested, Scores
+from rlvr.algos.parts.answers import Groups, expand_to_tokens
+from rlvr.algos.parts.credit import AllReduce, single_process_all_reduce
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, NestedValues, TokenStats
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Chosen(Algorithm):
+class WholeAnswerAlgorithm(Algorithm):
     """The shared base of Preference and Imitation: it excludes answers without a score and, optionally, truncated ones."""
 
-    common: dict[str, tuple[Any, str]] = {"mask_truncated_completions": (False, "bool")}
-    of_critic: Sequence[str] = ()
+    common_settings: dict[str, tuple[Any, str]] = {"mask_truncated_completions": (False, "bool")}
+    critic_settings: Sequence[str] = ()
 
-    def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
-        self.name, self.recipe, self.settings = recipe.name, recipe, SimpleNamespace(**settings)
-        self.learn = recipe.bound("learnable", settings)
+    def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
+        self.select_offline_function = spec.bind_settings("learnable", settings)
 
-    def describe(self) -> list[tuple[str, Any, bool]]:
+    def describe_settings(self) -> list[tuple[str, Any, bool]]:
         """Return every setting: its name, its value, and whether it differs from the default."""
-        return [(key, value, value != self.recipe.usual[key]) for key, value in vars(self.settings).items()]
+        return [(key, value, value != self.spec.default_settings[key]) for key, value in vars(self.settings).items()]
 
-    def trains(self, episode: Episode) -> bool:
+    def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an answer may be selected."""
-        return episode.scored and not episode.meta.get("mismatched") and not (self.settings.mask_truncated_completions and episode.cut_off)
+        return episode.is_scored and not episode.meta.get("mismatched") and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
 
-    def learnable(self, groups: Groups) -> list[list[Episode]]:
+    def select_offline(self, groups: Groups) -> list[list[Episode]]:
         """Select the answers of recorded groups that the loss uses."""
-        found: list[list[Episode]] = self.learn(groups)
+        found: list[list[Episode]] = self.select_offline_function(groups)
         return found
 
-    def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return -l weighted by the advantage; the KL to the reference is logged."""
-        figures = {} if inputs.reference is None else {"kl": kl.estimate(inputs.new.detach(), inputs.reference, "k3")}
+        figures = {} if inputs.reference is None else {"kl": kl.estimate_kl(inputs.new.detach(), inputs.reference, "k3")}
         return -inputs.advantages * inputs.new, figures
 
-    def rewards(self, groups: Groups) -> list[list[float | None]]:
+    def get_rewards(self, groups: Groups) -> list[list[float | None]]:
         """Return the rewards of the answers that may be selected; None for the others."""
-        return [[e.reward if self.trains(e) and e.length else None for e in group] for group in groups]
+        return [[e.reward if self.is_in_loss(e) and e.num_policy_tokens else None for e in group] for group in groups]
 
 
-class Preference(Chosen):
+class Preference(WholeAnswerAlgorithm):
     """A loss on the scores of whole answers relative to a reference.
 
     >>> from rlvr.algos.dpo import make
@@ -67,100 +67,100 @@ class Preference(Chosen):
     0.2
     """
 
-    common = Chosen.common | {
+    common_settings = WholeAnswerAlgorithm.common_settings | {
         "beta": (0.1, "float"), "length_normalised": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
         "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
     }  # fmt: skip
-    needs_reference = single_step = True
-    credit_needs = frozenset({"penalties"})
+    needs_reference = one_optimizer_step = True
+    advantage_inputs = frozenset({"penalties"})
 
-    def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
+    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         super().__init__(recipe, settings)
         s, traits = self.settings, recipe.traits
         if not s.beta:
             raise ConfigError(f"beta is 0, but {self.name} trains relative to a reference; set it above 0, such as 0.1")
-        self.needs_company = self.silent_if_equal = "pairs" in traits
-        if s.dynamic_sampling_rounds > 1 and not self.silent_if_equal:
+        self.requires_group = self.skips_zero_variance = "pairs" in traits
+        if s.dynamic_sampling_rounds > 1 and not self.skips_zero_variance:
             raise ConfigError(f"{self.name} also learns from groups whose rewards are all equal; set dynamic_sampling_rounds=1")
-        self.sampling_rounds, self.needs_mismatched = s.dynamic_sampling_rounds, "mismatched" in traits
-        self.prefer = recipe.bound("prefer", settings)
-        self.controller = kl.Controller(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)
-        self.refreshes = s.ref_model_sync_steps > 0
+        self.sampling_rounds, self.needs_kl_samples = s.dynamic_sampling_rounds, "mismatched" in traits
+        self.prefer_function = recipe.bind_settings("prefer", settings)
+        self.controller = kl.KLController(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)
+        self.syncs_reference = s.ref_model_sync_steps > 0
 
     @property
     def beta(self) -> float:
         """The coefficient of the reference."""
         return self.controller.beta
 
-    def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
+    def compute_advantages(self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce) -> NestedValues:
         """Compute the advantage of each token: the negative gradient of the preference loss."""
-        if scores.penalties is None:
+        if token_stats.penalties is None:
             raise ConfigError("preferences need the policy's and the reference's log-probabilities")
-        divisors = [[max(1, e.length) if self.settings.length_normalised else 1 for e in group] for group in groups]
-        sums = [[math.fsum(np.asarray(row, dtype=np.float64).tolist()) for row in group] for group in scores.penalties]
+        divisors = [[max(1, e.num_policy_tokens) if self.settings.length_normalised else 1 for e in group] for group in groups]
+        sums = [[math.fsum(np.asarray(row, dtype=np.float64).tolist()) for row in group] for group in token_stats.penalties]
         shifts = [[s / n for s, n in zip(row, ns, strict=True)] for row, ns in zip(sums, divisors, strict=True)]
-        found: preferences.Pulls = self.prefer(groups, self.rewards(groups), shifts, self.beta, total)
-        self.figures = found.figures
-        pulls = [[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(found.pulls, divisors, strict=True)]
-        return per_token(pulls, [[e.acted for e in group] for group in groups])
+        found: preferences.PreferenceAdvantages = self.prefer_function(groups, self.get_rewards(groups), shifts, self.beta, all_reduce)
+        self.metrics = found.metrics
+        pulls = [[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(found.advantages, divisors, strict=True)]
+        return expand_to_tokens(pulls, [[e.action_mask for e in group] for group in groups])
 
-    def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
+    def compute_row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce) -> list[float]:
         """Return weight 1 for every row, because the mean over pairs or answers is part of the advantages."""
         return [1.0] * len(lengths)
 
-    def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
+    def on_step_end(self, rewards: Sequence[float], kl_value: float | None, all_reduce: AllReduce = single_process_all_reduce) -> None:
         """Count a step."""
-        self.controller.observe(None, 0)
+        self.controller.update(None, 0)
 
-    def refresh(self) -> float:
+    def reference_mixup(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
-        return self.controller.refresh()
+        return self.controller.get_reference_mixup()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps."""
-        return {"steps": self.controller.steps}
+        return {"steps": self.controller.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        self.controller.steps = int(state["steps"])
+        self.controller.num_steps = int(state["steps"])
 
 
-class Imitation(Chosen):
+class Imitation(WholeAnswerAlgorithm):
     """Supervised learning on the best answer of each group.
 
     >>> from rlvr.algos.best_of_n import make
-    >>> make(at_least=0.5).supervised
+    >>> make(min_score=0.5).is_supervised
     True
     """
 
-    common = Chosen.common | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
-    bypass = supervised = True
+    common_settings = WholeAnswerAlgorithm.common_settings | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
+    use_rollout_logprobs = is_supervised = True
     """The loss has no ratio, so no forward pass for old log-probabilities is needed."""
-    counts_flat = False
+    count_zero_advantage = False
 
-    def __init__(self, recipe: Recipe, settings: Mapping[str, Any]) -> None:
+    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         super().__init__(recipe, settings)
-        self.num_iterations, self.choose = self.settings.num_iterations, recipe.bound("choose", settings)
+        self.num_iterations, self.choose_function = self.settings.num_iterations, recipe.bind_settings("choose", settings)
         if self.settings.loss_aggregation == "seq-mean-token-sum-norm":
             raise ConfigError("loss_aggregation=seq-mean-token-sum-norm is for policy gradients; use token-mean or seq-mean-token-mean")
 
-    def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
+    def compute_advantages(self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce) -> NestedValues:
         """Return advantage 1 at each token of the selected answers."""
-        places = [self.choose(group) for group in self.rewards(groups)]
-        self.figures = {"best/kept": total([float(sum(i is not None for i in places))])[0]}
+        places = [self.choose_function(group) for group in self.get_rewards(groups)]
+        self.metrics = {"best/kept": all_reduce([float(sum(i is not None for i in places))])[0]}
         chosen = [[float(i == place) for i in range(len(group))] for group, place in zip(groups, places, strict=True)]
-        return per_token(chosen, [[e.acted for e in group] for group in groups])
+        return expand_to_tokens(chosen, [[e.action_mask for e in group] for group in groups])
 
-    def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
+    def compute_row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce) -> list[float]:
         """Compute the weight of each selected answer's tokens over one optimizer step."""
-        return aggregate.row_weights(lengths, prompts, self.settings.loss_aggregation, total=total)
+        return aggregate.compute_row_weights(lengths, prompts, self.settings.loss_aggregation, all_reduce=all_reduce)
 
 
-def preference(name: str, about: str | None, prefer: Any, learnable: Any, **defaults: Any) -> Recipe:
+def define_preference(name: str, about: str | None, prefer: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define a preference algorithm: its `__name__`, docstring, loss on whole answers, and selection of recorded answers."""
-    return Recipe(Preference, name, about, {"prefer": prefer, "learnable": learnable}, defaults)
+    return AlgorithmSpec(Preference, name, about, {"prefer": prefer, "learnable": select_offline}, defaults)
 
 
-def imitation(name: str, about: str | None, choose: Any, learnable: Any, **defaults: Any) -> Recipe:
+def define_imitation(name: str, about: str | None, choose: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define an imitation algorithm; `choose` returns the index of the best answer of a group, or None."""
-    return Recipe(Imitation, name, about, {"choose": choose, "learnable": learnable}, defaults)
+    return AlgorithmSpec(Imitation, name, about, {"choose": choose, "learnable": select_offline}, defaults)

@@ -11,19 +11,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlvr.algos.base.settings import ABOUT, UNKNOWN, check_value, coerced, idle, unknown_setting
+from rlvr.algos.base.settings import (
+    SETTINGS,
+    UNKNOWN_SETTING,
+    check_setting_value,
+    coerce_setting,
+    find_inactive_settings,
+    format_unknown_setting,
+)
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import load
+from rlvr.plugins.registry import load_factory
 
 Function = Callable[..., Any]
 
 
-def part(*traits: str, prepare: Function | None = None) -> Callable[[Function], Function]:
+def component(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
     """Declare the traits of a component function.
 
     company     compares the answers of a group, so that a single answer gives no signal
     silent      returns 0 if all answers of a group have the same score
-    per_token   returns one number per token, not one per answer
+    expand_to_tokens   returns one number per token, not one per answer
     turns       requires a multi-turn environment
     greedy      needs a greedy answer in each group
     old, reference, entropy, values      needs these fields of `TokenStats`
@@ -35,19 +42,19 @@ def part(*traits: str, prepare: Function | None = None) -> Callable[[Function], 
     """
 
     def marked(function: Function) -> Function:
-        vars(function).update(traits=frozenset(traits), prepare=prepare)
+        vars(function).update(traits=frozenset(traits), prepare=compute_batch_stats)
         return function
 
     return marked
 
 
-def traits_of(function: Function) -> frozenset[str]:
+def get_traits(function: Function) -> frozenset[str]:
     """Return the traits that `component` declared; empty for an undecorated function."""
     found: frozenset[str] = getattr(function, "traits", frozenset())
     return found
 
 
-class Recipe:
+class AlgorithmSpec:
     """The definition of one algorithm. Calling it with settings builds the algorithm.
 
     >>> from rlvr.algos.grpo import make
@@ -55,88 +62,88 @@ class Recipe:
     0.1
     """
 
-    checks = True
+    validates_settings = True
     """Tells the registry to skip its own check of settings: replaced components may add settings that the registry does not know."""
 
-    def __init__(self, base: Any, name: str, about: str | None, parts: Mapping[str, Function], defaults: Mapping[str, Any]) -> None:
+    def __init__(self, base: Any, name: str, about: str | None, components: Mapping[str, Function], defaults: Mapping[str, Any]) -> None:
         """`base` is the class to build; its `common_settings` apply to all its algorithms."""
         self.base, self.name, self.__doc__ = base, name.rpartition(".")[2], about
-        self.parts, self.defaults = dict(parts), dict(defaults)
-        fields = base.common | self.of_parts() | ({"advantage": ("", "str"), "loss": ("", "str")} if "loss" in parts else {})
-        self.kinds = {key: kind for key, (_, kind) in fields.items()}
-        self.usual = {key: defaults.get(key, value) for key, (value, _) in fields.items()}
+        self.components, self.defaults = dict(components), dict(defaults)
+        fields = base.common_settings | self.collect_settings() | ({"advantage": ("", "str"), "loss": ("", "str")} if "loss" in components else {})
+        self.setting_types = {key: kind for key, (_, kind) in fields.items()}
+        self.default_settings = {key: defaults.get(key, value) for key, (value, _) in fields.items()}
         """The settings and their defaults."""
-        self.traits = frozenset().union(*map(traits_of, self.parts.values()))
+        self.traits = frozenset().union(*map(get_traits, self.components.values()))
         if "values" not in self.traits:
-            self.usual = {key: value for key, value in self.usual.items() if key not in base.of_critic}
+            self.default_settings = {key: value for key, value in self.default_settings.items() if key not in base.critic_settings}
 
-    def of_parts(self) -> dict[str, tuple[Any, str]]:
+    def collect_settings(self) -> dict[str, tuple[Any, str]]:
         """Return the default and the type of each keyword parameter of all components."""
-        return {key: value for part in self.parts for key, value in self.own(part).items()}
+        return {key: value for part in self.components for key, value in self.get_component_settings(part).items()}
 
-    def own(self, key: str) -> dict[str, tuple[Any, str]]:
+    def get_component_settings(self, key: str) -> dict[str, tuple[Any, str]]:
         """Return the default and the type of each keyword parameter of one component."""
         found = {}
-        for name, p in inspect.signature(self.parts[key]).parameters.items():
+        for name, p in inspect.signature(self.components[key]).parameters.items():
             if p.kind is inspect.Parameter.KEYWORD_ONLY:
                 kind = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
                 found[name] = (p.default, "" if p.annotation is p.empty else kind)
         return found
 
-    def resolved(self, given: Mapping[str, Any]) -> Recipe:
+    def replace_components(self, given: Mapping[str, Any]) -> AlgorithmSpec:
         """Return a spec with the components that the settings `advantage` and `loss` name; these may add settings."""
-        named = {key: given[key] for key in ("advantage", "loss") if key in self.parts and given.get(key)}
+        named = {key: given[key] for key in ("advantage", "loss") if key in self.components and given.get(key)}
         if not named:
             return self
-        swapped = {key: part_named(key, target) for key, target in named.items()}
-        return Recipe(self.base, self.name, self.__doc__, self.parts | swapped, self.defaults)
+        swapped = {key: load_component(key, target) for key, target in named.items()}
+        return AlgorithmSpec(self.base, self.name, self.__doc__, self.components | swapped, self.defaults)
 
     def __call__(self, **given: Any) -> Any:
         """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
-        recipe = self.resolved(given)
+        recipe = self.replace_components(given)
         for key, value in given.items():
-            if key not in recipe.usual:
-                raise ConfigError(unknown_setting(self.name, key, value, recipe.usual))
-        chosen = {key: coerced(key, value, recipe.kinds[key]) for key, value in given.items()}
-        settings = recipe.usual | chosen
+            if key not in recipe.default_settings:
+                raise ConfigError(format_unknown_setting(self.name, key, value, recipe.default_settings))
+        chosen = {key: coerce_setting(key, value, recipe.setting_types[key]) for key, value in given.items()}
+        settings = recipe.default_settings | chosen
         for key, value in settings.items():
-            check_value(key, value)
-        reasons = idle(settings)
+            check_setting_value(key, value)
+        reasons = find_inactive_settings(settings)
         for key, value in chosen.items():
-            if key in reasons and value != recipe.usual[key]:
+            if key in reasons and value != recipe.default_settings[key]:
                 raise ConfigError(f"{key}={value!r} has no effect because {reasons[key]}; change that, or remove {key}")
         return recipe.base(recipe, settings)
 
-    def bound(self, key: str, settings: Mapping[str, Any]) -> Function:
+    def bind_settings(self, key: str, settings: Mapping[str, Any]) -> Function:
         """Return a component with its settings bound."""
-        function, own = self.parts[key], {name: settings[name] for name in self.own(key)}
+        function, own = self.components[key], {name: settings[name] for name in self.get_component_settings(key)}
         return partial(function, **own)
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.Signature(
             [
-                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=self.kinds[key])
-                for key, value in self.usual.items()
+                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=self.setting_types[key])
+                for key, value in self.default_settings.items()
             ]
         )
 
     @property
-    def about(self) -> dict[str, str]:
+    def setting_descriptions(self) -> dict[str, str]:
         """The description of each setting, for `rlvr show`."""
-        return {key: ABOUT.get(key, UNKNOWN).about for key in self.usual}
+        return {key: SETTINGS.get(key, UNKNOWN_SETTING).description for key in self.default_settings}
 
     @property
-    def idle(self) -> list[str]:
+    def inactive_settings(self) -> list[str]:
         """The settings that have no effect with the default values of the others."""
-        return list(idle(self.usual))
+        return list(find_inactive_settings(self.default_settings))
 
 
-def part_named(key: str, target: Any) -> Function:
+def load_component(key: str, target: Any) -> Function:
     """Load a component: that of another algorithm, or a function in a file."""
     if not isinstance(target, str):
         raise ConfigError(f"{key} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
-    found = load("algorithm", target)
+    found = load_factory("algorithm", target)
     parts = getattr(found, "parts", None)
     if parts is None:
         return found

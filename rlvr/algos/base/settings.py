@@ -11,80 +11,80 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.algos.parts.aggregate import AGGREGATIONS
-from rlvr.algos.parts.kl import ESTIMATORS
+from rlvr.algos.parts.kl import KL_ESTIMATORS
 from rlvr.algos.parts.mismatch import CORRECTIONS
-from rlvr.algos.parts.preferences import LOSSES
-from rlvr.algos.parts.surrogate import LEVELS
-from rlvr.algos.parts.turns import BASELINES, COMPARISONS
+from rlvr.algos.parts.preferences import PREFERENCE_LOSSES
+from rlvr.algos.parts.surrogate import RATIO_LEVELS
+from rlvr.algos.parts.turns import BASELINES, TURN_COMPARISONS
 from rlvr.errors import ConfigError, suggest
 
 INFINITY = math.inf
-Rest = Mapping[str, Any]
+OtherSettings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting: its description, its bounds or choices, and when it has no effect.
 
-    >>> ABOUT["epsilon"].high
+    >>> SETTINGS["epsilon"].high
     1.0
     """
 
-    about: str
-    low: float = -INFINITY
-    high: float = INFINITY
+    description: str
+    minimum: float = -INFINITY
+    maximum: float = INFINITY
     choices: tuple[str, ...] = ()
-    idle: Callable[[Rest], str] = lambda rest: ""
+    find_inactive_reason: Callable[[OtherSettings], str] = lambda rest: ""
     """Returns the reason why the setting has no effect, given the other settings; empty if it has an effect."""
 
 
-def _without_beta(rest: Rest) -> str:
+def _inactive_without_beta(rest: OtherSettings) -> str:
     return "" if rest["beta"] > 0 else "beta is 0"
 
 
-def _without_scale(rest: Rest) -> str:
+def _inactive_without_scale(rest: OtherSettings) -> str:
     return "scale_rewards is none" if rest.get("scale_rewards") == "none" else ""
 
 
-def _without_buffer(rest: Rest) -> str:
+def _inactive_without_buffer(rest: OtherSettings) -> str:
     return "" if rest["overlong_buffer"] > 0 else "overlong_buffer is 0"
 
 
-def _without_cap(rest: Rest) -> str:
+def _inactive_without_max_length(rest: OtherSettings) -> str:
     how = rest["loss_aggregation"]
-    return "" if how == "seq-mean-token-sum-norm" or not _without_buffer(rest) else f"loss_aggregation is {how} and overlong_buffer is 0"
+    return "" if how == "seq-mean-token-sum-norm" or not _inactive_without_buffer(rest) else f"loss_aggregation is {how} and overlong_buffer is 0"
 
 
-def _without_sync(rest: Rest) -> str:
-    return _without_beta(rest) or ("" if rest["ref_model_sync_steps"] > 0 else "ref_model_sync_steps is 0")
+def _inactive_without_sync(rest: OtherSettings) -> str:
+    return _inactive_without_beta(rest) or ("" if rest["ref_model_sync_steps"] > 0 else "ref_model_sync_steps is 0")
 
 
-def _without_correction(rest: Rest) -> str:
+def _inactive_without_correction(rest: OtherSettings) -> str:
     return "importance_sampling_correction is none" if rest["importance_sampling_correction"] == "none" else ""
 
 
-def _without_mask(rest: Rest) -> str:
+def _inactive_without_mask(rest: OtherSettings) -> str:
     how = rest["importance_sampling_correction"]
     return "" if how.endswith("mask") else f"importance_sampling_correction is {how}, and only the masks have a lower bound"
 
 
-def _with_ipo(rest: Rest) -> str:
+def _inactive_with_ipo(rest: OtherSettings) -> str:
     return "preference_loss is ipo" if rest.get("preference_loss") == "ipo" else ""
 
 
-ABOUT: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, Setting] = {
     # advantages
     "advantage": Setting("Take the advantage of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
     "scale_rewards": Setting("Divide by the standard deviation of the rewards: of the group, of the batch, or not at all.",
                              choices=("none", "group", "batch")),
-    "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, idle=_without_scale),
+    "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, find_inactive_reason=_inactive_without_scale),
     "whiten": Setting("Shift and scale the finished advantages over the batch: over tokens, over samples (answers), or not.",
                       choices=("none", "tokens", "samples")),
     "reward_weights": Setting("The weight of each component of the verdict. Empty: use the score as the only component."),
     "gamma": Setting("The discount per token.", 0.0, 1.0),
     "lam": Setting("The lambda of GAE.", 0.0, 1.0),
     "compare_turns": Setting("Which turns of a group are compared: with the same index, after the same ids (state), or after the same text "
-                             "of the environment (observation).", choices=COMPARISONS),
+                             "of the environment (observation).", choices=TURN_COMPARISONS),
     "turn_discount": Setting("The discount per turn. Tokens are not discounted.", 0.0, 1.0),
     "turn_weight": Setting("The weight of the turn's advantage; that of the whole answer has weight 1.", 0.0),
     "baseline": Setting("What is subtracted from a return: the mean of those it is compared with, the mean of the others, or nothing.",
@@ -93,11 +93,11 @@ ABOUT: Mapping[str, Setting] = {
     "overlong_buffer": Setting("DAPO's soft penalty: over this many tokens before the limit the reward falls linearly, by overlong_penalty "
                                "at the limit. 0: no penalty.", 0),
     "overlong_penalty": Setting("The maximum penalty. Half the range of the scores, as in the paper, so that a right answer at the limit "
-                                "is worth more than a wrong one.", 0.0, idle=_without_buffer),
+                                "is worth more than a wrong one.", 0.0, find_inactive_reason=_inactive_without_buffer),
     # the loss of the policy
     "loss": Setting("Take the loss of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
     "importance_sampling_level": Setting("One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their "
-                                         "product (completion).", choices=LEVELS),
+                                         "product (completion).", choices=RATIO_LEVELS),
     "epsilon": Setting("How far the ratio may fall below 1 before it is clipped.", 0.0, 1.0),
     "epsilon_high": Setting("How far the ratio may rise above 1 before it is clipped. None: the same as `epsilon`.", 0.0),
     "delta": Setting("The dual clip: bounds the ratio where the advantage is negative.", 1.0),
@@ -108,7 +108,7 @@ ABOUT: Mapping[str, Setting] = {
                                 "and so on.", choices=AGGREGATIONS),
     "max_completion_length": Setting(
         "The limit on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's limit.", 0,
-        idle=_without_cap),
+        find_inactive_reason=_inactive_without_max_length),
     "mask_truncated_completions": Setting("Exclude answers that reached the limit from the loss."),
     "mask_malformed_calls": Setting("Exclude the turns with a tool call that could not be read from the loss; the other turns of the "
                                     "answer train."),
@@ -116,14 +116,14 @@ ABOUT: Mapping[str, Setting] = {
                                        "many rounds per step.", 1),
     # KL and entropy
     "beta": Setting("The weight of the KL to the reference, or of the reference in a preference loss. 0: no reference model.", 0.0),
-    "kl_estimator": Setting("The estimator of a token's KL.", choices=ESTIMATORS, idle=_without_beta),
+    "kl_estimator": Setting("The estimator of a token's KL.", choices=KL_ESTIMATORS, find_inactive_reason=_inactive_without_beta),
     "kl_in": Setting("Whether the KL is a term of the loss or is subtracted from the reward.", choices=("loss", "reward"),
-                     idle=_without_beta),
-    "kl_target": Setting("If set, beta adapts to reach this KL: the mean over tokens of k3.", 1e-12, idle=_without_beta),
-    "kl_horizon": Setting("The number of episodes over which beta adapts.", 1, idle=_without_beta),
-    "ref_model_sync_steps": Setting("Move the reference toward the policy every so many steps. 0: never.", 0, idle=_without_beta),
+                     find_inactive_reason=_inactive_without_beta),
+    "kl_target": Setting("If set, beta adapts to reach this KL: the mean over tokens of k3.", 1e-12, find_inactive_reason=_inactive_without_beta),
+    "kl_horizon": Setting("The number of episodes over which beta adapts.", 1, find_inactive_reason=_inactive_without_beta),
+    "ref_model_sync_steps": Setting("Move the reference toward the policy every so many steps. 0: never.", 0, find_inactive_reason=_inactive_without_beta),
     "ref_model_mixup_alpha": Setting("How far to move the reference: 1 replaces it by the policy.", 0.0, 1.0,
-                                     idle=_without_sync),
+                                     find_inactive_reason=_inactive_without_sync),
     "entropy_coef": Setting("The weight of the entropy bonus."),
     # critic
     "vf_coef": Setting("The weight of the critic's loss.", 0.0),
@@ -135,9 +135,9 @@ ABOUT: Mapping[str, Setting] = {
                                 "the mismatch."),
     "importance_sampling_correction": Setting("Weight tokens by the trainer's probability over the sampler's, truncated or masked at the "
                                               "cap; `none`: no correction.", choices=CORRECTIONS),
-    "importance_sampling_cap": Setting("The largest weight of the importance sampling correction.", 1.0, idle=_without_correction),
+    "importance_sampling_cap": Setting("The largest weight of the importance sampling correction.", 1.0, find_inactive_reason=_inactive_without_correction),
     "importance_sampling_floor": Setting("For the masks: the smallest weight of the importance sampling correction.", 0.0, 1.0,
-                                         idle=_without_mask),
+                                         find_inactive_reason=_inactive_without_mask),
     # single tokens
     "entropy_share": Setting("The share of the tokens that are trained on: those where the policy is least certain.", 0.0, 1.0),
     "entropy_weight": Setting("The share of the reward that is divided by entropy.", 0.0, 1.0),
@@ -154,9 +154,9 @@ ABOUT: Mapping[str, Setting] = {
     "divergence": Setting("How the policy is compared with the teacher: at the sampled token, as a reward, or over the whole vocabulary, "
                           "as a term of the loss.", choices=("sampled", "reverse_kl", "forward_kl", "jsd")),
     # preferences and imitation
-    "preference_loss": Setting("Which loss on the pair of a better and a worse answer.", choices=LOSSES),
+    "preference_loss": Setting("Which loss on the pair of a better and a worse answer.", choices=PREFERENCE_LOSSES),
     "label_smoothing": Setting("The assumed fraction of pairs that the verifier ranks wrongly.", 0.0, 0.5,
-                               idle=_with_ipo),
+                               find_inactive_reason=_inactive_with_ipo),
     "pairs_per_group": Setting("The number of pairs per group: best with worst answer, second best with second worst, and so on.", 1),
     "length_normalised": Setting("Use the mean log-probability over the tokens of an answer instead of the sum."),
     "desirable_from": Setting("An answer with at least this score is desirable."),
@@ -165,10 +165,10 @@ ABOUT: Mapping[str, Setting] = {
     "at_least": Setting("The best answer of a group is trained on if its score is above this."),
 }  # fmt: skip
 
-UNKNOWN = Setting("")
+UNKNOWN_SETTING = Setting("")
 """The entry of a setting of a user's function."""
 
-MOVED: Mapping[str, str] = {
+SETTING_REPLACEMENTS: Mapping[str, str] = {
     "returns": "choose the advantage of another algorithm: advantage=grpo_turns, advantage=gigpo or advantage=reinforce_pp (to go)",
     "baseline": "choose the advantage of another algorithm, such as advantage=rloo, or an algorithm by its name",
     "loss_type": "choose the loss of another algorithm, such as loss=cispo, loss=sapo or loss=reinforce",
@@ -178,18 +178,18 @@ MOVED: Mapping[str, str] = {
 TRL_LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "luspo")
 
 
-def unknown_setting(algorithm: str, name: str, value: Any, known: Mapping[str, Any]) -> str:
+def format_unknown_setting(algorithm: str, name: str, value: Any, known: Mapping[str, Any]) -> str:
     """Format the error message for a setting that an algorithm does not have."""
     if name == "loss_type" and value in TRL_LOSS_TYPES:
         return f"loss_type {value!r} names a whole recipe; choose it by algorithm name, or set loss_aggregation ({', '.join(AGGREGATIONS)})"
-    if name in MOVED:
-        return f"algorithm {algorithm!r} has no setting {name!r}; {MOVED[name]}"
-    if name in ABOUT:
+    if name in SETTING_REPLACEMENTS:
+        return f"algorithm {algorithm!r} has no setting {name!r}; {SETTING_REPLACEMENTS[name]}"
+    if name in SETTINGS:
         return f"{name}={value!r} has no effect in {algorithm!r}, which has no such setting; remove it. Allowed: {', '.join(known)}"
     return f"algorithm {algorithm!r} has no setting {name!r}; {suggest(name, known)}"
 
 
-def coerced(name: str, value: Any, kind: str) -> Any:
+def coerce_setting(name: str, value: Any, kind: str) -> Any:
     """Convert a user's value of a setting to its type (YAML reads 3e-4 as text, and 0 as an integer)."""
     if not kind or (value is None and "None" in kind):
         return value
@@ -211,16 +211,16 @@ def coerced(name: str, value: Any, kind: str) -> Any:
     return value
 
 
-def check_value(name: str, value: Any) -> None:
+def check_setting_value(name: str, value: Any) -> None:
     """Raise an error for a value outside the bounds or choices of a setting."""
-    setting = ABOUT.get(name, UNKNOWN)
+    setting = SETTINGS.get(name, UNKNOWN_SETTING)
     if setting.choices and value not in setting.choices:
         raise ConfigError(f"{name} is {value!r}; {suggest(str(value), setting.choices)}")
-    if isinstance(value, int | float) and not setting.low <= value <= setting.high:
-        raise ConfigError(f"{name} is {value}; it must be from {setting.low:g} to {setting.high:g}")
+    if isinstance(value, int | float) and not setting.minimum <= value <= setting.maximum:
+        raise ConfigError(f"{name} is {value}; it must be from {setting.minimum:g} to {setting.maximum:g}")
 
 
-def idle(settings: Mapping[str, Any]) -> dict[str, str]:
+def find_inactive_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that have no effect with the current values of the others, each with the reason."""
-    reasons = {name: ABOUT.get(name, UNKNOWN).idle(settings) for name in settings}
+    reasons = {name: SETTINGS.get(name, UNKNOWN_SETTING).find_inactive_reason(settings) for name in settings}
     return {name: reason for name, reason in reasons.items() if reason}

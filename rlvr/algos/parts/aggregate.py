@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from rlvr.algos.parts.credit import Total, alone
+from rlvr.algos.parts.credit import AllReduce, single_process_all_reduce
 
 
-class Whole(NamedTuple):
+class BatchTotals(NamedTuple):
     """The rows, tokens and prompts of one optimizer step, over all processes; rows and prompts without a token are not counted.
 
     >>> Whole(rows=2.0, tokens=4.0, prompts=1.0, max_length=8).tokens
@@ -34,7 +34,7 @@ class Whole(NamedTuple):
     max_length: int
 
 
-DIVISORS: dict[str, Callable[[Whole, int, int], float]] = {
+LOSS_DIVISORS: dict[str, Callable[[BatchTotals, int, int], float]] = {
     "seq-mean-token-mean": lambda whole, length, inside: whole.rows * length,
     "token-mean": lambda whole, length, inside: whole.tokens,
     "seq-mean-token-sum": lambda whole, length, inside: whole.rows,
@@ -42,23 +42,23 @@ DIVISORS: dict[str, Callable[[Whole, int, int], float]] = {
     "prompt-mean": lambda whole, length, inside: whole.prompts * inside,
 }
 """The divisor of a token's loss, given the length of its row and the number of tokens of its prompt's group."""
-AGGREGATIONS = tuple(DIVISORS)
+AGGREGATIONS = tuple(LOSS_DIVISORS)
 
 
-def row_weights(lengths: Sequence[int], prompts: Sequence[Hashable], how: str, *, max_length: int = 0, total: Total = alone) -> list[float]:
+def compute_row_weights(lengths: Sequence[int], prompts: Sequence[Hashable], aggregation: str, *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce) -> list[float]:
     """Compute the weight of each row's tokens, given the number of trained tokens and the prompt of each row.
 
-    >>> row_weights([1, 3], ["a", "a"], "seq-mean-token-mean")
+    >>> compute_row_weights([1, 3], ["a", "a"], "seq-mean-token-mean")
     [0.5, 0.16666666666666666]
-    >>> row_weights([1, 3], ["a", "a"], "token-mean")
+    >>> compute_row_weights([1, 3], ["a", "a"], "token-mean")
     [0.25, 0.25]
     """
-    if how not in DIVISORS:
-        raise ValueError(f"loss_aggregation is {how!r}; allowed: {', '.join(AGGREGATIONS)}")
+    if aggregation not in LOSS_DIVISORS:
+        raise ValueError(f"loss_aggregation is {aggregation!r}; allowed: {', '.join(AGGREGATIONS)}")
     inside: Counter[Hashable] = Counter()
     for prompt, length in zip(prompts, lengths, strict=True):
         inside[prompt] += length
     living, living_prompts = sum(length > 0 for length in lengths), sum(n > 0 for n in inside.values())
-    rows, tokens, groups = total([float(living), float(sum(lengths)), float(living_prompts)])
-    whole = Whole(rows, tokens, groups, max_length)
-    return [1.0 / DIVISORS[how](whole, n, inside[prompt]) if n else 0.0 for n, prompt in zip(lengths, prompts, strict=True)]
+    rows, tokens, groups = all_reduce([float(living), float(sum(lengths)), float(living_prompts)])
+    whole = BatchTotals(rows, tokens, groups, max_length)
+    return [1.0 / LOSS_DIVISORS[aggregation](whole, n, inside[prompt]) if n else 0.0 for n, prompt in zip(lengths, prompts, strict=True)]

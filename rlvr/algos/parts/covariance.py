@@ -8,32 +8,32 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algos.parts.credit import Total
+from rlvr.algos.parts.credit import AllReduce
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def covariance(columns: Mapping[str, Tensor], total: Total) -> Tensor:
+def compute_covariance(columns: Mapping[str, Tensor], all_reduce: AllReduce) -> Tensor:
     """Compute each token's contribution to the covariance: (A - mean A) (l - mean l), with means over the optimizer step."""
     advantages, logs = columns["advantages"].double(), columns["old"].double()
-    count, added, summed = total([float(advantages.numel()), float(advantages.sum()), float(logs.sum())])
+    count, added, summed = all_reduce([float(advantages.numel()), float(advantages.sum()), float(logs.sum())])
     return (advantages - added / max(count, 1.0)) * (logs - summed / max(count, 1.0))
 
 
-def largest_from(values: Any, share: float, total: Total) -> float:
+def find_top_fraction_threshold(values: Any, fraction: float, all_reduce: AllReduce) -> float:
     """Find the threshold of the largest `share` of the values of all processes (at least one); values are an array or a tensor.
 
     >>> import numpy as np
-    >>> bool(3.0 < largest_from(np.array([1.0, 4.0, 2.0, 3.0]), 0.25, list) <= 4.0)
+    >>> bool(3.0 < find_top_fraction_threshold(np.array([1.0, 4.0, 2.0, 3.0]), 0.25, list) <= 4.0)
     True
     """
-    count, top = total([float(len(values)), float(abs(values).max()) if len(values) else 0.0])
-    most = max(1.0, math.floor(share * count))
+    count, top = all_reduce([float(len(values)), float(abs(values).max()) if len(values) else 0.0])
+    most = max(1.0, math.floor(fraction * count))
     low, high = -top - 1.0, top + 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        [above] = total([float((values >= middle).sum())])
+        [above] = all_reduce([float((values >= middle).parse_sum())])
         low, high = (middle, high) if above > most else (low, middle)
-    [found] = total([float((values >= high).sum())])
+    [found] = all_reduce([float((values >= high).parse_sum())])
     return high if found else low  # none is above `high` if the largest are equal

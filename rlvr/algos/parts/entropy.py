@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvr.algos.parts.answers import Answers, Numbers
+from rlvr.algos.parts.answers import AnswerBatch, Numbers
 from rlvr.errors import ConfigError
 
 
-def of_tokens(answers: Answers) -> list[list[Numbers]]:
+def get_token_entropies(answers: AnswerBatch) -> list[list[Numbers]]:
     """Return the entropy at each policy token of a counted answer; NaN elsewhere."""
-    if answers.scores.entropy is None:
+    if answers.token_stats.entropy is None:
         raise ConfigError("this advantage needs the entropy of every token; decorate its function with @component('entropy')")
     return [
-        [np.where(np.asarray(e.acted, dtype=bool) & counts, h, np.nan) for e, counts, h in zip(group, own, hs, strict=True)]
-        for group, own, hs in zip(answers.groups, answers.counted, answers.scores.entropy, strict=True)
+        [np.where(np.asarray(e.action_mask, dtype=bool) & counts, h, np.nan) for e, counts, h in zip(group, own, hs, strict=True)]
+        for group, own, hs in zip(answers.groups, answers.is_counted, answers.token_stats.entropy, strict=True)
     ]
 
 
-def in_order(rows: list[Numbers]) -> Numbers:
+def align_rows(rows: list[Numbers]) -> Numbers:
     """Align rows in one table [answers, max tokens]: the numbers that are not NaN, in order, then NaN.
 
     >>> in_order([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
@@ -31,7 +31,7 @@ def in_order(rows: list[Numbers]) -> Numbers:
     return table
 
 
-def put_back(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
+def restore_rows(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
     """Invert `align_rows`: put each row's numbers back where it was not NaN, 0 elsewhere."""
     out = []
     for row, numbers in zip(rows, table, strict=True):

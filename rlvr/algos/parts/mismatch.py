@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlvr.algos.parts.surrogate import LOG_RATIO_LIMIT, per_row
+from rlvr.algos.parts.surrogate import LOG_RATIO_LIMIT, pool_by_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask")
 
 
-def correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, how: str, *, cap: float, floor: float) -> Tensor:
+def compute_correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, mode: str, *, cap: float, floor: float) -> Tensor:
     """Compute the correction factor of each token's policy loss, without a gradient."""
     gap = (old - sampler).detach()
-    if how.startswith("sequence"):
-        gap = per_row(gap, rows, count, mean=False)
-    elif how == "geometric_mask":
-        gap = per_row(gap, rows, count, mean=True)
+    if mode.startswith("sequence"):
+        gap = pool_by_row(gap, rows, count, mean=False)
+    elif mode == "geometric_mask":
+        gap = pool_by_row(gap, rows, count, mean=True)
     ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     inside = ((ratio >= floor) & (ratio <= cap)).to(ratio.dtype)
-    if how in ("token_truncate", "sequence_truncate"):
+    if mode in ("token_truncate", "sequence_truncate"):
         return ratio.clamp(max=cap)
-    if how in ("token_mask", "sequence_mask"):
+    if mode in ("token_mask", "sequence_mask"):
         return ratio * inside
-    if how == "geometric_mask":
+    if mode == "geometric_mask":
         return inside
-    raise ValueError(f"importance_sampling_correction is {how!r}; allowed: {', '.join(CORRECTIONS)}")
+    raise ValueError(f"importance_sampling_correction is {mode!r}; allowed: {', '.join(CORRECTIONS)}")
 
 
-def measurements(old: Tensor, sampler: Tensor) -> dict[str, float]:
+def compute_mismatch_metrics(old: Tensor, sampler: Tensor) -> dict[str, float]:
     """Compute statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
     if old.numel() == 0:
         return {}

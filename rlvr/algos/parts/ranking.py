@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centering: float) -> Tensor:
+def compute_bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, centering: float) -> Tensor:
     """Compute the loss of each pair, given both scores and the required margin."""
     difference = chosen - rejected - margin
     # log(1 + exp(-x)), without overflow for large |x|

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.algos.parts.answers import Answers, Numbers
+from rlvr.algos.parts.answers import AnswerBatch, Numbers
 from rlvr.errors import ConfigError
 
 Rows = Sequence[Any]
 
 
-def gae(acted: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: float) -> list[Numbers]:
+def compute_gae(action_masks: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: float) -> list[Numbers]:
     """Compute GAE for each policy token (0.0 elsewhere), for all answers at once; `values[i][t]` is the value before token t.
 
-    >>> gae([[False, True, True]], [[0.0, 0.0, 1.0]], [[0.0, 0.5, 0.5]], 1.0, 1.0)[0].tolist()
+    >>> compute_gae([[False, True, True]], [[0.0, 0.0, 1.0]], [[0.0, 0.5, 0.5]], 1.0, 1.0)[0].tolist()
     [0.0, 0.5, 0.5]
     """
-    where = [np.flatnonzero(row) for row in acted]
+    where = [np.flatnonzero(row) for row in action_masks]
     steps = np.zeros((max(map(len, where), default=0), len(where)))  # a row for each time step, so that the loop reads memory in order
     for i, places in enumerate(where):
         if len(places):
@@ -40,24 +40,24 @@ def gae(acted: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: floa
     return found
 
 
-def discounted(answers: Answers, gamma: float = 1.0, *, lam: float = 1.0, critic: bool = False) -> list[list[Numbers]]:
+def compute_returns(answers: AnswerBatch, gamma: float = 1.0, *, lam: float = 1.0, use_critic: bool = False) -> list[list[Numbers]]:
     """Compute the reward to go at each token, or GAE with the critic's values; zeros for an answer that is not counted."""
-    places = [(g, i) for g, row in enumerate(answers.counted) for i, counts in enumerate(row) if counts]
-    known = answers.scores.values if critic else None
-    if critic and known is None:
+    places = [(g, i) for g, row in enumerate(answers.is_counted) for i, counts in enumerate(row) if counts]
+    known = answers.token_stats.values if use_critic else None
+    if use_critic and known is None:
         raise ConfigError("an algorithm with a critic needs the critic's values of every token")
     values = None if known is None else [known[g][i] for g, i in places]
-    found = gae([answers.acted[g][i] for g, i in places], [answers.earned[g][i] for g, i in places], values, gamma, lam)
+    found = compute_gae([answers.action_masks[g][i] for g, i in places], [answers.token_rewards[g][i] for g, i in places], values, gamma, lam)
     rows = dict(zip(places, found, strict=True))
     return [
-        [rows[g, i] if counts else np.zeros(len(answers.earned[g][i])) for i, counts in enumerate(row)]
-        for g, row in enumerate(answers.counted)
+        [rows[g, i] if counts else np.zeros(len(answers.token_rewards[g][i])) for i, counts in enumerate(row)]
+        for g, row in enumerate(answers.is_counted)
     ]
 
 
-def targets(answers: Answers, advantages: list[list[Numbers]]) -> list[list[Numbers]]:
+def compute_value_targets(answers: AnswerBatch, advantages: list[list[Numbers]]) -> list[list[Numbers]]:
     """Compute the critic's targets: advantage plus value at each token."""
-    assert answers.scores.values is not None
+    assert answers.token_stats.values is not None
     return [
-        [a + np.asarray(v) for a, v in zip(row, seen, strict=True)] for row, seen in zip(advantages, answers.scores.values, strict=True)
+        [a + np.asarray(v) for a, v in zip(row, seen, strict=True)] for row, seen in zip(advantages, answers.token_stats.values, strict=True)
     ]

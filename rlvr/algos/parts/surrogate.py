@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEVELS = ("token", "sequence", "sequence_token", "completion")
+RATIO_LEVELS = ("token", "sequence", "sequence_token", "completion")
 LOG_RATIO_LIMIT = 20.0
 
 
-class Surrogate(NamedTuple):
+class SurrogateLoss(NamedTuple):
     """The loss of each token, and where it was clipped.
 
-    >>> Surrogate._fields
+    >>> SurrogateLoss._fields
     ('loss', 'low', 'high')
     """
 
     loss: Tensor
-    low: Tensor
+    clipped_low: Tensor
     """1.0 where the lower bound stopped the gradient."""
-    high: Tensor
-    """1.0 where the upper bound stopped the gradient (for `weighted`: where the weight was capped)."""
+    clipped_high: Tensor
+    """1.0 where the upper bound stopped the gradient (for `compute_weighted_loss`: where the weight was capped)."""
 
 
-def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
+def pool_by_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
     """Compute the sum or mean over each row's entries, repeated for every entry."""
     sums = values.new_zeros(count).index_add(0, rows, values)
     if mean:
@@ -42,43 +42,43 @@ def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
     return sums.index_select(0, rows)
 
 
-def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+def compute_log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
     """Compute the log of the importance ratio at a level, clamped so that its exponential is finite."""
     delta = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return delta if level == "token" else _over_row(delta, new, rows, count, level)
+    return delta if level == "token" else _compute_row_log_ratio(delta, new, rows, count, level)
 
 
-def _over_row(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+def _compute_row_log_ratio(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
     """Compute one log ratio for all tokens of a row."""
     if level == "completion":
-        return per_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    pooled = per_row(delta, rows, count, mean=True)
+        return pool_by_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    pooled = pool_by_row(delta, rows, count, mean=True)
     if level == "sequence":
         return pooled
     if level == "sequence_token":
         return pooled.detach() + new - new.detach()
-    raise ValueError(f"importance_sampling_level is {level!r}; allowed: {', '.join(LEVELS)}")
+    raise ValueError(f"importance_sampling_level is {level!r}; allowed: {', '.join(RATIO_LEVELS)}")
 
 
-def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None) -> Surrogate:
-    """Compute PPO's clipped loss, from the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
+def compute_clipped_loss(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None) -> SurrogateLoss:
+    """Compute PPO's clipped loss, from the smaller of r*A and its clipped form. `is_delta` bounds the ratio where A < 0 (dual clip)."""
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -(bounded * advantage).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
     low = ((ratio < 1 - epsilon) & (advantage < 0)).to(ratio.dtype)
     high = ((ratio > 1 + epsilon_high) & (advantage > 0)).to(ratio.dtype)
-    return Surrogate(loss, low, high)
+    return SurrogateLoss(loss, low, high)
 
 
-def weighted(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> Surrogate:
+def compute_weighted_loss(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> SurrogateLoss:
     """Compute -A times the log-probability, weighted by the detached capped ratio, so that no token loses its gradient."""
     weight = ratio.detach().clamp(max=ratio_max)
-    return Surrogate(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
+    return SurrogateLoss(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
 
 
-def gated(ratio: Tensor, advantage: Tensor, temperature_pos: float, temperature_neg: float) -> Surrogate:
+def compute_gated_loss(ratio: Tensor, advantage: Tensor, temperature_pos: float, temperature_neg: float) -> SurrogateLoss:
     """Compute a loss with a sigmoid gate instead of a clip; the gate has slope 1 at r = 1 for every temperature."""
     positive = (advantage > 0).to(ratio.dtype)
     tau = temperature_pos * positive + temperature_neg * (1 - positive)
     gate = (tau * (ratio - 1)).sigmoid() * 4 / tau
     nothing = ratio.detach() * 0
-    return Surrogate(-gate * advantage, nothing, nothing)
+    return SurrogateLoss(-gate * advantage, nothing, nothing)

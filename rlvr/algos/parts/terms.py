@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def kl_term(x: LossInputs, beta: float, estimator: str) -> Tensor:
+def compute_kl_term(x: LossInputs, beta: float, estimator: str) -> Tensor:
     """Compute beta times the KL to the reference at each token."""
     assert x.reference is not None
     ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
-    return beta * kl.estimate(x.new, x.reference, estimator, ratio)
+    return beta * kl.estimate_kl(x.new, x.reference, estimator, ratio)
 
 
-def value_loss(values: Tensor, old: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
+def compute_value_loss(values: Tensor, old: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
     """Compute half the squared error per token: the larger of the unclipped and the clipped one (epsilon None: unclipped)."""
     free = (values - returns).square()
     if epsilon is None:

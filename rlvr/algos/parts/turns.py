@@ -18,18 +18,18 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from rlvr.algos.parts.answers import Answers, Numbers
-from rlvr.algos.parts.credit import Rewards, centred, leave_one_out, less, scaled
+from rlvr.algos.parts.answers import AnswerBatch, Numbers
+from rlvr.algos.parts.credit import Rewards, divide_by_std, subtract_baseline, subtract_group_mean, subtract_leave_one_out_mean
 from rlvr.episode import Episode
 
-COMPARISONS = ("index", "state", "observation")
+TURN_COMPARISONS = ("index", "state", "observation")
 BASELINES = ("none", "group", "leave_one_out")
 
-Cohort = list[tuple[int, int]]
+TurnCohort = list[tuple[int, int]]
 """Turns that are compared, as (member of the group, index of the turn)."""
 
 
-def turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount: float = 1.0) -> list[float]:
+def compute_turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount: float = 1.0) -> list[float]:
     """Compute the return of each turn: its reward plus `discount` times the return of the next turn.
 
     >>> from rlvr.episode import End
@@ -45,25 +45,25 @@ def turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount:
     return out
 
 
-def cohorts(group: Sequence[Episode], how: str) -> list[Cohort]:
+def group_comparable_turns(group: Sequence[Episode], comparison: str) -> list[TurnCohort]:
     """Partition the turns of a group into cohorts that are compared with each other.
 
     >>> from rlvr.episode import End
     >>> long = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
     >>> short = Episode("t", "g", [1, 5], [False, True], [0.0] * 2, [0.0] * 2, End.TERMINATED)
-    >>> cohorts([long, short], "index")
+    >>> group_comparable_turns([long, short], "index")
     [[(0, 0), (1, 0)], [(0, 1)]]
     """
-    if how not in COMPARISONS:
-        raise ValueError(f"compare_turns is {how!r}; allowed: {', '.join(COMPARISONS)}")
-    found: dict[Hashable, Cohort] = {}
+    if comparison not in TURN_COMPARISONS:
+        raise ValueError(f"compare_turns is {comparison!r}; allowed: {', '.join(TURN_COMPARISONS)}")
+    found: dict[Hashable, TurnCohort] = {}
     states: dict[Hashable, int] = {}
     for member, episode in enumerate(group):
         state = seen = end = 0
         for turn, (start, stop) in enumerate(episode.turn_spans):
-            if how == "index":
+            if comparison == "index":
                 key: Hashable = turn
-            elif how == "observation":
+            elif comparison == "observation":
                 key = tuple(episode.tokens[end:start])
             else:  # the previous state plus the new tokens, so that every token is visited once
                 key = state = states.setdefault((state, tuple(episode.tokens[seen:start])), len(states) + 1)
@@ -72,42 +72,42 @@ def cohorts(group: Sequence[Episode], how: str) -> list[Cohort]:
     return list(found.values())
 
 
-def compared(rewards: Sequence[Rewards], baseline: str) -> list[list[float]]:
+def subtract_turn_baseline(rewards: Sequence[Rewards], baseline: str) -> list[list[float]]:
     """Subtract a baseline from returns: the mean of the cohort, the mean of the others, or nothing."""
-    how = {"group": centred, "leave_one_out": leave_one_out, "none": lambda row: less(row, 0.0)}[baseline]
+    how = {"group": subtract_group_mean, "leave_one_out": subtract_leave_one_out_mean, "none": lambda row: subtract_baseline(row, 0.0)}[baseline]
     return [how(row) for row in rewards]
 
 
-def by_turn(answers: Answers, *, how: str, discount: float, baseline: str, scale: str, epsilon: float) -> list[list[Numbers]]:
+def compute_turn_advantages(answers: AnswerBatch, *, comparison: str, discount: float, baseline: str, scale: str, epsilon: float) -> list[list[Numbers]]:
     """Compute the advantage of each token, constant within a turn. Uncounted answers are in no mean and get 0."""
     returns = [
-        [turn_returns(e, row, discount) if counts else None for e, row, counts in zip(group, rows, own, strict=True)]
-        for group, rows, own in zip(answers.groups, answers.earned, answers.counted, strict=True)
+        [compute_turn_returns(e, row, discount) if counts else None for e, row, counts in zip(group, rows, own, strict=True)]
+        for group, rows, own in zip(answers.groups, answers.token_rewards, answers.is_counted, strict=True)
     ]
-    placed = [(g, cohort) for g, group in enumerate(answers.groups) for cohort in cohorts(group, how)]
+    placed = [(g, cohort) for g, group in enumerate(answers.groups) for cohort in group_comparable_turns(group, comparison)]
     rewards: list[list[float | None]] = []
     for g, cohort in placed:
         known = ((returns[g][member], turn) for member, turn in cohort)
         rewards.append([None if amounts is None else amounts[turn] for amounts, turn in known])
     spans = [[episode.turn_spans for episode in group] for group in answers.groups]
     out = [[np.zeros(len(episode.tokens)) for episode in group] for group in answers.groups]
-    found = scaled(rewards, compared(rewards, baseline), scale, epsilon, answers.total)
+    found = divide_by_std(rewards, subtract_turn_baseline(rewards, baseline), scale, epsilon, answers.all_reduce)
     for (g, cohort), advantages in zip(placed, found, strict=True):
         for (member, turn), advantage in zip(cohort, advantages, strict=True):
             start, stop = spans[g][member][turn]
             out[g][member][start:stop] = advantage
     sizes = [sum(reward is not None for reward in row) for row in rewards]
-    everyone, met = answers.total([float(sum(sizes)), float(sum(size for size in sizes if size > 1))])
-    answers.figures["turns/compared"] = met / everyone if everyone else 0.0
+    everyone, met = answers.all_reduce([float(sum(sizes)), float(sum(size for size in sizes if size > 1))])
+    answers.metrics["turns/compared"] = met / everyone if everyone else 0.0
     return out
 
 
 # ---- turns with a malformed call ---------------------------------------------------------------------------
 
 
-def well_formed(episode: Episode) -> Sequence[bool]:
+def mask_malformed_turns(episode: Episode) -> Sequence[bool]:
     """Return the action mask without turns that have a malformed call."""
-    kept = list(episode.acted)
-    for start, end in episode.malformed_spans:
+    kept = list(episode.action_mask)
+    for start, end in episode.malformed_turn_spans:
         kept[start:end] = [False] * (end - start)
     return kept

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import rlvr
-from rlvr.commands.cli.failures import STOPPED, explain, fail
+from rlvr.commands.cli.failures import EXIT_INTERRUPTED, print_failure, report_exception
 from rlvr.errors import ConfigError
 
 app = typer.Typer(
@@ -29,12 +29,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")
 ]
-CLUSTER = "auto, local, HOST:PORT, or a YAML file with a section `cluster`."
-KINDS = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
+CLUSTER_HELP = "auto, local, HOST:PORT, or a YAML file with a section `cluster`."
+KINDS_HELP = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
 
 
 @app.callback()
-def face(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+def show_version_or_help(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     """Show the version (`rlvr --version`), or the help if no command was given."""
     if version:
         print(f"rlvr {rlvr.__version__}")
@@ -45,7 +45,7 @@ def face(context: typer.Context, version: Annotated[bool, typer.Option("--versio
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS}.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS_HELP}.")] = None,
     of: Annotated[str, typer.Option(metavar="NAME", help="With envs: list the catalog of this environment, such as gymnasium's.")] = "",
     json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def list_(
     from rlvr.commands import listing
 
     if of:
-        listing.list_offered(kind, of, json=json)
+        listing.list_catalog(kind, of, json=json)
     else:
         listing.list_plugins(kind, json=json)
 
@@ -108,7 +108,7 @@ def check(
     from rlvr.commands import checking
 
     if offered:
-        return checking.check_offered(kind, name, pairs=settings or [], json=json)
+        return checking.check_catalog(kind, name, pairs=settings or [], json=json)
     return checking.check_plugin(kind, name, pairs=settings or [], json=json)
 
 
@@ -142,15 +142,15 @@ def train(
     verify: Annotated[
         bool, typer.Option("--verify", help="Before resuming, repeat one recorded step and compare it with the log.")
     ] = False,
-    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER}")] = "",
+    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER_HELP}")] = "",
     json: Json = False,
 ) -> None:
     """Train a policy and write a run folder."""
     from rlvr.commands import running
-    from rlvr.commands.settings import cluster_overrides
+    from rlvr.commands.settings import make_cluster_overrides
 
-    overrides = [*cluster_overrides(cluster), *(overrides or [])]
-    running.train_run(recipe, overrides, model=model, test=test, judge=verifier, out=out, resume=resume, verify=verify, json=json)
+    overrides = [*make_cluster_overrides(cluster), *(overrides or [])]
+    running.train_run(recipe, overrides, model=model, test=test, verifier=verifier, out=out, resume=resume, verify=verify, json=json)
 
 
 @app.command()
@@ -165,7 +165,7 @@ def init(
     """Write a first recipe; prompts for missing options."""
     from rlvr.commands import starting
 
-    starting.write_first(str(file), data=data, model=model, verifier=verifier, force=force, json=json)
+    starting.write_recipe(str(file), data=data, model=model, verifier=verifier, force=force, json=json)
 
 
 @app.command()
@@ -225,7 +225,7 @@ def doctor(
     plan: Annotated[str | None, typer.Option(help="A recipe: estimate whether it fits into memory, and what to change.")] = None,
     memory: Annotated[float | None, typer.Option(help="With --plan: memory of a GPU in GB; default: this machine's device.")] = None,
     gpus: Annotated[int, typer.Option(help="With --plan: how many GPUs shard the model (FSDP2).")] = 1,
-    cluster: Annotated[str, typer.Option(help=f"Check whether a cluster can place its processes: {CLUSTER}")] = "",
+    cluster: Annotated[str, typer.Option(help=f"Check whether a cluster can place its processes: {CLUSTER_HELP}")] = "",
     json: Json = False,
 ) -> int:
     """Check this installation; exit code 1 if something is broken.
@@ -237,38 +237,38 @@ def doctor(
     if cluster:
         from rlvr.commands import doctor as examination
 
-        return examination.examine_cluster(cluster, json=json)
+        return examination.check_cluster(cluster, json=json)
     if plan is not None:
         from rlvr.commands import planning
 
-        return planning.examine_plan(plan, memory=memory, gpus=gpus, json=json)
+        return planning.check_memory_plan(plan, memory=memory, gpus=gpus, json=json)
     if model is not None:
         from rlvr.commands import agreement
 
-        return agreement.examine_sampler(str(model), sampler, env, device=device, json=json)
+        return agreement.check_sampler_numerics(str(model), sampler, env, device=device, json=json)
     from rlvr.commands import doctor as examination
 
-    return examination.examine(json=json)
+    return examination.run_doctor(json=json)
 
 
 def main() -> None:
     """Run the `rlvr` command (the entry point)."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a text may contain characters that this encoding cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; exceptions become messages (unless RLVR_TRACEBACK is set)."""
     try:
         code = app(args=list(arguments), prog_name="rlvr", standalone_mode=False)
         sys.stdout.flush()
-        if code == STOPPED:  # Typer's exit code for Ctrl-C
-            return fail("stopped", STOPPED)
+        if code == EXIT_INTERRUPTED:  # Typer's exit code for Ctrl-C
+            return print_failure("stopped", EXIT_INTERRUPTED)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        return fail("stopped", STOPPED)
+        return print_failure("stopped", EXIT_INTERRUPTED)
     except (Exception, SystemExit) as error:
         if os.environ.get("RLVR_TRACEBACK") and isinstance(error, Exception):
             raise
-        return explain(error)
+        return report_exception(error)

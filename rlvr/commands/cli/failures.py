@@ -11,33 +11,33 @@ import errno
 import sys
 from typing import Any
 
-from rlvr.conformance.blame import place_of
+from rlvr.conformance.blame import find_plugin_location
 from rlvr.errors import RlvrError
 
-STOPPED, BY_SIGNAL = 130, 128
+EXIT_INTERRUPTED, EXIT_SIGNAL_BASE = 130, 128
 """The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
 
 
-def explain(error: Exception | SystemExit) -> int:
+def report_exception(error: Exception | SystemExit) -> int:
     """Print the message of an exception and return the exit code."""
     if isinstance(error, RlvrError):
-        return fail(f"error: {error}", error.exit_code)
+        return print_failure(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" (writing {error.filename})" if error.filename else ""
-        return fail(f"error: the disk is full{where}; free some space and resume: rlvr train --resume, or the same rlvr eval", 3)
-    if place := place_of(error):
+        return print_failure(f"error: the disk is full{where}; free some space and resume: rlvr train --resume, or the same rlvr eval", 3)
+    if place := find_plugin_location(error):
         words = " ".join(str(error).split())
-        return fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2)
+        return print_failure(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2)
     if isinstance(error, SystemExit):  # after a signal, or raised by Typer because the reader closed the pipe
-        return error.code if isinstance(error.code, int) and error.code > BY_SIGNAL else 0
+        return error.code if isinstance(error.code, int) and error.code > EXIT_SIGNAL_BASE else 0
     if type(error).__name__ == "Abort":
-        return fail("stopped", STOPPED)
+        return print_failure("stopped", EXIT_INTERRUPTED)
     if callable(getattr(error, "format_message", None)):  # Typer's own errors about the arguments
-        return fail(f"error: {_misused(error)}", 2)
-    return fail(f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3)
+        return print_failure(f"error: {_format_usage_error(error)}", 2)
+    return print_failure(f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3)
 
 
-def _misused(error: Any) -> str:
+def _format_usage_error(error: Any) -> str:
     """Describe an error in the arguments, with the closest valid option and the command that shows the help."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     path = context.command_path if context else "rlvr"
@@ -52,7 +52,7 @@ def _misused(error: Any) -> str:
     return f"`{path}` has no option {option!r}{meant} see `{path} --help`"
 
 
-def fail(message: str, code: int) -> int:
+def print_failure(message: str, code: int) -> int:
     """Print a message on standard error and return the exit code."""
     print(message, file=sys.stderr, flush=True)
     return code

@@ -29,7 +29,7 @@ def audit(
 
     limits = {"--max-fpr": max_fpr, "--max-fnr": max_fnr}
     how = {"search": search, "timeout_s": timeout, "seed": seed}
-    return auditing.audit_verifier(verifier, pairs=pairs, settings=settings or [], limits=limits, how=how, golds=golds, out=out, json=json)
+    return auditing.audit_verifier(verifier, pairs=pairs, settings=settings or [], limits=limits, audit_settings=how, golds=golds, out=out, json=json)
 
 
 @app.command()
@@ -56,10 +56,10 @@ def serve(
     json: Json = False,
 ) -> int:
     """Serve verifiers and environments over HTTP until SIGTERM."""
-    from rlvr.commands.service.command import Served
+    from rlvr.commands.service.command import ServeConfig
     from rlvr.commands.service.command import serve as start
 
-    wanted = Served(
+    wanted = ServeConfig(
         verifiers or (),
         env or (),
         sandbox,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlvr.commands.cli.app import CLUSTER, Json, Settings, app
+from rlvr.commands.cli.app import CLUSTER_HELP, Json, Settings, app
 from rlvr.errors import ConfigError
 
 Whole = int | None
@@ -51,8 +51,8 @@ def eval_(
     max_new_tokens: NewTokens = None,
     max_turn_tokens: TurnTokens = None,
     max_length: Length = None,
-    episode_s: EpisodeS = None,
-    deadline_s: DeadlineS = None,
+    episode_timeout_s: EpisodeS = None,
+    verify_timeout_s: DeadlineS = None,
     concurrency: Concurrency = None,
     select: Annotated[str, typer.Option(help="Also show best@k, selected by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
@@ -63,25 +63,25 @@ def eval_(
     rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Verify a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     sampler: SamplerSettings = None,
-    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER}")] = "",
+    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER_HELP}")] = "",
     json: Json = False,
 ) -> int:
     """Measure a policy on a suite; exit code 1 if many are unscored."""
     from rlvr.commands import evaluating
-    from rlvr.commands.settings import settings_from
+    from rlvr.commands.settings import parse_settings
 
     given = locals()
     names = ("n", "tasks", "split", "temperature", "top_p", "top_k", "system", "max_new_tokens", "max_turn_tokens", "max_length")
-    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_s", "deadline_s", "concurrency")}
+    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_timeout_s", "deadline_s", "concurrency")}
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
         sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None, "cluster": cluster or None}
-        return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
+        return evaluating.rescore_run(rescore, pairs=settings or [], sampling_options=sampling, out=out, select=select, **shown)
     if suite and not policy and rescore is None:
         raise ConfigError(
             f"--policy is missing; give one, such as hf:DIR, openai:URL#MODEL or scripted:gold: rlvr eval {suite} --policy hf:DIR"
         )
     if not suite or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
-    how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": settings_from(sampler or [], "--sampler")}
-    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, cluster=cluster, **shown)
+    how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": parse_settings(sampler or [], "--sampler")}
+    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, eval_settings=how, cluster=cluster, **shown)

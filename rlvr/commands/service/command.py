@@ -17,15 +17,15 @@ import yaml
 
 from rlvr.commands import screen
 from rlvr.errors import ConfigError, MissingExtra
-from rlvr.plugins.registry import load
+from rlvr.plugins.registry import load_factory
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
-TOKEN = "RLVR_SERVE_TOKEN"
-SHORTEST_TOKEN = 16
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+TOKEN_VARIABLE = "RLVR_SERVE_TOKEN"
+MIN_TOKEN_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServeConfig:
     """The settings of `rlvr serve`: the served plugins and the limits.
 
     >>> Served(("numeric",)).port
@@ -39,16 +39,16 @@ class Served:
     port: int = 8765
     workers: int = 2
     threads: int = 8
-    deadline_s: float = 60.0
+    verify_timeout_s: float = 60.0
     queue: int = 10_000
     max_body: int = 16 << 20
     memory: int = 256 << 20
     sessions: int = 256
-    lease_s: float = 300.0
-    grace_s: float = 30.0
-    request_s: float = 30.0
+    session_timeout_s: float = 300.0
+    shutdown_timeout_s: float = 30.0
+    request_timeout_s: float = 30.0
     token_file: Path | None = None
-    token_env: str = TOKEN
+    token_env: str = TOKEN_VARIABLE
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -63,39 +63,39 @@ class Served:
         if self.memory < self.max_body:
             raise ConfigError(f"memory is {self.memory} bytes, less than one body may have ({self.max_body}); raise it")
 
-    def settings(self) -> dict[str, Any]:
+    def build_worker_settings(self) -> dict[str, Any]:
         """Build the settings of a worker process."""
-        verifiers, envs = named("verifier", self.verifiers), named("env", self.envs)
+        verifiers, envs = parse_plugins("verifier", self.verifiers), parse_plugins("env", self.envs)
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
-        sandbox = _wanted(self.sandbox) if self.sandbox else None
-        return {"verifiers": verifiers, "envs": envs, "sandbox": sandbox, "threads": self.threads, "deadline_s": self.deadline_s}
+        sandbox = _parse_plugin(self.sandbox) if self.sandbox else None
+        return {"verifiers": verifiers, "envs": envs, "sandbox": sandbox, "threads": self.threads, "deadline_s": self.verify_timeout_s}
 
 
-def serve(wanted: Served) -> int:
+def serve(serve_config: ServeConfig) -> int:
     """Serve until SIGTERM or Ctrl-C; returns 0 after a graceful shutdown."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "serve") from error
-    token = token_of(wanted.token_file, wanted.token_env, wanted.host)
-    settings = wanted.settings()
+    token = load_token(serve_config.token_file, serve_config.token_env, serve_config.host)
+    settings = serve_config.build_worker_settings()
     for kind in ("verifier", "env"):
         for name in settings[f"{kind}s"].values():
-            load(kind, name["name"] if isinstance(name, Mapping) else name)  # raises for a wrong name before any process starts
-    return asyncio.run(_serve(wanted, settings, token))
+            load_factory(kind, name["name"] if isinstance(name, Mapping) else name)  # raises for a wrong name before any process starts
+    return asyncio.run(_serve(serve_config, settings, token))
 
 
-async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int:
+async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: str) -> int:
     import uvicorn
 
     from rlvr.commands.service.app import Service
-    from rlvr.commands.service.connection import patient
-    from rlvr.commands.service.guard import Guard
-    from rlvr.commands.service.pool import Pool
-    from rlvr.commands.service.sessions import Sessions
-    from rlvr.commands.service.watch import Figures
+    from rlvr.commands.service.connection import make_protocol_class
+    from rlvr.commands.service.guard import RequestGuard
+    from rlvr.commands.service.pool import ServicePool
+    from rlvr.commands.service.sessions import SessionManager
+    from rlvr.commands.service.watch import ServiceMetrics
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -103,26 +103,26 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
             """Leave the signals to the handlers below: uvicorn would raise them again, and the worker processes would not be closed."""
             yield
 
-    figures = Figures()
-    pool = Pool(settings, workers=wanted.workers, figures=figures, log=log, hidden=[wanted.token_env])
+    figures = ServiceMetrics()
+    pool = ServicePool(settings, workers=serve_config.workers, metrics=figures, log=log_line, hidden_variables=[serve_config.token_env])
     await pool.start()
-    sessions = Sessions(pool, most=wanted.sessions, lease_s=wanted.lease_s, deadline_s=wanted.deadline_s)
-    sweeping = asyncio.create_task(sessions.sweep())
-    router = Service(pool, sessions, most_rows=wanted.queue).router()
-    app = Guard(router, token=token, most_bytes=wanted.max_body, memory=wanted.memory, figures=figures, log=log, body_s=wanted.request_s)
+    sessions = SessionManager(pool, max_sessions=serve_config.sessions, session_timeout_s=serve_config.session_timeout_s, call_timeout_s=serve_config.verify_timeout_s)
+    sweeping = asyncio.create_task(sessions.close_expired())
+    router = Service(pool, sessions, max_rows=serve_config.queue).build_router()
+    app = RequestGuard(router, token=token, max_body_bytes=serve_config.max_body, max_memory_bytes=serve_config.memory, metrics=figures, log=log_line, body_timeout_s=serve_config.request_timeout_s)
     config = uvicorn.Config(
         app,
-        http=patient(wanted.request_s),
+        http=make_protocol_class(serve_config.request_timeout_s),
         ws="none",
-        host=wanted.host,
-        port=wanted.port,
+        host=serve_config.host,
+        port=serve_config.port,
         log_level="error",
         access_log=False,
         server_header=False,
         lifespan="off",
         backlog=2048,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(wanted.grace_s)),
+        timeout_graceful_shutdown=max(1, round(serve_config.shutdown_timeout_s)),
     )
     server = Server(config)
 
@@ -130,16 +130,16 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
         if server.should_exit:
             server.force_exit = True
         else:
-            log("stopping: running requests end, new ones are not accepted")
+            log_line("stopping: running requests end, new ones are not accepted")
         server.should_exit = True
 
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop)
-    telling = asyncio.create_task(_told(server, wanted, settings, bool(token)))
+    telling = asyncio.create_task(_announce(server, serve_config, settings, bool(token)))
     try:
         await server.serve()
     except SystemExit:
-        raise ConfigError(f"nothing can listen on {wanted.host} port {wanted.port}; choose another --port or --host") from None
+        raise ConfigError(f"nothing can listen on {serve_config.host} port {serve_config.port}; choose another --port or --host") from None
     finally:
         for task in (sweeping, telling):
             task.cancel()
@@ -149,28 +149,28 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
     return 0
 
 
-async def _told(server: Any, wanted: Served, settings: Mapping[str, Any], token: bool) -> None:
+async def _announce(server: Any, serve_config: ServeConfig, settings: Mapping[str, Any], token: bool) -> None:
     """Print the URL of the service as soon as it listens."""
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    url = f"http://{f'[{wanted.host}]' if ':' in wanted.host else wanted.host}:{port}"
+    url = f"http://{f'[{serve_config.host}]' if ':' in serve_config.host else serve_config.host}:{port}"
     told: dict[str, Any] = {
         "url": url,
         "verifiers": list(settings["verifiers"]),
         "envs": list(settings["envs"]),
-        "workers": wanted.workers,
+        "workers": serve_config.workers,
         "token": token,
     }
-    if wanted.json:
-        screen.say_json(told)
+    if serve_config.json:
+        screen.print_json(told)
         sys.stdout.flush()
     else:
-        names = ", ".join([*told["verifiers"], *told["envs"], *([wanted.sandbox] if wanted.sandbox else [])])
-        log(f"serving {names} at {url} ({'with a token' if token else 'without a token, for this machine only'}); stop with Ctrl-C")
+        names = ", ".join([*told["verifiers"], *told["envs"], *([serve_config.sandbox] if serve_config.sandbox else [])])
+        log_line(f"serving {names} at {url} ({'with a token' if token else 'without a token, for this machine only'}); stop with Ctrl-C")
 
 
-def token_of(file: Path | None, variable: str, host: str) -> str:
+def load_token(file: Path | None, variable: str, host: str) -> str:
     """Load the bearer token from a file or an environment variable; a host that other machines can reach requires one."""
     if file is not None:
         try:
@@ -180,24 +180,24 @@ def token_of(file: Path | None, variable: str, host: str) -> str:
         source = str(file)
     else:
         token, source = os.environ.get(variable, "").strip(), f"the environment variable {variable}"
-    if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError(f"the token in {source} must be at least {SHORTEST_TOKEN} printable ASCII characters without spaces")
+    if token and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError(f"the token in {source} must be at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces")
     if file is not None and not token:
         raise ConfigError(f"--token-file {file} is empty")
-    if not token and host not in LOCAL:
+    if not token and host not in LOCAL_HOSTS:
         raise ConfigError(f"host is {host!r}, which other machines can reach, and there is no token; set {variable} or give --token-file")
     return token
 
 
-def named(kind: str, wanted: Sequence[str]) -> dict[str, Any]:
+def parse_plugins(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parse the plugins of the command line, each a name or a YAML mapping with settings.
 
     >>> named("verifier", ["numeric", "{name: exact, fold_case: true}"])
     {'numeric': 'numeric', 'exact': {'name': 'exact', 'fold_case': True}}
     """
     found: dict[str, Any] = {}
-    for text in wanted:
-        value = _wanted(text)
+    for text in texts:
+        value = _parse_plugin(text)
         name = str(value["name"] if isinstance(value, Mapping) else value).rpartition(":")[2]
         if name in found:
             raise ConfigError(f"two {kind}s are called {name!r}; a service has one of each name")
@@ -207,7 +207,7 @@ def named(kind: str, wanted: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _wanted(text: str) -> Any:
+def _parse_plugin(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         return text
     try:
@@ -219,6 +219,6 @@ def _wanted(text: str) -> Any:
     return value
 
 
-def log(line: str) -> None:
+def log_line(line: str) -> None:
     """Write one line with the time on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

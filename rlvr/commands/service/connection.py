@@ -10,15 +10,15 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MOST_HEAD = 1 << 16
+MAX_HEAD_BYTES = 1 << 16
 """The maximum size of a request's head."""
 Base: Any = AutoHTTPProtocol
 
 
-def patient(head_s: float) -> Any:
+def make_protocol_class(head_timeout_s: float) -> Any:
     """Make the protocol class for `uvicorn.Config(http=...)`.
 
-    >>> patient(30.0).__name__
+    >>> make_protocol_class(30.0).__name__
     'Patient'
     """
 
@@ -39,7 +39,7 @@ def patient(head_s: float) -> Any:
                 return
             if self.cycle is None or not self.cycle.more_body:  # otherwise the data is the rest of a rejected body, read to its end
                 self.heard += len(data)
-            if self.heard > MOST_HEAD:
+            if self.heard > MAX_HEAD_BYTES:
                 self.transport.close()
             elif self.timer is None:
                 self._wait()
@@ -49,7 +49,7 @@ def patient(head_s: float) -> Any:
             self._rest()
 
         def _wait(self) -> None:
-            self.timer = asyncio.get_running_loop().call_later(head_s, self._late)
+            self.timer = asyncio.get_running_loop().call_later(head_timeout_s, self._late)
 
         def _rest(self) -> None:
             self.heard = 0

@@ -14,14 +14,14 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from rlvr.commands.service.watch import Figures
+from rlvr.commands.service.watch import ServiceMetrics
 
 Scope = dict[str, Any]
-OPEN = ("/healthz",)
+PUBLIC_PATHS = ("/healthz",)
 """Paths that need no token."""
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """An error reply with its HTTP status; any route may raise it.
 
     >>> Refused(422, "no answer").status
@@ -33,7 +33,7 @@ class Refused(Exception):
         self.status, self.headers = status, headers
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware that checks token, sizes and time limits, counts requests and logs failed ones."""
 
     def __init__(
@@ -41,15 +41,15 @@ class Guard:
         app: Any,
         *,
         token: str,
-        most_bytes: int,
-        memory: int,
-        figures: Figures,
+        max_body_bytes: int,
+        max_memory_bytes: int,
+        metrics: ServiceMetrics,
         log: Callable[[str], None] = print,
-        body_s: float = 30.0,
+        body_timeout_s: float = 30.0,
     ) -> None:
-        self.app, self.token, self.most_bytes, self.memory, self.body_s = app, token.encode(), most_bytes, memory, body_s
-        self.figures, self.log = figures, log
-        self.held, self.now = 0, 0
+        self.app, self.token, self.max_body_bytes, self.max_memory_bytes, self.body_timeout_s = app, token.encode(), max_body_bytes, max_memory_bytes, body_timeout_s
+        self.metrics, self.log = metrics, log
+        self.held_bytes, self.num_requests = 0, 0
         """The bytes reserved for running requests, and the number of running requests."""
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -58,94 +58,94 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        began, reply, size = time.monotonic(), _Reply(send), 0
-        self.now += 1
+        began, reply, size = time.monotonic(), _TrackedSend(send), 0
+        self.num_requests += 1
         try:
-            self._admit(scope["path"], headers.get(b"authorization", b""))
-            size = self._size(headers)
-            self.held += size
-            await self.app(scope, _Body(receive, self.most_bytes, self.body_s), reply)
-        except Refused as error:
-            await reply.refuse(error)
+            self._check_token(scope["path"], headers.get(b"authorization", b""))
+            size = self._estimate_size(headers)
+            self.held_bytes += size
+            await self.app(scope, _LimitedReceive(receive, self.max_body_bytes, self.body_timeout_s), reply)
+        except RequestError as error:
+            await reply.send_error(error)
         except ClientDisconnect:
             pass  # the client disconnected before its request was complete: the status stays 499
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             raise
         except Exception as error:  # the message may quote a body, so only the exception's type is logged
-            self.log(f"{scope['method']} {_route(scope)}: {type(error).__name__}")
-            await reply.refuse(Refused(500, "an error in the service; its log has the type of the exception"))
+            self.log(f"{scope['method']} {_get_route_name(scope)}: {type(error).__name__}")
+            await reply.send_error(RequestError(500, "an error in the service; its log has the type of the exception"))
         finally:
-            self.held -= size
-            self.now -= 1
-            self.figures.count("requests", route=_route(scope), status=str(reply.status))
+            self.held_bytes -= size
+            self.num_requests -= 1
+            self.metrics.count("requests", route=_get_route_name(scope), status=str(reply.status))
             if reply.status >= 400:
-                self.log(f"{scope['method']} {_route(scope)} {reply.status} {1000 * (time.monotonic() - began):.0f} ms")
+                self.log(f"{scope['method']} {_get_route_name(scope)} {reply.status} {1000 * (time.monotonic() - began):.0f} ms")
 
-    def _admit(self, path: str, given: bytes) -> None:
-        kind, _, token = given.partition(b" ")
+    def _check_token(self, path: str, authorization: bytes) -> None:
+        kind, _, token = authorization.partition(b" ")
         right = hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"
-        if self.token and path not in OPEN and not right:
-            self.figures.count("refused", reason="token")
-            raise Refused(401, "a bearer token is needed: Authorization: Bearer TOKEN", **{"WWW-Authenticate": "Bearer"})
+        if self.token and path not in PUBLIC_PATHS and not right:
+            self.metrics.count("refused", reason="token")
+            raise RequestError(401, "a bearer token is needed: Authorization: Bearer TOKEN", **{"WWW-Authenticate": "Bearer"})
 
-    def _size(self, headers: Mapping[bytes, bytes]) -> int:
+    def _estimate_size(self, headers: Mapping[bytes, bytes]) -> int:
         """Return the bytes to reserve for a request: its content length, or the maximum if the length is unknown."""
         said = headers.get(b"content-length", b"")
         chunked = b"transfer-encoding" in headers
-        size = int(said) if said.isdigit() and len(said) < 16 else self.most_bytes if chunked or said else 0
-        if size > self.most_bytes or len(said) >= 16:
-            self.figures.count("refused", reason="size")
-            raise too_large(self.most_bytes)
-        if self.held + size > self.memory:
-            self.figures.count("refused", reason="memory")
-            raise Refused(429, "too many large requests at once; try again", **{"Retry-After": "1"})
+        size = int(said) if said.isdigit() and len(said) < 16 else self.max_body_bytes if chunked or said else 0
+        if size > self.max_body_bytes or len(said) >= 16:
+            self.metrics.count("refused", reason="size")
+            raise make_too_large_error(self.max_body_bytes)
+        if self.held_bytes + size > self.max_memory_bytes:
+            self.metrics.count("refused", reason="memory")
+            raise RequestError(429, "too many large requests at once; try again", **{"Retry-After": "1"})
         return size
 
 
-def too_large(most: int) -> Refused:
+def make_too_large_error(max_bytes: int) -> RequestError:
     """Make the error for a body that is too large.
 
     The connection stays open and the rest of the body is discarded, within the time limit of the connection: a client that is still sending
     when the connection closes would see a connection error instead of this reply.
     """
-    return Refused(413, f"the body is larger than {most} bytes; send fewer rows, or start the service with a larger --max-body")
+    return RequestError(413, f"the body is larger than {max_bytes} bytes; send fewer rows, or start the service with a larger --max-body")
 
 
-class _Body:
+class _LimitedReceive:
     """An ASGI `receive` with limits on the size and the time of a whole body."""
 
     def __init__(self, receive: Any, most: int, seconds: float) -> None:
-        self.receive, self.most, self.until, self.read, self.done = receive, most, time.monotonic() + seconds, 0, False
+        self.receive, self.max_bytes, self.deadline, self.num_read, self.done = receive, most, time.monotonic() + seconds, 0, False
 
     async def __call__(self) -> dict[str, Any]:
         if self.done:
             return dict(await self.receive())
         try:
-            async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
+            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
                 message = await self.receive()
         except TimeoutError:
-            raise Refused(408, "the body did not arrive in time", Connection="close") from None
-        self.read += len(message.get("body", b""))
-        if self.read > self.most:
-            raise too_large(self.most)
+            raise RequestError(408, "the body did not arrive in time", Connection="close") from None
+        self.num_read += len(message.get("body", b""))
+        if self.num_read > self.max_bytes:
+            raise make_too_large_error(self.max_bytes)
         self.done = not message.get("more_body", False)
         return dict(message)
 
 
-class _Reply:
+class _TrackedSend:
     """An ASGI `send` that records the status, and whether the reply has started."""
 
     def __init__(self, send: Any) -> None:
-        self.send, self.status, self.begun = send, 499, False
+        self.send, self.status, self.has_started = send, 499, False
 
     async def __call__(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            self.begun, self.status = True, message["status"]
+            self.has_started, self.status = True, message["status"]
         await self.send(message)
 
-    async def refuse(self, error: Refused) -> None:
+    async def send_error(self, error: RequestError) -> None:
         """Send an error reply; if a reply has started, close the connection instead, so that it is not taken for complete."""
-        if self.begun:
+        if self.has_started:
             raise ConnectionError("the reply was aborted")
         body = json.dumps({"error": str(error)}).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
@@ -159,6 +159,6 @@ class _Reply:
         await self({"type": "http.response.body", "body": body})
 
 
-def _route(scope: Scope) -> str:
+def _get_route_name(scope: Scope) -> str:
     """Return the metric label of a request: the route's function name, never text of the client, so that the labels are few."""
     return str(getattr(scope.get("endpoint"), "__name__", "other"))

@@ -11,13 +11,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 
-from rlvr.commands.service.chunks import Told
-from rlvr.commands.service.pool import Pool
-from rlvr.commands.service.rows import index_of, without_index
+from rlvr.commands.service.chunks import OnLines
+from rlvr.commands.service.pool import ServicePool
+from rlvr.commands.service.rows import parse_index, strip_index
 
-REMEMBERED = 64 << 20
+MAX_REMEMBERED_BYTES = 64 << 20
 """The maximum size of the jobs that are kept for repeated requests."""
-OVERHEAD, ROW_OVERHEAD = 2000, 150
+JOB_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES = 2000, 150
 """The approximate size of a job and of each row in bytes, without their text."""
 NO_SCORE = b'"score": null'
 
@@ -26,120 +26,120 @@ class Overloaded(Exception):
     """The queue has no room for the rows of a request."""
 
 
-class Mismatch(ValueError):
+class KeyMismatch(ValueError):
     """An `Idempotency-Key` was used before with other content."""
 
 
-class Job:
+class VerifyJob:
     """The rows of one request, and the verdict lines received so far; any number of readers can stream the lines."""
 
-    def __init__(self, pool: Pool, verifier: str, rows: Sequence[bytes], digest: str = "") -> None:
+    def __init__(self, pool: ServicePool, verifier: str, rows: Sequence[bytes], digest: str = "") -> None:
         self.pool, self.verifier, self.rows, self.digest = pool, verifier, rows, digest
-        self.blocks: list[bytes] = []
+        self.line_blocks: list[bytes] = []
         """Verdict lines in the order of completion."""
-        self.count, self.kept = 0, frozenset[int]()
+        self.num_done, self.done_rows = 0, frozenset[int]()
         """The number of rows with a verdict, and the indices of the rows that had one before the start."""
-        self.bytes = OVERHEAD + sum(map(len, rows)) + ROW_OVERHEAD * len(rows)
-        self._news = asyncio.Event()
-        self.told: Told = self._told
+        self.size_bytes = JOB_OVERHEAD_BYTES + sum(map(len, rows)) + ROW_OVERHEAD_BYTES * len(rows)
+        self._new_lines = asyncio.Event()
+        self.on_lines: OnLines = self._add_lines
 
     def start(self) -> None:
         """Submit the rows without a verdict to the pool."""
-        self.pool.submit(self.verifier, self.rows, self.told, done=self.kept)
+        self.pool.submit(self.verifier, self.rows, self.on_lines, done_rows=self.done_rows)
 
-    def _told(self, lines: bytes, count: int) -> None:
-        self.blocks.append(lines)
-        self.count += count
-        self.bytes += len(lines)
-        self._news.set()
+    def _add_lines(self, lines: bytes, count: int) -> None:
+        self.line_blocks.append(lines)
+        self.num_done += count
+        self.size_bytes += len(lines)
+        self._new_lines.set()
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every row has a line."""
-        return self.count == len(self.rows)
+        return self.num_done == len(self.rows)
 
     @property
-    def failures(self) -> bool:
+    def has_failures(self) -> bool:
         """Whether a row has no score because of an infrastructure failure."""
-        return any(_failed(line) for block in self.blocks if NO_SCORE in block for line in block.splitlines())
+        return any(_is_failed_line(line) for block in self.line_blocks if NO_SCORE in block for line in block.splitlines())
 
-    def again(self) -> Job:
+    def make_retry(self) -> VerifyJob:
         """Make a job for the same rows that keeps all verdicts but the failed ones."""
-        fresh = Job(self.pool, self.verifier, self.rows, self.digest)
-        good = [line for line in b"".join(self.blocks).splitlines() if not _failed(line)]
+        fresh = VerifyJob(self.pool, self.verifier, self.rows, self.digest)
+        good = [line for line in b"".join(self.line_blocks).splitlines() if not _is_failed_line(line)]
         if good:
-            fresh._told(b"\n".join([*good, b""]), len(good))
-        fresh.kept = frozenset(map(index_of, good))
+            fresh._add_lines(b"\n".join([*good, b""]), len(good))
+        fresh.done_rows = frozenset(map(parse_index, good))
         return fresh
 
-    async def ended(self) -> AsyncIterator[bytes]:
+    async def iter_lines(self) -> AsyncIterator[bytes]:
         """Yield lines in the order of completion; several readers may iterate at once."""
         sent, lines = 0, 0
         while lines < len(self.rows):
-            if len(self.blocks) == sent:
-                self._news.clear()
-                await self._news.wait()
-            lines, blocks = self.count, self.blocks[sent:]
+            if len(self.line_blocks) == sent:
+                self._new_lines.clear()
+                await self._new_lines.wait()
+            lines, blocks = self.num_done, self.line_blocks[sent:]
             sent += len(blocks)
             yield b"".join(blocks)
 
-    async def all(self) -> list[bytes]:
+    async def collect_lines(self) -> list[bytes]:
         """Wait for all lines and return them in the order of the rows, without the index."""
-        lines = [line async for block in self.ended() for line in block.splitlines()]
-        return [without_index(line) for line in sorted(lines, key=index_of)]
+        lines = [line async for block in self.iter_lines() for line in block.splitlines()]
+        return [strip_index(line) for line in sorted(lines, key=parse_index)]
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Cancel the rows that no process has yet."""
-        self.pool.drop(self.told)
+        self.pool.cancel_rows(self.on_lines)
 
 
-def _failed(line: bytes) -> bool:
+def _is_failed_line(line: bytes) -> bool:
     return NO_SCORE in line and b'"fault": "infra"' in line
 
 
-class Jobs:
+class JobStore:
     """Starts jobs within the limit of the queue, and keeps those with an `Idempotency-Key`."""
 
-    def __init__(self, pool: Pool, *, most: int) -> None:
-        self.pool, self.most = pool, most
-        self.kept: OrderedDict[str, Job] = OrderedDict()
-        self.fresh = 0
+    def __init__(self, pool: ServicePool, *, max_rows: int) -> None:
+        self.pool, self.max_rows = pool, max_rows
+        self.jobs_by_key: OrderedDict[str, VerifyJob] = OrderedDict()
+        self.new_bytes = 0
         """Bytes added since the last removal of old jobs."""
 
-    def job(self, verifier: str, rows: Sequence[bytes], key: str) -> Job:
+    def get_or_start(self, verifier: str, rows: Sequence[bytes], key: str) -> VerifyJob:
         """Return a started job: the job of this key, or a new one."""
         if not key:
-            return self._begun(Job(self.pool, verifier, rows))
+            return self._start(VerifyJob(self.pool, verifier, rows))
         sums = hashlib.sha256(verifier.encode())
         for row in rows:
             sums.update(b"\n" + row)
-        known, digest = self.kept.get(key), sums.hexdigest()
+        known, digest = self.jobs_by_key.get(key), sums.hexdigest()
         if known is None:
-            fresh = self._begun(Job(self.pool, verifier, rows, digest))
-            self.kept[key] = fresh
-            self.fresh += fresh.bytes
-            if self.fresh > REMEMBERED // 16:
-                self._trim()
+            fresh = self._start(VerifyJob(self.pool, verifier, rows, digest))
+            self.jobs_by_key[key] = fresh
+            self.new_bytes += fresh.size_bytes
+            if self.new_bytes > MAX_REMEMBERED_BYTES // 16:
+                self._forget_old_jobs()
             return fresh
         if known.digest != digest:
-            raise Mismatch("this Idempotency-Key was used for a request with other content; use a new key for each request")
-        self.kept.move_to_end(key)
-        if known.done and known.failures:
-            known = self.kept[key] = self._begun(known.again())
+            raise KeyMismatch("this Idempotency-Key was used for a request with other content; use a new key for each request")
+        self.jobs_by_key.move_to_end(key)
+        if known.is_done and known.has_failures:
+            known = self.jobs_by_key[key] = self._start(known.make_retry())
         return known
 
-    def _begun(self, job: Job) -> Job:
+    def _start(self, job: VerifyJob) -> VerifyJob:
         """Start a job; raise Overloaded if the queue has no room for its rows."""
-        if self.pool.waiting + len(job.rows) - job.count > self.most:
+        if self.pool.num_waiting_rows + len(job.rows) - job.num_done > self.max_rows:
             raise Overloaded
         job.start()
         return job
 
-    def _trim(self) -> None:
+    def _forget_old_jobs(self) -> None:
         """Remove the oldest finished jobs. The scan covers all jobs, so it does not run for each request."""
-        self.fresh = 0
-        size = sum(job.bytes for job in self.kept.values())
-        for key in [key for key, job in self.kept.items() if job.done]:
-            if size <= REMEMBERED:
+        self.new_bytes = 0
+        size = sum(job.size_bytes for job in self.jobs_by_key.values())
+        for key in [key for key, job in self.jobs_by_key.items() if job.is_done]:
+            if size <= MAX_REMEMBERED_BYTES:
                 return
-            size -= self.kept.pop(key).bytes
+            size -= self.jobs_by_key.pop(key).size_bytes

@@ -9,88 +9,88 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.commands.service.guard import Refused
+from rlvr.commands.service.guard import RequestError
 
-GOLD = ("reference", "expected_answer", "answer", "ground_truth")
+REFERENCE_KEYS = ("reference", "expected_answer", "answer", "ground_truth")
 """The keys that may hold the reference in a row of NeMo-Gym, in order of priority."""
 
 
-def openrlhf_rows(body: Any) -> list[bytes]:
+def parse_openrlhf_request(body: Any) -> list[bytes]:
     """Parse a request of OpenRLHF: `query` has prompt and answer in one text, `prompts` the prompts, `labels` the references.
 
-    >>> openrlhf_rows({"query": ["2+2=4"], "prompts": ["2+2="], "labels": ["4"]})
+    >>> parse_openrlhf_request({"query": ["2+2=4"], "prompts": ["2+2="], "labels": ["4"]})
     [b'{"reference": "4", "answer": "4", "prompt": "2+2="}']
     """
-    queries, prompts, labels = (_list(body, name) for name in ("query", "prompts", "labels"))
+    queries, prompts, labels = (_get_list(body, name) for name in ("query", "prompts", "labels"))
     if not len(queries) == len(prompts) == len(labels):
-        raise Refused(422, f"query has {len(queries)} items, prompts {len(prompts)} and labels {len(labels)}; the numbers must be equal")
+        raise RequestError(422, f"query has {len(queries)} items, prompts {len(prompts)} and labels {len(labels)}; the numbers must be equal")
     rows = []
     for place, (query, prompt, label) in enumerate(zip(queries, prompts, labels, strict=True)):
         if not isinstance(query, str) or not isinstance(prompt, str) or not query.startswith(prompt):
-            raise Refused(422, f"query {place} does not begin with its prompt, so its answer cannot be separated from the prompt")
-        rows.append(dumped({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}))
+            raise RequestError(422, f"query {place} does not begin with its prompt, so its answer cannot be separated from the prompt")
+        rows.append(dump_json({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}))
     return rows
 
 
-def openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
+def format_openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
     """Format the reply to OpenRLHF.
 
-    >>> openrlhf_reply([b'{"id": null, "score": 1.0, "reason": "equal", "fault": "none"}'])["rewards"]
+    >>> format_openrlhf_reply([b'{"id": null, "score": 1.0, "reason": "is_equal", "fault": "drop_all"}'])["rewards"]
     [1.0]
     """
-    scores = [score_of(json.loads(line)) for line in lines]
+    scores = [require_score(json.loads(line)) for line in lines]
     return {"rewards": scores, "scores": scores, "extra_logs": {"verifier_score": scores}}
 
 
-def nemo_gym_row(body: Mapping[str, Any]) -> bytes:
+def parse_nemo_gym_request(body: Mapping[str, Any]) -> bytes:
     """Parse a request to `/verify` of a NeMo-Gym resources server; the answer is the text of the response.
 
-    >>> nemo_gym_row({"responses_create_params": {"input": "2+2="}, "response": {"output": []}, "expected_answer": "4"})
+    >>> parse_nemo_gym_request({"responses_create_params": {"input": "2+2="}, "response": {"output": []}, "expected_answer": "4"})
     b'{"reference": "4", "answer": "", "prompt": "2+2=", "meta": {}}'
     """
     meta = body.get("verifier_metadata") or {}
     meta = meta if isinstance(meta, dict) else {}
-    found = [source[name] for source in (body, meta) for name in GOLD if name in source]
+    found = [source[name] for source in (body, meta) for name in REFERENCE_KEYS if name in source]
     if not found:
-        raise Refused(422, f"the row has no reference; the row or its verifier_metadata needs one of {', '.join(GOLD)}")
+        raise RequestError(422, f"the row has no reference; the row or its verifier_metadata needs one of {', '.join(REFERENCE_KEYS)}")
     params = body.get("responses_create_params") or {}
     given = params.get("input") if isinstance(params, dict) else None
-    prompt = given if isinstance(given, str) else "\n".join(_said(item) for item in given or () if isinstance(item, dict))
+    prompt = given if isinstance(given, str) else "\n".join(_get_message_text(item) for item in given or () if isinstance(item, dict))
     response = body.get("response") or {}
     output = response.get("output") if isinstance(response, dict) else None
-    texts = [_said(item) for item in output or () if isinstance(item, dict) and item.get("type", "message") == "message"]
+    texts = [_get_message_text(item) for item in output or () if isinstance(item, dict) and item.get("type", "message") == "message"]
     answer = texts[-1] if texts else ""
-    return dumped({"reference": found[0], "answer": answer, "prompt": prompt, "meta": meta})
+    return dump_json({"reference": found[0], "answer": answer, "prompt": prompt, "meta": meta})
 
 
-def nemo_gym_reply(body: Mapping[str, Any], line: bytes) -> dict[str, Any]:
+def format_nemo_gym_reply(body: Mapping[str, Any], line: bytes) -> dict[str, Any]:
     """Format the reply to NeMo-Gym: the request with its reward."""
     verdict = json.loads(line)
-    return {**body, "reward": score_of(verdict), "reason": verdict["reason"], "reward_components": verdict.get("parts", {})}
+    return {**body, "reward": require_score(verdict), "reason": verdict["reason"], "reward_components": verdict.get("parts", {})}
 
 
-def dumped(value: Any) -> bytes:
+def dump_json(value: Any) -> bytes:
     """Serialize a part of a request as JSON; nesting that is too deep is the client's error.
 
-    >>> dumped({"answer": "4"})
+    >>> dump_json({"answer": "4"})
     b'{"answer": "4"}'
     """
     try:
         return json.dumps(value).encode()
     except RecursionError:
-        raise Refused(422, "the body is nested too deeply") from None
+        raise RequestError(422, "the body is nested too deeply") from None
 
 
-def score_of(verdict: Mapping[str, Any]) -> float:
+def require_score(verdict: Mapping[str, Any]) -> float:
     """Return the score of a verdict; raise status 503 if it has none."""
     if "error" in verdict:
-        raise Refused(422, str(verdict["error"]))
+        raise RequestError(422, str(verdict["error"]))
     if verdict["score"] is None:
-        raise Refused(503, f"an answer has no score, which is not a score of 0: {verdict['reason']}"[:400], **{"Retry-After": "5"})
+        raise RequestError(503, f"an answer has no score, which is not a score of 0: {verdict['reason']}"[:400], **{"Retry-After": "5"})
     return float(verdict["score"])
 
 
-def _said(item: Mapping[str, Any]) -> str:
+def _get_message_text(item: Mapping[str, Any]) -> str:
     """Return the text of a message in the Responses format."""
     content = item.get("content")
     if isinstance(content, str):
@@ -98,8 +98,8 @@ def _said(item: Mapping[str, Any]) -> str:
     return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, dict))
 
 
-def _list(body: Any, name: str) -> list[Any]:
+def _get_list(body: Any, name: str) -> list[Any]:
     value = body.get(name) if isinstance(body, dict) else None
     if not isinstance(value, list):
-        raise Refused(422, f"{name} is {value!r:.60}, and must be a list; OpenRLHF sends query, prompts and labels")
+        raise RequestError(422, f"{name} is {value!r:.60}, and must be a list; OpenRLHF sends query, prompts and labels")
     return value

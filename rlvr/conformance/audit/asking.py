@@ -17,12 +17,12 @@ from typing import Any
 import rlvr
 from rlvr.errors import ConfigError
 
-START_S = 120.0
-REPLY_LIMIT = 1 << 20
+START_TIMEOUT_S = 120.0
+MAX_REPLY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class VerifierReply:
     """The reply of a verifier to one answer.
 
     >>> Reply(1.0, "12 equals 12").paid
@@ -31,17 +31,17 @@ class Reply:
 
     score: float | None
     reason: str = ""
-    crash: str = ""
+    crash_message: str = ""
     """The exception that was raised, or a message about a timeout or exit."""
-    seconds: float = 0.0
+    duration_s: float = 0.0
 
     @property
-    def paid(self) -> bool:
+    def is_rewarded(self) -> bool:
         """Whether the answer got at least half of the full score."""
         return self.score is not None and self.score >= 0.5
 
 
-class Asked:
+class VerifierProcess:
     """A verifier in a worker process, which is restarted when it hangs or exits."""
 
     def __init__(self, target: str, settings: Mapping[str, Any] | None = None, *, timeout_s: float = 10.0, seed: int = 0) -> None:
@@ -52,25 +52,25 @@ class Asked:
         self._buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, row: Mapping[str, Any]) -> Reply:
+    def verify_row(self, row: Mapping[str, Any]) -> VerifierReply:
         """Verify a row with `answer`, `reference` and optionally `question` and `meta`."""
-        process = self._started()
+        process = self._start_process()
         assert process.stdin is not None
         began = time.perf_counter()
         try:
             process.stdin.write(json.dumps(dict(row)).encode() + b"\n")
             process.stdin.flush()
-            said = self._line(process, self.timeout_s)
+            said = self._read_reply(process, self.timeout_s)
         except TimeoutError:
-            self._stop()
-            return Reply(None, crash=f"no answer within {self.timeout_s:g} s", seconds=time.perf_counter() - began)
+            self._kill()
+            return VerifierReply(None, crash_message=f"no answer within {self.timeout_s:g} s", duration_s=time.perf_counter() - began)
         except (OSError, EOFError, ValueError):
-            status = self._stop()
-            return Reply(None, crash=f"its process exited with status {status}", seconds=time.perf_counter() - began)
+            status = self._kill()
+            return VerifierReply(None, crash_message=f"its process exited with status {status}", duration_s=time.perf_counter() - began)
         score = said.get("score")
-        return Reply(score, str(said.get("reason", "")), str(said.get("crash", "")), float(said.get("seconds", 0.0)))
+        return VerifierReply(score, str(said.get("reason", "")), str(said.get("crash", "")), float(said.get("seconds", 0.0)))
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             return self._process
         self._buffer = b""
@@ -83,24 +83,24 @@ class Asked:
             start_new_session=True,
         )
         try:
-            said = self._line(process, START_S)
+            said = self._read_reply(process, START_TIMEOUT_S)
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            self._stop()
+            self._kill()
             raise ConfigError(f"the verifier did not start: {error}") from error
         if "broken" in said:
-            self._stop()
+            self._kill()
             raise ConfigError(f"the verifier cannot be loaded: {said['broken']}")
         return process
 
-    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+    def _read_reply(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
         assert process.stdout is not None
-        until = time.monotonic() + seconds
+        until = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             left = until - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 raise TimeoutError("it did not reply in time")
             piece = os.read(process.stdout.fileno(), 65_536)
-            if not piece or len(self._buffer) > REPLY_LIMIT:
+            if not piece or len(self._buffer) > MAX_REPLY_BYTES:
                 raise EOFError("it exited without a reply")
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -109,7 +109,7 @@ class Asked:
             raise ValueError("its reply is no object")
         return said
 
-    def _stop(self) -> int | None:
+    def _kill(self) -> int | None:
         process, self._process = self._process, None
         if process is None:
             return None
@@ -133,9 +133,9 @@ class Asked:
                 self._process.stdin.close()  # a verifier may have workers of its own, which end with it
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
-        self._stop()
+        self._kill()
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> VerifierProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from rlvr.conformance.audit.audit import Family, Report
+from rlvr.conformance.audit.audit import AuditReport, PairFamily
 
 Interval = Callable[[int, int], tuple[float, float]]
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -17,9 +17,9 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}code{white-space:pre-wra
 @media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}code{background:#2a2a2a}th,td{border-color:#444}.bad{color:#ff8a80}}"""
 
 
-def page(report: Report, interval: Interval) -> str:
+def render_page(report: AuditReport, interval: Interval) -> str:
     """Render the page; `interval` computes the confidence interval of a fraction."""
-    latency = report.latency()
+    latency = report.compute_latency()
     head = [("asked", str(sum(f.asked for f in report.families))), ("no score", str(sum(f.unscored for f in report.families)))]
     head += [
         ("crashes and timeouts", str(sum(f.crashed for f in report.families))),
@@ -27,24 +27,24 @@ def page(report: Report, interval: Interval) -> str:
     ]
     head += [("milliseconds for a verdict", ", ".join(f"{name} {1000 * value:.3g}" for name, value in latency.items()))]
     head += [
-        ("reads answers as", ", ".join(report.forms) or "no form of the gold was accepted"),
+        ("reads answers as", ", ".join(report.accepted_forms) or "no form of the gold was accepted"),
         ("pairs without a clear label", str(report.skipped)),
     ]
     rates = [
         (f"{source}: {kind.replace('_', ' ')} rate", "none" if value is None else f"{value:.2%}")
-        for source, kinds in report.rates().items()
+        for source, kinds in report.compute_rates().items()
         for kind, value in kinds.items()
     ]
-    body = [_table(("", ""), [*rates, *head]), "<h2>Families</h2>", _families(report.families, interval)]
-    if report.keys:
+    body = [_render_table(("", ""), [*rates, *head]), "<h2>Families</h2>", _render_families(report.families, interval)]
+    if report.universal_answers:
         rows = [
             (f"<code>{escape(key.text[:300])}</code>", f"{len(key.paid)} of {key.tasks}", escape(", ".join(key.paid)))
-            for key in report.keys[:20]
+            for key in report.universal_answers[:20]
         ]
-        body += ["<h2>Paid without knowing the question</h2>", _table(("answer", "tasks", "references"), rows, raw=True)]
+        body += ["<h2>Paid without knowing the question</h2>", _render_table(("answer", "tasks", "references"), rows, raw=True)]
     if report.disagreements:
         twice = [(f"<code>{escape(one['answer'][:300])}</code>", escape(str(one["scores"]))) for one in report.disagreements[:20]]
-        body += ["<h2>Different verdicts</h2>", _table(("answer", "scores"), twice, raw=True)]
+        body += ["<h2>Different verdicts</h2>", _render_table(("answer", "scores"), twice, raw=True)]
     name = escape(report.target)
     text = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Audit of {name}</title><style>{STYLE}</style><h1>Audit of {name}</h1>'
@@ -52,28 +52,28 @@ def page(report: Report, interval: Interval) -> str:
     return (text + "".join(body) + "</html>").encode("utf-8", "replace").decode("utf-8")
 
 
-def _families(families: Sequence[Family], interval: Interval) -> str:
+def _render_families(families: Sequence[PairFamily], interval: Interval) -> str:
     rows = []
     for family in families:
         scored = family.asked - family.unscored - family.crashed
         low, high = interval(family.failed, scored) if scored else (0.0, 1.0)
-        share = "none" if family.rate is None else f"{family.rate:.1%} ({low:.1%} to {high:.1%})"
-        shown = "<br>".join(_example(one) for one in family.examples[:2])
+        share = "none" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
+        shown = "<br>".join(_render_example(one) for one in family.examples[:2])
         mark = ' class="bad"' if family.failed or family.crashed else ""
         kind = "refused" if family.right else "paid"
         counts = f"{family.failed} of {family.asked}" + (f", {family.unscored} no score" if family.unscored else "")
         counts += f", {family.crashed} crashed" if family.crashed else ""
         rows.append((f"<span{mark}>{escape(family.name)}</span>", f"{kind} {counts}", share, shown))
-    return _table(("family", "failures", "rate", "shortest failures"), rows, raw=True)
+    return _render_table(("family", "failures", "rate", "shortest failures"), rows, raw=True)
 
 
-def _example(one: dict[str, Any]) -> str:
+def _render_example(one: dict[str, Any]) -> str:
     answer = one["answer"] if len(one["answer"]) <= 160 else f"{one['answer'][:160]}... ({len(one['answer'])} characters)"
     reference, reason = escape(str(one["reference"])[:120]), escape(str(one["reason"])[:160])
     return f"<code>{escape(answer) or '(empty)'}</code> for <code>{reference}</code> {reason}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, raw: bool = False) -> str:
+def _render_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, raw: bool = False) -> str:
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head) if any(head) else ""
     lines = "".join("<tr>" + "".join(f"<td>{cell if raw else escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{'<tr>' + top + '</tr>' if top else ''}{lines}</table>"

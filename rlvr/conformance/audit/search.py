@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlvr.conformance import canaries
-from rlvr.conformance.audit.families import FORMS, Pair
+from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair
 
-JOINS = (" ", "\n", ", ", " or ", " = ", "; ", "\n\n")
-TRICKS = (
+JOINERS = (" ", "\n", ", ", " or ", " = ", "; ", "\n\n")
+TRICK_TEMPLATES = (
     "{0} {1}",
     "{1}",
     "\\boxed{{{0}}} \\boxed{{{1}}}",
@@ -20,12 +20,12 @@ TRICKS = (
     "[{0}]",
     '{{"score": 1, "answer": "{0}"}}',
 )
-TASKS = 8
+NUM_SEARCH_TASKS = 8
 """Number of tasks with different references on which each candidate is verified."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class UniversalAnswer:
     """A text that was rewarded on several tasks with different references.
 
     >>> Key("or", ("4", "5"), 8).share
@@ -38,40 +38,40 @@ class Key:
     tasks: int
 
     @property
-    def share(self) -> float:
+    def rewarded_fraction(self) -> float:
         """Fraction of tasks on which it was rewarded."""
         return len(self.paid) / self.tasks
 
 
-def searched(golds: Sequence[Pair], seen: Sequence[str], paid: Callable[[Pair, str], bool], *, calls: int, seed: int) -> list[Key]:
+def search_universal_answers(golds: Sequence[LabelledPair], seen: Sequence[str], is_rewarded: Callable[[LabelledPair, str], bool], *, max_calls: int, seed: int) -> list[UniversalAnswer]:
     """Find texts that are rewarded for at least two different references, best and shortest first, with at most `calls` verifications."""
     chance = random.Random(seed)
     tasks = list({repr(gold.reference): gold for gold in golds}.values())
     chance.shuffle(tasks)
-    tasks = tasks[:TASKS]
+    tasks = tasks[:NUM_SEARCH_TASKS]
     if len(tasks) < 2:
         return []
-    pool = list(dict.fromkeys([*canaries.INJECTED, *seen[:40], *(gold.answer for gold in golds[:20]), "yes", "0", "1"]))
+    pool = list(dict.fromkeys([*canaries.INJECTION_ANSWERS, *seen[:40], *(gold.answer for gold in golds[:20]), "yes", "0", "1"]))
     known: dict[str, tuple[str, ...]] = {}
-    for _ in range(max(0, calls // len(tasks))):
-        text = pool[len(known)] if len(known) < len(pool) else _mutated(chance, pool, known)
+    for _ in range(max(0, max_calls // len(tasks))):
+        text = pool[len(known)] if len(known) < len(pool) else _mutate(chance, pool, known)
         if text not in known and len(text) <= 2_000:
-            known[text] = tuple(str(task.reference)[:60] for task in tasks if paid(task, text))
-    keys = [Key(text, found, len(tasks)) for text, found in known.items() if len(found) > 1]
+            known[text] = tuple(str(task.reference)[:60] for task in tasks if is_rewarded(task, text))
+    keys = [UniversalAnswer(text, found, len(tasks)) for text, found in known.items() if len(found) > 1]
     return sorted(keys, key=lambda key: (-len(key.paid), len(key.text)))
 
 
-def _mutated(chance: random.Random, pool: Sequence[str], known: dict[str, tuple[str, ...]]) -> str:
+def _mutate(rng: random.Random, pool: Sequence[str], known: dict[str, tuple[str, ...]]) -> str:
     best = [text for text, found in known.items() if found] or list(pool)
-    one, two = chance.choice(best), chance.choice(chance.choice((best, list(pool))))
-    kind = chance.randrange(5)
+    one, two = rng.choice(best), rng.choice(rng.choice((best, list(pool))))
+    kind = rng.randrange(5)
     if kind == 0:
-        return one + chance.choice(JOINS) + two
+        return one + rng.choice(JOINERS) + two
     if kind == 1:
-        return chance.choice(TRICKS).replace("{0}", one).replace("{1}", two).replace("{{", "{").replace("}}", "}")
+        return rng.choice(TRICK_TEMPLATES).replace("{0}", one).replace("{1}", two).replace("{{", "{").replace("}}", "}")
     if kind == 2:
-        cut = chance.randrange(len(one) + 1)
+        cut = rng.randrange(len(one) + 1)
         return one[:cut] + two
     if kind == 3:
-        return chance.choice(JOINS).join(chance.sample(list(pool), min(len(pool), chance.randrange(2, 8))))
-    return chance.choice(FORMS)[1].replace("{{", "{").replace("}}", "}").replace("{}", one)
+        return rng.choice(JOINERS).join(rng.sample(list(pool), min(len(pool), rng.randrange(2, 8))))
+    return rng.choice(ANSWER_FORMS)[1].replace("{{", "{").replace("}}", "}").replace("{}", one)

@@ -22,19 +22,19 @@ from rlvr.errors import RlvrError
 from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 
-ANSWERS = ("completions", "completion", "answer", "response", "solution_str", "prediction", "output", "text", "completion_text", "pred")
-REFERENCES = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
-QUESTIONS = ("prompts", "prompt", "question", "problem")
-SOURCES = {"data_source": "audit", "extra_info": None}
+ANSWER_ARGUMENTS = ("completions", "completion", "answer", "response", "solution_str", "prediction", "output", "text", "completion_text", "pred")
+REFERENCE_ARGUMENTS = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
+QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
+VERL_ARGUMENTS = {"data_source": "audit", "extra_info": None}
 """Arguments of verl's `compute_score` that a reward function may want."""
-Judge = Callable[[dict[str, Any]], dict[str, Any]]
+VerifyRow = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def opened(target: str, settings: Mapping[str, Any]) -> Judge:
+def load_verify_function(target: str, settings: Mapping[str, Any]) -> VerifyRow:
     """Load a verifier by name, from `file.py:object` or from `module:object`, and return its verify function for rows."""
-    found = _object(target) if ":" in target else None
+    found = _import_object(target) if ":" in target else None
     if found is not None and not isinstance(found, Verifier) and not (isinstance(found, type) and issubclass(found, Verifier)):
-        return _foreign(found)
+        return _wrap_reward_function(found)
     verifier = found if isinstance(found, Verifier) else build("verifier", target, **settings)
 
     def judge(row: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def opened(target: str, settings: Mapping[str, Any]) -> Judge:
     return judge
 
 
-def _object(target: str) -> Any:
+def _import_object(target: str) -> Any:
     where, _, name = target.rpartition(":")
     if where.endswith(".py"):
         path = Path(where).expanduser().resolve()
@@ -65,35 +65,35 @@ def _object(target: str) -> Any:
     return getattr(module, name)
 
 
-def _foreign(function: Any) -> Judge:
+def _wrap_reward_function(function: Any) -> VerifyRow:
     """Wrap a plain function, a TRL reward function, or verl's `compute_score`, recognized by the names of the arguments."""
     if not callable(function):
         raise RlvrError(f"it is a {type(function).__name__}, not a function")
     known = inspect.signature(function).parameters
     names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     batched = "completions" in names
-    answer = next((name for name in ANSWERS if name in names), names[0] if names else "")
-    reference = next((name for name in REFERENCES if name in names and name != answer), "")
+    answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
+    reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
     if not reference and not batched:
-        others = [name for name in names if name not in (answer, *QUESTIONS, *SOURCES)]
+        others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
         reference = others[0] if others else ""
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
     def judge(row: dict[str, Any]) -> dict[str, Any]:
-        given: dict[str, Any] = {answer: row["answer"], **{name: value for name, value in SOURCES.items() if name in names}}
-        given |= {name: row.get("question") or "?" for name in QUESTIONS if name in names}
+        given: dict[str, Any] = {answer: row["answer"], **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
+        given |= {name: row.get("question") or "?" for name in QUESTION_ARGUMENTS if name in names}
         if reference:
             given[reference] = row["reference"]
         elif open_ended:
-            given |= {name: row["reference"] for name in REFERENCES if name != answer}
+            given |= {name: row["reference"] for name in REFERENCE_ARGUMENTS if name != answer}
         if batched:
-            given = {name: value if name in SOURCES else [value] for name, value in given.items()}
-        return _read(function(**given))
+            given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
+        return _parse_score(function(**given))
 
     return judge
 
 
-def _read(returned: Any) -> dict[str, Any]:
+def _parse_score(returned: Any) -> dict[str, Any]:
     """Parse the score in the return value of a reward function."""
     value: Any = returned[0] if isinstance(returned, list | tuple) and returned else returned
     if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def main() -> None:
         out.flush()
 
     try:
-        judge = opened(target, settings)
+        judge = load_verify_function(target, settings)
     except BaseException as error:
         say({"broken": f"{type(error).__name__}: {error}"[:500]})
         return

@@ -5,7 +5,7 @@ process keeps an idle TCP connection to the main process. The operating system c
 keepalive detects the loss of a machine. Busy processes are not mistaken for lost ones.
 
 When another process is lost:
-    first            wait, because the backend may raise an error itself (`GRACE_S`)
+    first            wait, because the backend may raise an error itself (`SDK_GRACE_S`)
     then             raise an error in the training thread, which closes the run's resources (`SHUTDOWN_TIMEOUT_S`)
     finally          exit with a message, if the process hangs in its backend
 """
@@ -29,27 +29,27 @@ from typing import Any, Self
 from torch import distributed
 
 from rlvr.errors import RlvrError
-from rlvr.learn.peers.group import broadcast, control, gather
+from rlvr.learn.peers.group import all_gather_values, broadcast, get_control_group
 
-GRACE_S, CLOSING_S = 5.0, 30.0
-POLL_S = 0.2
-KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
+GRACE_S, SHUTDOWN_TIMEOUT_S = 5.0, 30.0
+POLL_INTERVAL_S = 0.2
+KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 """TCP keepalive options: a machine that does not answer for a minute is lost."""
-TOKEN = 16
+TOKEN_BYTES = 16
 """The length of the token that authenticates a peer; it is broadcast through the process group."""
 
 
 class PeerLost(RlvrError):
     """Another process of the run is lost; raised in the training thread if the backend did not raise an error."""
 
-    words = ""
+    message = ""
     """The message; a class attribute, because an asynchronous exception is raised as a class, without arguments."""
 
     def __str__(self) -> str:
-        return self.words
+        return self.message
 
 
-class Watch:
+class PeerMonitor:
     """Monitors the connections to the other processes: to all in the main process, to the main process in the others.
 
     >>> with Watch.begin() as watch:                                    # doctest: +SKIP
@@ -59,51 +59,51 @@ class Watch:
 
     def __init__(self, rank: int, count: int, peers: dict[int, socket.socket]) -> None:
         self.rank, self.count, self.peers = rank, count, peers
-        self.lost = ""
+        self.failure = ""
         """A description of the lost process; empty if there is none."""
-        self.thread = threading.get_ident()
+        self.training_thread_id = threading.get_ident()
         """The id of the training thread."""
-        self._found, self._left, self._turn = threading.Event(), threading.Event(), threading.Lock()
-        self._watcher = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._failure_event, self._exit_event, self._raise_lock = threading.Event(), threading.Event(), threading.Lock()
+        self._watcher = threading.Thread(target=self._run, name="peers", daemon=True)
         self._watcher.start()
 
     @classmethod
-    def begin(cls, timeout_s: float = 60.0) -> Watch | None:
+    def connect_all(cls, timeout_s: float = 60.0) -> PeerMonitor | None:
         """Connect all processes, as a collective operation. Returns None with one process, or if a connection fails."""
-        if control() is None:
+        if get_control_group() is None:
             return None
         rank, count = distributed.get_rank(), distributed.get_world_size()
-        peers = _accepted(count, timeout_s) if rank == 0 else _connected(rank, timeout_s)
-        if all(gather(peers is not None)) and peers is not None:
+        peers = _accept_peers(count, timeout_s) if rank == 0 else _connect_to_main(rank, timeout_s)
+        if all(all_gather_values(peers is not None)) and peers is not None:
             return cls(rank, count, peers)
-        _close(peers or {})
+        _close_all(peers or {})
         return None
 
-    def told(self, timeout_s: float = 1.0) -> str:
+    def wait_for_failure(self, timeout_s: float = 1.0) -> str:
         """Wait briefly for the description of the lost process, because a backend error may be detected first."""
-        self._found.wait(timeout_s)
-        return self.lost
+        self._failure_event.wait(timeout_s)
+        return self.failure
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._turn:  # no asynchronous error is raised after this
-            self._left.set()
-        self._watcher.join(10 * POLL_S)
-        self._say({"ended": True} if kind is None else {"failed": " ".join(f"{kind.__name__}: {error}".split())[:300]})
-        _close(self.peers)
+        with self._raise_lock:  # no asynchronous error is raised after this
+            self._exit_event.set()
+        self._watcher.join(10 * POLL_INTERVAL_S)
+        self._send_to_peers({"ended": True} if kind is None else {"failed": " ".join(f"{kind.__name__}: {error}".split())[:300]})
+        _close_all(self.peers)
 
     # ---- the monitor thread ----------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         """Read messages of the other processes until this process exits or one of them is lost."""
         waiting, rest = selectors.DefaultSelector(), dict.fromkeys(self.peers, b"")
         for rank, peer in self.peers.items():
             waiting.register(peer, selectors.EVENT_READ, rank)
         with waiting:
-            while not self._left.is_set() and not self.lost:
-                for key, _ in waiting.select(POLL_S):
+            while not self._exit_event.is_set() and not self.failure:
+                for key, _ in waiting.select(POLL_INTERVAL_S):
                     try:
                         data = key.fileobj.recv(4096)  # type: ignore[union-attr]
                     except OSError:  # reset, or no answer to the probes
@@ -112,50 +112,50 @@ class Watch:
                     said = [json.loads(line) for line in lines]
                     if any("ended" in line for line in said):
                         waiting.unregister(key.fileobj)
-                    elif words := self._trouble(key.data, said, closed=not data):
-                        self.lost = self.lost or words
-        if self.lost:
-            self._say({"lost": self.lost})
-            self._found.set()
-            self._end()
+                    elif words := self._find_failure(key.data, said, is_closed=not data):
+                        self.failure = self.failure or words
+        if self.failure:
+            self._send_to_peers({"lost": self.failure})
+            self._failure_event.set()
+            self._stop_training()
 
-    def _trouble(self, rank: int, said: list[dict[str, str]], *, closed: bool) -> str:
+    def _find_failure(self, rank: int, messages: list[dict[str, str]], *, is_closed: bool) -> str:
         """Return a description of the failure that a process reported, or that its closed connection implies."""
-        for line in said:
+        for line in messages:
             if "lost" in line:
                 return line["lost"]
             if "failed" in line:
                 return f"process {rank} failed: {line['failed']}"
-        return f"process {rank} ended without a word, as if killed" if closed else ""
+        return f"process {rank} ended without a word, as if killed" if is_closed else ""
 
-    def _end(self) -> None:
+    def _stop_training(self) -> None:
         """Raise PeerLost in the training thread; exit the process if that has no effect."""
-        if self._left.wait(GRACE_S):
+        if self._exit_event.wait(GRACE_S):
             return
-        PeerLost.words = self.words()
-        with self._turn:
-            if not self._left.is_set():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(PeerLost))
-        if not self._left.wait(CLOSING_S - GRACE_S):
-            print(f"error: {self.words()}", file=sys.stderr, flush=True)
+        PeerLost.message = self.format_error()
+        with self._raise_lock:
+            if not self._exit_event.is_set():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.training_thread_id), ctypes.py_object(PeerLost))
+        if not self._exit_event.wait(SHUTDOWN_TIMEOUT_S - GRACE_S):
+            print(f"error: {self.format_error()}", file=sys.stderr, flush=True)
             os._exit(RlvrError.exit_code)
 
-    def words(self) -> str:
+    def format_error(self) -> str:
         """Format the error message for the user."""
         return (
-            f"process {self.rank} of {self.count} waited for another process that exited or did not answer: {self.lost}; "
+            f"process {self.rank} of {self.count} waited for another process that exited or did not answer: {self.failure}; "
             "see its message, then continue with --resume"
         )
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _send_to_peers(self, message: dict[str, Any]) -> None:
         for peer in self.peers.values():
             with suppress(OSError):
-                peer.sendall(json.dumps(line).encode() + b"\n")
+                peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _accepted(count: int, timeout_s: float) -> dict[int, socket.socket] | None:
+def _accept_peers(count: int, timeout_s: float) -> dict[int, socket.socket] | None:
     """Accept the connections of all other processes, in the main process; close those without the right token."""
-    token, until, peers = secrets.token_hex(TOKEN), time.monotonic() + timeout_s, dict[int, socket.socket]()
+    token, until, peers = secrets.token_hex(TOKEN_BYTES), time.monotonic() + timeout_s, dict[int, socket.socket]()
     with socket.create_server(("", 0)) as server:
         broadcast((server.getsockname()[1], token))
         while len(peers) < count - 1:
@@ -163,23 +163,23 @@ def _accepted(count: int, timeout_s: float) -> dict[int, socket.socket] | None:
             try:
                 peer, _ = server.accept()
             except TimeoutError:
-                _close(peers)
+                _close_all(peers)
                 return None
             said: dict[str, Any] = {}
             try:
                 peer.settimeout(5.0)
-                said = _line(peer)
+                said = _read_line(peer)
                 known = hmac.compare_digest(str(said["token"]), token) and said["rank"] in range(1, count)
             except (OSError, ValueError, KeyError, TypeError):
                 known = False
             if known:
-                peers[said["rank"]] = kept(peer)
+                peers[said["rank"]] = enable_keepalive(peer)
             else:
                 peer.close()
     return peers
 
 
-def _connected(rank: int, timeout_s: float) -> dict[int, socket.socket] | None:
+def _connect_to_main(rank: int, timeout_s: float) -> dict[int, socket.socket] | None:
     """Connect to the main process."""
     told: tuple[int, str] = broadcast(None)
     try:
@@ -187,10 +187,10 @@ def _connected(rank: int, timeout_s: float) -> dict[int, socket.socket] | None:
         peer.sendall(json.dumps({"rank": rank, "token": told[1]}).encode() + b"\n")
     except OSError:
         return None
-    return {0: kept(peer)}
+    return {0: enable_keepalive(peer)}
 
 
-def _line(peer: socket.socket) -> dict[str, Any]:
+def _read_line(peer: socket.socket) -> dict[str, Any]:
     """Read the first line that a process sends."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 1024:
@@ -201,16 +201,16 @@ def _line(peer: socket.socket) -> dict[str, Any]:
     return said
 
 
-def _close(peers: dict[int, socket.socket]) -> None:
+def _close_all(peers: dict[int, socket.socket]) -> None:
     for peer in peers.values():
         peer.close()
 
 
-def kept(peer: socket.socket) -> socket.socket:
+def enable_keepalive(peer: socket.socket) -> socket.socket:
     """Enable TCP keepalive on a connection."""
     peer.settimeout(5.0)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
+    for name, value in KEEPALIVE_OPTIONS.items():
         if hasattr(socket, name):  # some systems lack them, and then probe after hours
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return peer

@@ -20,25 +20,25 @@ import numpy as np
 import torch
 
 from rlvr.episode import Episode
-from rlvr.rollout.columns import Columns, from_columns, to_columns
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes, encode_episodes
 
-LONG = 8
+MIN_ARRAY_LENGTH = 8
 """The minimum length of a list of numbers that is encoded as an array."""
 
 
-def packed(value: Any) -> bytes:
+def serialize(value: Any) -> bytes:
     """Serialize a value to bytes.
 
     >>> unpacked(packed({"tokens": [1, 2], "rest": (None, 0.5)}))
     {'tokens': [1, 2], 'rest': (None, 0.5)}
     """
     arrays: list[bytes] = []
-    table = json.dumps(_told(value, arrays)).encode()
+    table = json.dumps(_encode(value, arrays)).encode()
     sizes = [len(table), *map(len, arrays)]
     return struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes) + table + b"".join(arrays)
 
 
-def unpacked(data: bytes | memoryview) -> Any:
+def deserialize(data: bytes | memoryview) -> Any:
     """Deserialize a value of `serialize`."""
     view = memoryview(data)
     [count] = struct.unpack_from("<q", view)
@@ -47,28 +47,28 @@ def unpacked(data: bytes | memoryview) -> Any:
     for size in sizes:
         parts.append(view[at : at + size])
         at += size
-    return _heard(json.loads(bytes(parts[0])), parts[1:])
+    return _decode(json.loads(bytes(parts[0])), parts[1:])
 
 
-def _told(value: Any, arrays: list[bytes]) -> Any:
+def _encode(value: Any, arrays: list[bytes]) -> Any:
     """Encode a value as JSON: plain values unchanged, others as an object with one key, the kind."""
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, Enum) and type(value).__module__.startswith("rlvr."):
         return {"enum": [type(value).__module__, type(value).__qualname__, value.value]}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        if (columns := _columns(value)) is not None:
+        if (columns := _encode_groups(value)) is not None:
             arrays.append(columns)
             return {"groups": len(arrays) - 1}
-        numbers = _numbers(value)
+        numbers = _to_array(value)
         if numbers is not None:
             arrays.append(numbers.tobytes())
             kind = "tuple of" if type(value) is tuple else "list of"
             return {kind: [len(arrays) - 1, numbers.dtype.str, type(value[0]).__name__]}
-        inside = [_told(item, arrays) for item in value]
+        inside = [_encode(item, arrays) for item in value]
         return {"tuple": inside} if type(value) is tuple else inside
     if type(value) is dict:
-        return {"dict": [[_told(key, arrays), _told(item, arrays)] for key, item in value.items()]}
+        return {"dict": [[_encode(key, arrays), _encode(item, arrays)] for key, item in value.items()]}
     if isinstance(value, PurePath):
         return {"path": str(value)}
     if isinstance(value, torch.Tensor) and not value.dtype.is_complex and value.dtype is not torch.bfloat16:
@@ -76,26 +76,26 @@ def _told(value: Any, arrays: list[bytes]) -> Any:
         arrays.append(array.tobytes())
         return {"tensor": [len(arrays) - 1, array.dtype.str, list(array.shape)]}
     if is_dataclass(value) and type(value).__module__.startswith("rlvr.") and all(field.init for field in fields(value)):
-        inside = [[field.name, _told(getattr(value, field.name), arrays)] for field in fields(value)]
+        inside = [[field.name, _encode(getattr(value, field.name), arrays)] for field in fields(value)]
         return {"record": [type(value).__module__, type(value).__qualname__, inside]}
     arrays.append(pickle.dumps(value))
     return {"pickle": len(arrays) - 1}
 
 
-def _columns(value: Sequence[Any]) -> bytes | None:
+def _encode_groups(value: Sequence[Any]) -> bytes | None:
     """Encode a list of groups of episodes; None for other lists, and for metadata that cannot be encoded."""
     groups = type(value) is list and value and all(type(group) is list and group and type(group[0]) is Episode for group in value)
     if not groups or not all(type(episode) is Episode for group in value for episode in group):
         return None
     try:
-        return to_columns(value).to_bytes()
+        return encode_episodes(value).to_bytes()
     except (TypeError, OverflowError):
         return None
 
 
-def _numbers(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+def _to_array(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
     """Convert a long list of numbers of one type to its smallest exact dtype; None for other lists."""
-    if len(value) < LONG:
+    if len(value) < MIN_ARRAY_LENGTH:
         return None
     kinds = set(map(type, value))
     if kinds == {float}:
@@ -111,48 +111,48 @@ def _numbers(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _heard(told: Any, arrays: Sequence[memoryview]) -> Any:
+def _decode(encoded: Any, arrays: Sequence[memoryview]) -> Any:
     """Decode a value of `_encode`."""
-    if isinstance(told, list):
-        return [_heard(item, arrays) for item in told]
-    if not isinstance(told, dict):
-        return told
-    [(kind, inside)] = told.items()
-    return READ[kind](inside, arrays)
+    if isinstance(encoded, list):
+        return [_decode(item, arrays) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    [(kind, inside)] = encoded.items()
+    return DECODERS[kind](inside, arrays)
 
 
-def _list_of(inside: Any, arrays: Sequence[memoryview]) -> list[Any]:
+def _decode_list(inside: Any, arrays: Sequence[memoryview]) -> list[Any]:
     place, dtype, kind = inside
     numbers: list[Any] = np.frombuffer(arrays[place], dtype=np.dtype(dtype)).tolist()
     return [number != 0 for number in numbers] if kind == "bool" else numbers
 
 
-def _tensor(inside: Any, arrays: Sequence[memoryview]) -> torch.Tensor:
+def _decode_tensor(inside: Any, arrays: Sequence[memoryview]) -> torch.Tensor:
     place, dtype, shape = inside
     return torch.from_numpy(np.frombuffer(bytearray(arrays[place]), dtype=np.dtype(dtype)).reshape(shape))
 
 
-def _record(inside: Any, arrays: Sequence[memoryview]) -> Any:
+def _decode_record(inside: Any, arrays: Sequence[memoryview]) -> Any:
     """Rebuild an rlvr dataclass with its constructor, so that its validation runs again."""
     module, name, values = inside
-    return _ours(module, name)(**{key: _heard(value, arrays) for key, value in values})
+    return _resolve_own_class(module, name)(**{key: _decode(value, arrays) for key, value in values})
 
 
-def _ours(module: str, name: str) -> Any:
+def _resolve_own_class(module: str, name: str) -> Any:
     if not module.startswith("rlvr."):
         raise ValueError(f"a record of {module} in a message between processes")
     return getattr(importlib.import_module(module), name)
 
 
-READ: Mapping[str, Callable[[Any, Sequence[memoryview]], Any]] = {
-    "list of": _list_of,
-    "tuple of": lambda inside, arrays: tuple(_list_of(inside, arrays)),
-    "tuple": lambda inside, arrays: tuple(_heard(item, arrays) for item in inside),
-    "dict": lambda inside, arrays: {_heard(key, arrays): _heard(value, arrays) for key, value in inside},
-    "groups": lambda inside, arrays: from_columns(Columns.from_bytes(arrays[inside])),
+DECODERS: Mapping[str, Callable[[Any, Sequence[memoryview]], Any]] = {
+    "list of": _decode_list,
+    "tuple of": lambda inside, arrays: tuple(_decode_list(inside, arrays)),
+    "tuple": lambda inside, arrays: tuple(_decode(item, arrays) for item in inside),
+    "dict": lambda inside, arrays: {_decode(key, arrays): _decode(value, arrays) for key, value in inside},
+    "groups": lambda inside, arrays: decode_episodes(EncodedEpisodes.from_bytes(arrays[inside])),
     "path": lambda inside, _: Path(inside),
-    "tensor": _tensor,
-    "record": _record,
-    "enum": lambda inside, _: _ours(inside[0], inside[1])(inside[2]),
+    "tensor": _decode_tensor,
+    "record": _decode_record,
+    "enum": lambda inside, _: _resolve_own_class(inside[0], inside[1])(inside[2]),
     "pickle": lambda inside, arrays: pickle.loads(arrays[inside]),
 }

@@ -15,101 +15,101 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
-from rlvr.learn.questions.questions import Asked
-from rlvr.rollout.columns import Columns, from_columns, to_columns
-from rlvr.rollout.draws import Draw, Part
-from rlvr.rollout.parts import part_of
+from rlvr.learn.questions.questions import IndexedTasks
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes, encode_episodes
+from rlvr.rollout.draws import PartialCompletion, RolloutRequest
+from rlvr.rollout.parts import get_partial_completion
 from rlvr.task import Task
 
-Answer = Episode | Part | None
+CompletionState = Episode | PartialCompletion | None
 """A finished episode, a partial completion, or None if it has not started."""
 
 
 @dataclass(slots=True)
-class Begun:
+class PartialGroup:
     """A group with finished and partial completions.
 
     >>> Begun((7, task), draws, [None, None]).ended                     # doctest: +SKIP
     False
     """
 
-    asked: tuple[int, Task]
+    indexed_task: tuple[int, Task]
     """The index of the task in its split, and the task."""
-    draws: list[Draw]
-    answers: list[Answer]
+    requests: list[RolloutRequest]
+    completions: list[CompletionState]
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all completions of the group have ended."""
-        return all(isinstance(answer, Episode) for answer in self.answers)
+        return all(isinstance(answer, Episode) for answer in self.completions)
 
     @property
-    def open(self) -> list[Draw]:
+    def open_requests(self) -> list[RolloutRequest]:
         """The requests of unfinished completions, with their partial completions."""
-        both = zip(self.draws, self.answers, strict=True)
-        return [replace(draw, part=answer or Part()) for draw, answer in both if not isinstance(answer, Episode)]
+        both = zip(self.requests, self.completions, strict=True)
+        return [replace(draw, partial_completion=answer or PartialCompletion()) for draw, answer in both if not isinstance(answer, Episode)]
 
 
-class Carried:
+class PartialBuffer:
     """The groups that have started and are not trained on yet, in order.
 
-    >>> Carried(environment).groups                                     # doctest: +SKIP
+    >>> PartialBuffer(environment).groups                                     # doctest: +SKIP
     []
     """
 
     def __init__(self, environment: Environment) -> None:
-        self.environment, self.groups = environment, list[Begun]()
+        self.environment, self.groups = environment, list[PartialGroup]()
 
-    def begin(self, asked: Asked, draws: Sequence[Sequence[Draw]]) -> None:
+    def add_groups(self, tasks: IndexedTasks, requests: Sequence[Sequence[RolloutRequest]]) -> None:
         """Add new groups."""
-        self.groups += [Begun(one, list(mine), [None] * len(mine)) for one, mine in zip(asked, draws, strict=True)]
+        self.groups += [PartialGroup(one, list(mine), [None] * len(mine)) for one, mine in zip(tasks, requests, strict=True)]
 
     @property
-    def open(self) -> list[list[Draw]]:
+    def open_requests(self) -> list[list[RolloutRequest]]:
         """The requests of unfinished completions, by group."""
-        return [group.open for group in self.groups]
+        return [group.open_requests for group in self.groups]
 
     @property
-    def continued(self) -> int:
+    def num_partial(self) -> int:
         """The number of partial completions."""
-        return sum(isinstance(answer, Part) for group in self.groups for answer in group.answers)
+        return sum(isinstance(answer, PartialCompletion) for group in self.groups for answer in group.completions)
 
-    def came(self, episodes: Sequence[Sequence[Episode]]) -> None:
+    def store_results(self, episodes: Sequence[Sequence[Episode]]) -> None:
         """Store the results of all open requests, by group."""
         for group, found in zip(self.groups, episodes, strict=True):
-            fresh = iter([part_of(episode) or episode for episode in found])
-            group.answers = [answer if isinstance(answer, Episode) else next(fresh) for answer in group.answers]
+            fresh = iter([get_partial_completion(episode) or episode for episode in found])
+            group.completions = [answer if isinstance(answer, Episode) else next(fresh) for answer in group.completions]
 
-    def ended(self) -> list[Begun]:
+    def pop_finished(self) -> list[PartialGroup]:
         """Remove and return the groups that have ended."""
-        done, self.groups = [group for group in self.groups if group.ended], [group for group in self.groups if not group.ended]
+        done, self.groups = [group for group in self.groups if group.is_finished], [group for group in self.groups if not group.is_finished]
         return done
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"groups": json.dumps([_written(group) for group in self.groups])}
+        return {"groups": json.dumps([_group_to_json(group) for group in self.groups])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        self.groups = [_read(row, self.environment) for row in json.loads(state["groups"])]
+        self.groups = [_group_from_json(row, self.environment) for row in json.loads(state["groups"])]
 
 
-def _written(group: Begun) -> dict[str, Any]:
+def _group_to_json(group: PartialGroup) -> dict[str, Any]:
     """Convert a group to JSON, losslessly."""
-    draws = [{"group": draw.group, "seed": draw.seed, "meta": draw.meta} for draw in group.draws]
-    done = [answer for answer in group.answers if isinstance(answer, Episode)]
-    parts = [(answer.tokens, answer.logprobs, answer.versions) if isinstance(answer, Part) else None for answer in group.answers]
-    ended = [isinstance(answer, Episode) for answer in group.answers]
-    episodes = base64.b64encode(to_columns([done]).to_bytes()).decode()
-    return {"index": group.asked[0], "draws": draws, "ended": ended, "parts": parts, "episodes": episodes}
+    draws = [{"group": draw.group, "seed": draw.seed, "meta": draw.meta} for draw in group.requests]
+    done = [answer for answer in group.completions if isinstance(answer, Episode)]
+    parts = [(answer.tokens, answer.logprobs, answer.version_spans) if isinstance(answer, PartialCompletion) else None for answer in group.completions]
+    ended = [isinstance(answer, Episode) for answer in group.completions]
+    episodes = base64.b64encode(encode_episodes([done]).to_bytes()).decode()
+    return {"index": group.indexed_task[0], "draws": draws, "ended": ended, "parts": parts, "episodes": episodes}
 
 
-def _read(row: Mapping[str, Any], environment: Environment) -> Begun:
+def _group_from_json(row: Mapping[str, Any], environment: Environment) -> PartialGroup:
     """Build a group from JSON."""
     task = environment.task("train", row["index"])
-    [done] = from_columns(Columns.from_bytes(base64.b64decode(row["episodes"])))
-    fresh, answers = iter(done), list[Answer]()
+    [done] = decode_episodes(EncodedEpisodes.from_bytes(base64.b64decode(row["episodes"])))
+    fresh, answers = iter(done), list[CompletionState]()
     for ended, part in zip(row["ended"], row["parts"], strict=True):
-        answers.append(next(fresh) if ended else part and Part(*part))
-    draws = [Draw(task, draw["group"], draw["seed"], draw["meta"]) for draw in row["draws"]]
-    return Begun((row["index"], task), draws, answers)
+        answers.append(next(fresh) if ended else part and PartialCompletion(*part))
+    draws = [RolloutRequest(task, draw["group"], draw["seed"], draw["meta"]) for draw in row["draws"]]
+    return PartialGroup((row["index"], task), draws, answers)

@@ -10,49 +10,49 @@ from typing import Any
 
 from rlvr.episode import Episode
 
-WINDOW, ENOUGH = 400, 50
+WINDOW_PAIRS, MIN_PAIRS = 400, 50
 """The window of score pairs, and the minimum number of pairs for a correlation."""
 
 
-class Divergence:
+class AuditMonitor:
     """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `shadow`).
 
     >>> watch = Divergence()
-    >>> watch.add([(1.0, 1.0), (0.0, 0.0)] * 30); watch.figures()["shadow/correlation"]
+    >>> watch.add([(1.0, 1.0), (0.0, 0.0)] * 30); watch.figures()["audit_verifier/correlation"]
     1.0
-    >>> watch.add([(1.0, 0.0)] * 60); watch.figures()["shadow/drop"] > 0.3
+    >>> watch.add([(1.0, 0.0)] * 60); watch.figures()["audit_verifier/drop"] > 0.3
     True
     """
 
     def __init__(self) -> None:
-        self.pairs = deque[tuple[float, float]](maxlen=WINDOW)
-        self.best: float | None = None
+        self.pairs = deque[tuple[float, float]](maxlen=WINDOW_PAIRS)
+        self.best_correlation: float | None = None
         """The highest correlation so far."""
 
-    def seen(self, groups: Sequence[Sequence[Episode]]) -> None:
+    def observe_groups(self, groups: Sequence[Sequence[Episode]]) -> None:
         """Add the episodes of one sampling round."""
-        verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.aside]
-        self.add([(v.score, v.parts["shadow"]) for v in verdicts if v.score is not None and "shadow" in v.parts])
+        verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.auxiliary]
+        self.add_pairs([(v.score, v.components["shadow"]) for v in verdicts if v.score is not None and "shadow" in v.components])
 
-    def add(self, pairs: Sequence[tuple[float, float]]) -> None:
+    def add_pairs(self, pairs: Sequence[tuple[float, float]]) -> None:
         """Add pairs of scores."""
         self.pairs.extend(pairs)
-        if pairs and len(self.pairs) >= ENOUGH and (now := self._correlation()) is not None:
-            self.best = now if self.best is None else max(self.best, now)
+        if pairs and len(self.pairs) >= MIN_PAIRS and (now := self._compute_correlation()) is not None:
+            self.best_correlation = now if self.best_correlation is None else max(self.best_correlation, now)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics: the number of pairs, the mean gap, the correlation, and its drop from the highest value."""
         if not self.pairs:
             return {}
         gap = math.fsum(ours - theirs for ours, theirs in self.pairs) / len(self.pairs)
-        row = {"shadow/pairs": float(len(self.pairs)), "shadow/gap": gap}
-        if (now := self._correlation()) is not None:
-            row["shadow/correlation"] = now
-            if self.best is not None:
-                row["shadow/drop"] = self.best - now
+        row = {"audit_verifier/pairs": float(len(self.pairs)), "audit_verifier/gap": gap}
+        if (now := self._compute_correlation()) is not None:
+            row["audit_verifier/correlation"] = now
+            if self.best_correlation is not None:
+                row["audit_verifier/drop"] = self.best_correlation - now
         return row
 
-    def _correlation(self) -> float | None:
+    def _compute_correlation(self) -> float | None:
         ours, theirs = zip(*self.pairs, strict=True)
         if len(set(ours)) < 2 or len(set(theirs)) < 2:
             return None
@@ -60,10 +60,10 @@ class Divergence:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"pairs": [list(pair) for pair in self.pairs], "best": self.best}
+        return {"pairs": [list(pair) for pair in self.pairs], "best": self.best_correlation}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
         self.pairs.clear()
         self.pairs.extend((float(ours), float(theirs)) for ours, theirs in state["pairs"])
-        self.best = state["best"]
+        self.best_correlation = state["best"]

@@ -10,12 +10,12 @@ from functools import lru_cache
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
-from rlvr.mdp.env import PROCEDURAL_TASKS
-from rlvr.rollout.rollout import seed_of
+from rlvr.mdp.env import NUM_PROCEDURAL_TASKS
+from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 
 
-class Schedule:
+class TaskOrder:
     """The tasks of one split, in the order of one seed.
 
     >>> Schedule(environment, "train", seed=0).tasks(first=0, count=32)        # doctest: +SKIP
@@ -23,33 +23,33 @@ class Schedule:
 
     def __init__(self, environment: Environment, split: str, *, seed: int, purpose: str = "rollout") -> None:
         self.environment, self.split, self.seed, self.purpose = environment, split, seed, purpose
-        self.size = environment.size(split)
-        if self.size is not None and self.size < 1:
+        self.num_tasks = environment.num_tasks(split)
+        if self.num_tasks is not None and self.num_tasks < 1:
             raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
 
-    def index(self, position: int) -> int:
+    def get_index(self, position: int) -> int:
         """Return the index of the task at a position of the order."""
-        if self.size is None:
-            return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
-        return place_in(self.size, self.seed, self.purpose, position)
+        if self.num_tasks is None:
+            return derive_seed(self.seed, self.purpose, position) % NUM_PROCEDURAL_TASKS
+        return shuffled_index(self.num_tasks, self.seed, self.purpose, position)
 
-    def tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
+    def load_tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
         """Load the tasks from a position on, with their indices."""
-        indices = [self.index(position) for position in range(first, first + count)]
+        indices = [self.get_index(position) for position in range(first, first + count)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
 
 
-def place_in(size: int, seed: int, purpose: str, position: int) -> int:
+def shuffled_index(size: int, seed: int, purpose: str, position: int) -> int:
     """Return which of `size` items is at a position: every pass contains each item once, in a new order.
 
-    >>> sorted(place_in(3, 0, "rollout", position) for position in range(3))
+    >>> sorted(shuffled_index(3, 0, "rollout", position) for position in range(3))
     [0, 1, 2]
     """
-    return _shuffled(size, seed_of(seed, purpose, position // size))[position % size]
+    return _shuffle_indices(size, derive_seed(seed, purpose, position // size))[position % size]
 
 
 @lru_cache(maxsize=4)
-def _shuffled(size: int, seed: int) -> list[int]:
+def _shuffle_indices(size: int, seed: int) -> list[int]:
     order = list(range(size))
     random.Random(seed).shuffle(order)
     return order

@@ -8,52 +8,52 @@ from typing import Any
 from rlvr.config.rollout import RolloutConfig
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
-from rlvr.learn.questions.divergence import Divergence
-from rlvr.learn.questions.honeypots import Honeypots
-from rlvr.rollout.draws import Draw
+from rlvr.learn.questions.divergence import AuditMonitor
+from rlvr.learn.questions.honeypots import CanaryTasks
+from rlvr.rollout.draws import RolloutRequest
 from rlvr.task import Task
 
 
-class Watch:
+class RewardMonitor:
     """Combines canary tasks and the audit monitor; either may be inactive.
 
     >>> Watch(environment, share=0.01, most=3, seed=0).figures()                              # doctest: +SKIP
-    {'honeypots/asked': 0.0, 'honeypots/paid': 0.0, 'honeypots/paid_so_far': 0.0}
+    {'canary/sampled': 0.0, 'canary/rewarded': 0.0, 'canary/rewarded_total': 0.0}
     """
 
-    def __init__(self, environment: Environment, *, share: float, most: int, seed: int) -> None:
-        self.honeypots = Honeypots(environment, share=share, most=most, seed=seed)
-        self.divergence = Divergence()
+    def __init__(self, environment: Environment, *, canary_fraction: float, max_rewarded_canaries: int, seed: int) -> None:
+        self.canaries = CanaryTasks(environment, fraction=canary_fraction, max_rewarded=max_rewarded_canaries, seed=seed)
+        self.audit_monitor = AuditMonitor()
 
-    def draws(self, asked: Sequence[tuple[int, Task]], *, step: int, first: int, answers: int) -> list[list[Draw]]:
+    def make_canary_requests(self, tasks: Sequence[tuple[int, Task]], *, step: int, first: int, num_completions: int) -> list[list[RolloutRequest]]:
         """Make the canary requests of one sampling round."""
-        return self.honeypots.draws(asked, step=step, first=first, answers=answers)
+        return self.canaries.make_requests(tasks, step=step, first=first, num_completions=num_completions)
 
-    def seen(self, groups: Sequence[Sequence[Episode]], opened: Sequence[Sequence[Episode]]) -> None:
+    def observe_groups(self, groups: Sequence[Sequence[Episode]], canary_groups: Sequence[Sequence[Episode]]) -> None:
         """Process the episodes of a round, and those of its canaries."""
-        self.divergence.seen(groups)
-        self.honeypots.opened(opened)
+        self.audit_monitor.observe_groups(groups)
+        self.canaries.observe_groups(canary_groups)
 
-    def figures(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of a step, and reset its counters."""
-        return self.honeypots.figures() | self.divergence.figures()
+        return self.canaries.pop_metrics() | self.audit_monitor.metrics()
 
-    def check(self, row: Mapping[str, Any]) -> None:
+    def raise_if_exceeded(self, metrics: Mapping[str, Any]) -> None:
         """Raise CheckFailed if too many canaries were rewarded."""
-        self.honeypots.check(row)
+        self.canaries.raise_if_exceeded(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"honeypots": self.honeypots.state_dict(), "divergence": self.divergence.state_dict()}
+        return {"honeypots": self.canaries.state_dict(), "divergence": self.audit_monitor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        self.honeypots.load_state_dict(state["honeypots"])
-        self.divergence.load_state_dict(state["divergence"])
+        self.canaries.load_state_dict(state["honeypots"])
+        self.audit_monitor.load_state_dict(state["divergence"])
 
 
-def watch_for(config: RolloutConfig, environment: Environment, *, seed: int) -> Watch | None:
+def build_reward_monitor(config: RolloutConfig, environment: Environment, *, seed: int) -> RewardMonitor | None:
     """Build the reward monitor of a run; None if none is configured."""
-    if not config.honeypots and not getattr(environment.verifier, "shadows", False):
+    if not config.canary_fraction and not getattr(environment.verifier, "shadows", False):
         return None
-    return Watch(environment, share=config.honeypots, most=config.honeypot_limit, seed=seed)
+    return RewardMonitor(environment, canary_fraction=config.canary_fraction, max_rewarded_canaries=config.max_rewarded_canaries, seed=seed)

@@ -23,19 +23,19 @@ from transformers.pytorch_utils import Conv1D
 
 from rlvr.config.config import LoraConfig
 from rlvr.errors import ConfigError, MissingExtra, suggest
-from rlvr.learn.update.policy import is_blank
-from rlvr.learn.update.shards import put, whole
+from rlvr.learn.update.policy import has_no_weights
+from rlvr.learn.update.shards import copy_to_shards, gather_full
 
-NAME = "default"
+ADAPTER_NAME = "default"
 
 
-def check(model: Any, settings: LoraConfig) -> None:
+def check_lora_config(model: Any, settings: LoraConfig) -> None:
     """Check the LoRA settings before the run begins."""
     try:
         importlib.import_module("peft")
     except ModuleNotFoundError as error:
         raise MissingExtra("peft", "lora", "remove model.lora") from error
-    known = layers(model)
+    known = list_linear_layers(model)
     for name in settings.target_modules or ():
         if name not in known:
             raise ConfigError(
@@ -43,53 +43,53 @@ def check(model: Any, settings: LoraConfig) -> None:
             )
 
 
-def layers(model: Any) -> list[str]:
+def list_linear_layers(model: Any) -> list[str]:
     """List the linear layers that may have an adapter: all except the output head."""
     head = model.get_output_embeddings()
     found = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head)
     return sorted({name.rpartition(".")[2] for name in found})
 
 
-def put_on(model: Any, settings: LoraConfig) -> Any:
+def add_adapter(model: Any, settings: LoraConfig) -> Any:
     """Add a new adapter to the model. It does not change the output yet; only it is trained."""
     peft: Any = importlib.import_module("peft")
-    chosen = settings.target_modules or layers(model)
+    chosen = settings.target_modules or list_linear_layers(model)
     shape = peft.LoraConfig(
-        r=settings.rank, lora_alpha=settings.scale, target_modules=chosen, task_type="CAUSAL_LM",
+        r=settings.rank, lora_alpha=settings.effective_alpha, target_modules=chosen, task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
     )  # fmt: skip
     random = torch.get_rng_state()
-    adapted = peft.get_peft_model(model, shape, adapter_name=NAME)
-    if is_blank(model):  # peft created the matrices on the meta device, like the weights
+    adapted = peft.get_peft_model(model, shape, adapter_name=ADAPTER_NAME)
+    if has_no_weights(model):  # peft created the matrices on the meta device, like the weights
         torch.set_rng_state(random)
-        for layer in _adapted(adapted.get_base_model()).values():
+        for layer in _find_adapted_layers(adapted.get_base_model()).values():
             for matrices in (layer.lora_A, layer.lora_B):
-                matrices[NAME] = nn.Linear(matrices[NAME].in_features, matrices[NAME].out_features, bias=False)
-            layer.reset_lora_parameters(NAME, True)
+                matrices[ADAPTER_NAME] = nn.Linear(matrices[ADAPTER_NAME].in_features, matrices[ADAPTER_NAME].out_features, bias=False)
+            layer.reset_lora_parameters(ADAPTER_NAME, True)
     return adapted
 
 
-def is_on(model: Any) -> bool:
+def has_adapter(model: Any) -> bool:
     """Return whether a model has an adapter."""
     return hasattr(model, "disable_adapter")
 
 
-def merged(model: Any, spare: Any = None) -> Any:
+def merge_adapter(model: Any, out: Any = None) -> Any:
     """Merge the adapter into a plain model; reuse `spare`, an earlier merged model, if given."""
-    plain = spare or _stripped(model)
+    plain = out or _copy_without_adapter(model)
     with torch.no_grad():
-        for name, layer in _adapted(model.get_base_model()).items():
-            plain.get_submodule(name).weight.copy_(merged_weight(layer))
+        for name, layer in _find_adapted_layers(model.get_base_model()).items():
+            plain.get_submodule(name).weight.copy_(compute_merged_weight(layer))
     return plain
 
 
-def plain_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
+def list_base_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
     """List the tensors of the model without its adapter: the name in a plain model, the tensor, and its adapted layer, if any.
 
     Tied weights are listed once, under their first name. Sorted by name, as in files.
     """
-    base = model.get_base_model() if is_on(model) else model
-    adapted, seen, found = _adapted(base), set[int](), []
+    base = model.get_base_model() if has_adapter(model) else model
+    adapted, seen, found = _find_adapted_layers(base), set[int](), []
     for name, tensor in base.state_dict(keep_vars=True).items():
         layer = next((layer for layer in adapted if name.startswith(f"{layer}.")), None)
         own = name if layer is None else name.removeprefix(f"{layer}.").removeprefix("base_layer.")
@@ -100,57 +100,57 @@ def plain_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
     return sorted(found, key=lambda entry: entry[0])
 
 
-def merged_weight(layer: Any) -> Tensor:
+def compute_merged_weight(layer: Any) -> Tensor:
     """Compute the weight of one adapted layer, with its adapter merged."""
     weight = layer.get_base_layer().weight
-    return weight + layer.get_delta_weight(NAME).to(_wide(weight))
+    return weight + layer.get_delta_weight(ADAPTER_NAME).to(_accumulation_dtype(weight))
 
 
-def weights(model: Any) -> dict[str, Tensor] | None:
+def get_adapter_state(model: Any) -> dict[str, Tensor] | None:
     """Return the adapter's matrices; None if there is no adapter."""
-    return {name: whole(p.detach()).clone() for name, p in model.named_parameters() if p.requires_grad} if is_on(model) else None
+    return {name: gather_full(p.detach()).clone() for name, p in model.named_parameters() if p.requires_grad} if has_adapter(model) else None
 
 
-def save(model: Any, matrices: Mapping[str, Tensor], folder: Path, base: str = "") -> None:
+def save_adapter(model: Any, matrices: Mapping[str, Tensor], folder: Path, base: str = "") -> None:
     """Save the adapter's matrices in the format of peft, for PeftModel, TRL and vLLM, with the base model `base`."""
     folder.mkdir(parents=True, exist_ok=True)
-    shape = copy.copy(model.peft_config[NAME])
+    shape = copy.copy(model.peft_config[ADAPTER_NAME])
     shape.base_model_name_or_path, shape.inference_mode = base or shape.base_model_name_or_path, True
     shape.save_pretrained(str(folder))
-    named = {name.replace(f".{NAME}.", "."): value.detach().cpu().contiguous() for name, value in matrices.items()}
+    named = {name.replace(f".{ADAPTER_NAME}.", "."): value.detach().cpu().contiguous() for name, value in matrices.items()}
     save_file(named, folder / "adapter_model.safetensors")
 
 
-def load(model: Any, state: Mapping[str, Tensor] | None) -> None:
+def load_adapter(model: Any, state: Mapping[str, Tensor] | None) -> None:
     """Restore the matrices from `get_adapter_state`."""
     parameters = dict(model.named_parameters())
     for name, value in (state or {}).items():
-        put(parameters[name], value)
+        copy_to_shards(parameters[name], value)
 
 
-def _adapted(base: Any) -> dict[str, Any]:
+def _find_adapted_layers(base: Any) -> dict[str, Any]:
     """Find the layers with an adapter, by name."""
     return {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
 
 
-def bare(model: Any) -> Any:
+def remove_adapter(model: Any) -> Any:
     """Return the model without the adapter, sharing all weights."""
     base = model.get_base_model()
     plain = copy.deepcopy(base, {id(p): p for p in base.parameters()})
     del plain.peft_config
-    for name, layer in _adapted(plain).items():
+    for name, layer in _find_adapted_layers(plain).items():
         plain.set_submodule(name, layer.get_base_layer())
     return plain
 
 
-def _stripped(model: Any) -> Any:
+def _copy_without_adapter(model: Any) -> Any:
     """Return the model without the adapter, sharing all weights except those that the adapter changes."""
-    plain = bare(model)
-    for name in _adapted(model.get_base_model()):
+    plain = remove_adapter(model)
+    for name in _find_adapted_layers(model.get_base_model()):
         linear = plain.get_submodule(name)
         linear.weight = nn.Parameter(torch.empty_like(linear.weight), requires_grad=False)
     return plain
 
 
-def _wide(weight: Tensor) -> torch.dtype:
+def _accumulation_dtype(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32

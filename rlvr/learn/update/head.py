@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from rlvr.model import defaults
-from rlvr.samplers._support import Cut
+from rlvr.samplers._support import LogitMask
 
-SUMS_WIDE = {"cuda"}
+FP32_ACCUMULATION_DEVICES = {"cuda"}
 """Devices with a matmul of 16-bit operands and float32 output; elsewhere the rounded operands are upcast first."""
 
 
-class Form(NamedTuple):
+class LogitTransform(NamedTuple):
     """The transform of the head's output to logits: cap * tanh(scale * output / cap).
 
     >>> Form().scale
@@ -27,17 +27,17 @@ class Form(NamedTuple):
     """
 
     scale: float = 1.0
-    cap: float = 0.0
+    softcap: float = 0.0
     """0: no soft cap."""
 
     def __call__(self, output: Tensor) -> Tensor:
         """Compute the logits."""
         logits = output if self.scale == 1.0 else output * self.scale
-        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+        return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
 
 
-PLAIN = Form()
-WIDE = (torch.float32, torch.float64)
+IDENTITY_TRANSFORM = LogitTransform()
+FULL_PRECISION_DTYPES = (torch.float32, torch.float64)
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -46,17 +46,17 @@ class ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool,
-        form: Form, dtype: torch.dtype, cut: Cut | None,
+        form: LogitTransform, dtype: torch.dtype, cut: LogitMask | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Compute log-probabilities and, if requested, entropies, in float32. `dtype`: the precision of the operands."""
-        logprobs = torch.empty(len(hidden), dtype=_wide(hidden.dtype), device=hidden.device)
+        logprobs = torch.empty(len(hidden), dtype=_accumulation_dtype(hidden.dtype), device=hidden.device)
         norms = torch.empty_like(logprobs)
         entropies = torch.zeros_like(logprobs)
         with _no_autocast(hidden):
-            matrix = operand(weight, dtype)
+            matrix = round_operand(weight, dtype)
             for a in range(0, len(hidden), chunk):
                 part = slice(a, a + chunk)
-                logits = _logits(operand(hidden[part], dtype), matrix, bias, temperature, form)
+                logits = _compute_logits(round_operand(hidden[part], dtype), matrix, bias, temperature, form)
                 logits = logits if cut is None else cut(logits, part)
                 norms[part] = logits.logsumexp(-1)
                 logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
@@ -78,13 +78,13 @@ class ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype)) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=_wide(bias.dtype)) if bias is not None and wants_bias else None
-        matrix = operand(weight, ctx.dtype)
+        grad_weight = torch.zeros_like(weight, dtype=_accumulation_dtype(weight.dtype)) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=_accumulation_dtype(bias.dtype)) if bias is not None and wants_bias else None
+        matrix = round_operand(weight, ctx.dtype)
         for a in range(0, len(hidden), ctx.chunk):
             part = slice(a, a + ctx.chunk)
-            states = operand(hidden[part], ctx.dtype)
-            logits = _logits(states, matrix, bias, ctx.temperature, ctx.form)
+            states = round_operand(hidden[part], ctx.dtype)
+            logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
             slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.cap)) ** 2 if ctx.form.cap else None
             logits = logits if ctx.cut is None else ctx.cut(logits, part)
             logs = logits.sub_(norms[part, None])
@@ -101,18 +101,18 @@ class ChunkedLogprobs(torch.autograd.Function):
             if ctx.form.scale != 1.0:
                 grad.mul_(ctx.form.scale)
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = operand(grad, ctx.dtype)
+                grad_bias += grad.parse_sum(0)
+            grad = round_operand(grad, ctx.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = product(grad, matrix).to(hidden.dtype)
+                grad_hidden[part] = matmul_fp32(grad, matrix).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += product(grad.t(), states)
+                grad_weight += matmul_fp32(grad.t(), states)
         cast_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         cast_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, cast_weight, cast_bias
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -121,92 +121,92 @@ def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def round_operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Round a tensor to the operand precision, in the dtype in which the device multiplies it."""
     rounded = tensor.to(dtype)
-    return rounded if rounded.device.type in SUMS_WIDE else rounded.to(_wide(dtype))
+    return rounded if rounded.device.type in FP32_ACCUMULATION_DEVICES else rounded.to(_accumulation_dtype(dtype))
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """Compute a matrix product with float32 accumulation and output, also for 16-bit operands."""
-    return a @ b if a.dtype in WIDE else torch.mm(a, b, out_dtype=torch.float32)
+    return a @ b if a.dtype in FULL_PRECISION_DTYPES else torch.mm(a, b, out_dtype=torch.float32)
 
 
-def _logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, form: Form) -> Tensor:
-    if states.dtype in WIDE:
+def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, form: LogitTransform) -> Tensor:
+    if states.dtype in FULL_PRECISION_DTYPES:
         logits = nn.functional.linear(states, matrix, None if bias is None else bias.to(states.dtype))
     else:
-        logits = product(states, matrix.t())
+        logits = matmul_fp32(states, matrix.t())
         logits = logits if bias is None else logits.add_(bias)
     logits = form(logits)
     return logits if temperature == 1.0 else logits / temperature
 
 
-def token_logprobs(
+def compute_token_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *,
-    temperature: float = 1.0, chunk: int = 0, entropy: bool = False, form: Form = PLAIN, exact: bool = False,
-    cut: Cut | None = None,
+    temperature: float = 1.0, chunk: int = 0, entropy: bool = False, form: LogitTransform = IDENTITY_TRANSFORM, exact: bool = False,
+    cut: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute the log-probability of each target, and the entropy if requested.
 
     `chunk` 0: the device's default tile size. `exact`: float32 operands, ignoring autocast. `cut`: removes tokens that could not be
     sampled.
     """
-    if chunk or exact or not at_once(hidden, weight):
-        return tiled_logprobs(hidden, weight, bias, target, temperature, chunk, entropy, form, precision_of(hidden, exact=exact), cut)
+    if chunk or exact or not fits_cpu_cache(hidden, weight):
+        return compute_tiled_logprobs(hidden, weight, bias, target, temperature, chunk, entropy, form, get_head_dtype(hidden, exact=exact), cut)
     logits = nn.functional.linear(hidden, weight, bias)
-    if form != PLAIN or temperature != 1.0:
+    if form != IDENTITY_TRANSFORM or temperature != 1.0:
         logits = form(logits) / temperature
     logits = logits if cut is None else cut(logits, slice(None))
-    return full_logprobs(logits, target, entropy=entropy)
+    return compute_full_logprobs(logits, target, entropy=entropy)
 
 
-def at_once(hidden: Tensor, weight: Tensor) -> bool:
+def fits_cpu_cache(hidden: Tensor, weight: Tensor) -> bool:
     """Return whether all logits fit the cache of a CPU and are computed in the precision of the weights."""
-    plain = weight.device.type == "cpu" and weight.dtype == hidden.dtype in WIDE and not torch.is_autocast_enabled("cpu")
-    return plain and len(hidden) * len(weight) <= defaults.ON_CPU.head_logits
+    plain = weight.device.type == "cpu" and weight.dtype == hidden.dtype in FULL_PRECISION_DTYPES and not torch.is_autocast_enabled("cpu")
+    return plain and len(hidden) * len(weight) <= defaults.CPU_DEFAULTS.max_head_logits
 
 
-def tiled_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool, form: Form,
-    dtype: torch.dtype, cut: Cut | None = None,
+def compute_tiled_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool, form: LogitTransform,
+    dtype: torch.dtype, cut: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute log-probabilities, and entropies if requested, in tiles. `dtype`: the precision of the operands."""
-    size = chunk or max(1, defaults.defaults_of(hidden.device).head_logits // weight.shape[0])
+    size = chunk or max(1, defaults.get_device_defaults(hidden.device).max_head_logits // weight.shape[0])
     logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, bias, target, temperature, size, entropy, form, dtype, cut)
     return logprobs, entropies if entropy else None
 
 
-def precision_of(hidden: Tensor, *, exact: bool) -> torch.dtype:
+def get_head_dtype(hidden: Tensor, *, exact: bool) -> torch.dtype:
     """Return the precision of the head's operands: that of autocast, or of the hidden states."""
     kind = hidden.device.type
     if exact or hidden.dtype == torch.float64:
-        return _wide(hidden.dtype)
+        return _accumulation_dtype(hidden.dtype)
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-def full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+def compute_full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """Compute log-probabilities, and entropies if requested, from full logits at the final temperature, with autograd."""
     logs = logits.log_softmax(-1)
     chosen = logs.gather(1, target[:, None]).sum(1)  # a sum over one element, because FSDP warns about a view
     return chosen, -(logs.exp() * logs).sum(-1) if entropy else None
 
 
-def trunk(model: Any) -> Any:
+def get_trunk(model: Any) -> Any:
     """Return the model without its output head (also under an adapter wrapper)."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner.base_model
 
 
 @torch.no_grad()
-def form_of(model: Any, ids: Tensor) -> Form | None:
+def detect_logit_transform(model: Any, ids: Tensor) -> LogitTransform | None:
     """Detect the logit transform of a model on a few tokens; None if it is unknown, or the head is not a linear layer.
 
     The head's output is replaced by known numbers, because those of a new model are too small to reveal a soft cap.
     """
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     try:
-        states = getattr(trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
+        states = getattr(get_trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
     except TypeError:  # the trunks of some old families accept fewer arguments
         return None
     if type(head) is not nn.Linear or states is None:
@@ -230,6 +230,6 @@ def form_of(model: Any, ids: Tensor) -> Form | None:
         return None
     scale = float((small * probe).sum() / (1e-3 * probe.square().sum()))
     known = (1.0, 1.0 / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "logit_scale", None) or 1.0)
-    form = Form(min(known, key=lambda value: abs(value - scale)), float(getattr(config, "final_logit_softcapping", None) or 0.0))
-    room = 1e-4 if head.weight.dtype in WIDE else 1e-2
+    form = LogitTransform(min(known, key=lambda value: abs(value - scale)), float(getattr(config, "final_logit_softcapping", None) or 0.0))
+    room = 1e-4 if head.weight.dtype in FULL_PRECISION_DTYPES else 1e-2
     return form if torch.allclose(form(probe), found, rtol=room, atol=room * float(found.abs().max())) else None

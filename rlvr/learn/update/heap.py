@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt: the amount of free memory to keep, and the size above which blocks are mapped separately."""
-KEPT, LARGE = (1 << 31) - 1, 1 << 28
+MAX_TRIM_THRESHOLD_BYTES, MMAP_THRESHOLD_BYTES = (1 << 31) - 1, 1 << 28
 
 
 def keep_freed_memory() -> bool:
@@ -26,4 +26,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(mallopt(TRIM_THRESHOLD, KEPT)) and bool(mallopt(MMAP_THRESHOLD, LARGE))
+    return bool(mallopt(M_TRIM_THRESHOLD, MAX_TRIM_THRESHOLD_BYTES)) and bool(mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))

@@ -17,69 +17,69 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rlvr.learn.peers.group import control
-from rlvr.learn.update.shards import cut_like, local
+from rlvr.learn.peers.group import get_control_group
+from rlvr.learn.update.shards import get_local, shard_like
 
-HOME = "sharded"
+SHARDED_FOLDER_NAME = "sharded"
 """The folder in a checkpoint."""
 
 
-def parameters_of(optimizer: Any) -> list[nn.Parameter]:
+def list_parameters(optimizer: Any) -> list[nn.Parameter]:
     """Return the parameters in the order of the optimizer's indices."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def tensors(optimizer: Any, moving: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def collect_state_tensors(optimizer: Any, reference_weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Collect all state tensors by name: moments by parameter index, and a moving reference."""
     found = {
         f"optimizer.{i}.{name}": value
-        for i, p in enumerate(parameters_of(optimizer))
+        for i, p in enumerate(list_parameters(optimizer))
         for name, value in optimizer.state.get(p, {}).items()
         if isinstance(value, Tensor)
     }
-    return found | {f"reference.{name}": value.detach() for name, value in (moving or {}).items()}
+    return found | {f"reference.{name}": value.detach() for name, value in (reference_weights or {}).items()}
 
 
-def write(folder: Path, optimizer: Any, moving: Mapping[str, Tensor] | None = None) -> None:
+def write_sharded_state(folder: Path, optimizer: Any, reference_weights: Mapping[str, Tensor] | None = None) -> None:
     """Write the state, each process its shard. A collective operation."""
-    with _quiet():
-        save(tensors(optimizer, moving), checkpoint_id=folder / HOME, process_group=control(), no_dist=control() is None)
+    with _suppress_warnings():
+        save(collect_state_tensors(optimizer, reference_weights), checkpoint_id=folder / SHARDED_FOLDER_NAME, process_group=get_control_group(), no_dist=get_control_group() is None)
 
 
-def read(folder: Path, optimizer: Any, moving: Mapping[str, Tensor] | None = None, *, together: bool = True) -> None:
+def read_sharded_state(folder: Path, optimizer: Any, reference_weights: Mapping[str, Tensor] | None = None, *, is_collective: bool = True) -> None:
     """Read the state in place, with any number of processes. `together`: a collective operation, each process for its shard."""
-    fresh(optimizer)
-    wanted = tensors(optimizer, moving)
-    saved = FileSystemReader(folder / HOME).read_metadata().state_dict_metadata
-    group = control() if together else None
-    with _quiet():
+    init_adam_state(optimizer)
+    wanted = collect_state_tensors(optimizer, reference_weights)
+    saved = FileSystemReader(folder / SHARDED_FOLDER_NAME).read_metadata().state_dict_metadata
+    group = get_control_group() if is_collective else None
+    with _suppress_warnings():
         present = {name: value for name, value in wanted.items() if name in saved}
-        load(present, checkpoint_id=folder / HOME, process_group=group, no_dist=group is None)
-    for i, p in enumerate(parameters_of(optimizer)):
+        load(present, checkpoint_id=folder / SHARDED_FOLDER_NAME, process_group=group, no_dist=group is None)
+    for i, p in enumerate(list_parameters(optimizer)):
         if not any(name.startswith(f"optimizer.{i}.") for name in saved):
             optimizer.state.pop(p)  # its optimizer state did not exist yet
 
 
-def fresh(optimizer: Any) -> None:
+def init_adam_state(optimizer: Any) -> None:
     """Initialize Adam's state as at the first step, as the target of reading."""
-    for p in parameters_of(optimizer):
+    for p in list_parameters(optimizer):
         moments = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
-        device = local(p).device if optimizer.defaults.get("fused") else "cpu"
+        device = get_local(p).device if optimizer.defaults.get("fused") else "cpu"
         optimizer.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=device), **moments}
 
 
-def load_whole(optimizer: Any, state: Mapping[str, Any]) -> None:
+def load_full_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load the full state of an unsharded run into an optimizer whose parameters may be sharded."""
-    parameters = parameters_of(optimizer)
+    parameters = list_parameters(optimizer)
     part = {
-        i: {name: cut_like(value, parameters[i]) if isinstance(value, Tensor) else value for name, value in entry.items()}
+        i: {name: shard_like(value, parameters[i]) if isinstance(value, Tensor) else value for name, value in entry.items()}
         for i, entry in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": part})
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
     """Suppress internal warnings of torch that users cannot fix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

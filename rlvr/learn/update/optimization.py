@@ -13,7 +13,7 @@ from transformers import get_scheduler
 from rlvr.config.training import CriticConfig
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
-from rlvr.model.defaults import Tokens
+from rlvr.model.defaults import TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Optimization:
     """The settings of a separate critic; None: a linear head on the policy's hidden states."""
     minibatches_per_step: int = 1
     """The number of optimizer steps per pass over the episodes."""
-    max_tokens_per_microbatch: Tokens = "auto"
+    max_tokens_per_microbatch: TokenBudget = "auto"
     """Affects only speed and memory, not the gradient; auto: by device."""
     gradient_checkpointing: bool = False
 
@@ -48,7 +48,7 @@ class Optimization:
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
-    def made_for(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
+    def build_optimizer(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
         """Build AdamW and the learning rate schedule of transformers, with a warmup that does not start at 0."""
         optimizer = torch.optim.AdamW(
             parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay, fused=fused or None
@@ -60,28 +60,28 @@ class Optimization:
         share, *_ = usual.lr_lambdas  # identical for all parameter groups
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
-    def check(self, algorithm: Algorithm, max_completion_length: int, *, adapted: bool, sharded: bool) -> None:
+    def check_algorithm(self, algorithm: Algorithm, max_completion_length: int, *, has_adapter: bool, is_sharded: bool) -> None:
         """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
 
         `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
         """
-        if algorithm.single_step and self.minibatches_per_step > 1:
+        if algorithm.one_optimizer_step and self.minibatches_per_step > 1:
             raise ConfigError(
                 f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
             )
-        if adapted and algorithm.needs_reference and algorithm.refreshes:
+        if has_adapter and algorithm.needs_reference and algorithm.syncs_reference:
             raise ConfigError(
                 "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
             )
         if self.critic is not None and not algorithm.needs_value:
             raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
-        if self.critic is not None and sharded:
+        if self.critic is not None and is_sharded:
             raise ConfigError(
                 "train.critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
                 "fsdp2.yaml"
             )
-        if algorithm.needs_divergence and sharded:
+        if algorithm.needs_divergence and is_sharded:
             raise ConfigError(
                 f"algorithm.divergence={algorithm.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"

@@ -19,16 +19,23 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn.update.head import WIDE, Form, form_of, full_logprobs, token_logprobs, trunk
-from rlvr.model.attention import alike, handed
+from rlvr.learn.update.head import (
+    FULL_PRECISION_DTYPES,
+    LogitTransform,
+    compute_full_logprobs,
+    compute_token_logprobs,
+    detect_logit_transform,
+    get_trunk,
+)
+from rlvr.model.attention import are_close, build_layout_kwargs
 from rlvr.model.batch import Batch
-from rlvr.model.compiled import chosen, running
-from rlvr.samplers._support import Cut
+from rlvr.model.compiled import select_forward, use_compiled_layers
+from rlvr.samplers._support import LogitMask
 
 T = TypeVar("T")
 
 
-class Scores(NamedTuple):
+class PolicyOutputs(NamedTuple):
     """The policy's outputs at each policy token.
 
     >>> Scores._fields
@@ -40,7 +47,7 @@ class Scores(NamedTuple):
     values: Tensor | None
     divergence: Tensor | None = None
 
-    def terms(self) -> dict[str, Any]:
+    def to_loss_terms(self) -> dict[str, Any]:
         """Return all outputs except the log-probabilities, by name."""
         return {"entropy": self.entropy, "values": self.values, "divergence": self.divergence}
 
@@ -64,16 +71,16 @@ class Policy(nn.Module):
             nn.init.zeros_(self.value.bias)
             self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
         self.fp32_head = fp32_head
-        self.compiled = False
+        self.uses_compiled_layers = False
         """True if the layers compiled by `rlvr.model.compiled` are used."""
-        self.narrow: Callable[[Batch], Cut] | None = None
+        self.make_logit_filter: Callable[[Batch], LogitMask] | None = None
         """Builds the filter that applies top_p and top_k to the logits of a batch (see `rlvr.samplers._support`); None: no filter."""
         self.divergence: Callable[[Policy, Batch, Tensor], Tensor] | None = None
         """Computes the divergence from a teacher (see `rlvr.learn.update.networks.divergence`); None without a teacher."""
-        self.form: Form | None = None
+        self.logit_transform: LogitTransform | None = None
         """The logit transform after the head; None: the model computes logits itself, as its head is not linear or has an adapter."""
-        if not is_blank(model):
-            self.test_head()
+        if not has_no_weights(model):
+            self.detect_head()
 
     def train(self, mode: bool = True) -> Self:
         """Keep the model in evaluation mode, even if a wrapper requests training mode."""
@@ -81,83 +88,83 @@ class Policy(nn.Module):
         self.model.eval()
         return self
 
-    def test_head(self) -> None:
+    def detect_head(self) -> None:
         """Detect the logit transform. A model without weights is tested after its weights are loaded."""
-        self.form = form_of(self.model, _few_tokens(self.model))
+        self.logit_transform = detect_logit_transform(self.model, _make_probe_tokens(self.model))
 
-    def look(self, work: Callable[[], T]) -> T:
+    def run_with_weights(self, work: Callable[[], T]) -> T:
         """Run a function that uses the model's weights; FSDP gathers sharded weights for it layer by layer."""
         return work()
 
-    def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
+    def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> PolicyOutputs:
         """Compute the outputs at the policy tokens of a micro-batch."""
-        if self.form is None:
-            return self._by_its_own_head(batch, entropy, values)
-        with running() if self.compiled else nullcontext():
-            hidden = self.states(batch)
-        cut = None if self.narrow is None else self.narrow(batch)
-        head, form, fp32 = self.model.get_output_embeddings(), self.form, self.fp32_head
-        logprobs, entropies = token_logprobs(
-            hidden, head.weight, head.bias, batch.target, temperature=self.temperature, entropy=entropy, form=form, exact=fp32, cut=cut
+        if self.logit_transform is None:
+            return self._forward_full_logits(batch, entropy, values)
+        with use_compiled_layers() if self.uses_compiled_layers else nullcontext():
+            hidden = self.compute_hidden_states(batch)
+        cut = None if self.make_logit_filter is None else self.make_logit_filter(batch)
+        head, form, fp32 = self.model.get_output_embeddings(), self.logit_transform, self.fp32_head
+        logprobs, entropies = compute_token_logprobs(
+            hidden, head.weight, head.bias, batch.targets, temperature=self.temperature, entropy=entropy, form=form, exact=fp32, cut=cut
         )
         far = self.divergence(self, batch, hidden) if self.divergence is not None and torch.is_grad_enabled() else None
-        return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype) if values else None, far)
+        return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype) if values else None, far)
 
-    def states(self, batch: Batch) -> Tensor:
+    def compute_hidden_states(self, batch: Batch) -> Tensor:
         """Compute the hidden state before each policy token, as the input of the output head."""
-        states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
-        return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+        states = get_trunk(self.model)(input_ids=batch.input_ids, **_build_model_kwargs(batch)).last_hidden_state
+        return states.reshape(-1, states.shape[-1]).index_select(0, batch.source_positions)
 
-    def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool) -> Scores:
+    def _forward_full_logits(self, batch: Batch, entropy: bool, values: bool) -> PolicyOutputs:
         """Compute the outputs if the model itself must compute the logits, for all positions."""
-        with running() if self.compiled else nullcontext():
-            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_laid(batch))
-        logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
+        with use_compiled_layers() if self.uses_compiled_layers else nullcontext():
+            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_build_model_kwargs(batch))
+        logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source_positions)
         logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
-        logits = logits if self.narrow is None else self.narrow(batch)(logits, slice(None))
-        logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
+        logits = logits if self.make_logit_filter is None else self.make_logit_filter(batch)(logits, slice(None))
+        logprobs, entropies = compute_full_logprobs(logits, batch.targets, entropy=entropy)
         if not values:
-            return Scores(logprobs, entropies, None)
-        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source)
-        return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype))
+            return PolicyOutputs(logprobs, entropies, None)
+        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source_positions)
+        return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype))
 
-    def _values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def _compute_values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Compute the critic's value for each token."""
         if self.value is None:
             return None
-        found: Tensor = self.value(hidden).sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
+        found: Tensor = self.value(hidden).parse_sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
         return found.to(dtype)
 
 
-def _laid(batch: Batch) -> dict[str, Any]:
+def _build_model_kwargs(batch: Batch) -> dict[str, Any]:
     """Build the model's keyword arguments for the layout of a batch."""
-    return {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
+    return {"use_cache": False} if batch.layout is None else build_layout_kwargs(batch.layout, batch.layout.positions)
 
 
-def exact(scores: Scores) -> Scores:
+def require_float32(scores: PolicyOutputs) -> PolicyOutputs:
     """Return the outputs if they are at least float32: in bfloat16 a log-probability of -6 has steps of 0.03, which is noise."""
-    if scores.logprobs.dtype not in WIDE:
-        raise _too_coarse(scores.logprobs.dtype)
+    if scores.logprobs.dtype not in FULL_PRECISION_DTYPES:
+        raise _build_precision_error(scores.logprobs.dtype)
     return scores
 
 
-def _too_coarse(dtype: torch.dtype) -> RlvrError:
+def _build_precision_error(dtype: torch.dtype) -> RlvrError:
     return RlvrError(
         f"the log-probabilities are {dtype}, and must be float32; a wrapper of the model casts its outputs: "
         "remove output_dtype from its mixed-precision policy"
     )
 
 
-def is_blank(model: nn.Module) -> bool:
+def has_no_weights(model: nn.Module) -> bool:
     """Return whether a model has no weights yet, on the meta device."""
     return any(parameter.device.type == "meta" for parameter in model.parameters())
 
 
 @torch.no_grad()
-def check_steady(model: Any) -> None:
+def check_deterministic_forward(model: Any) -> None:
     """Raise ConfigError if a model's log-probabilities differ between passes, which would make ratios noise."""
-    first, again = (model(input_ids=_few_tokens(model), use_cache=False).logits.float() for _ in range(2))
-    if not alike(again, first, model.dtype):
+    first, again = (model(input_ids=_make_probe_tokens(model), use_cache=False).logits.float() for _ in range(2))
+    if not are_close(again, first, model.dtype):
         raise ConfigError(
             f"a model of the family {model.config.model_type} gives different probabilities each time it scores the same tokens (by "
             f"{float((again - first).abs().max()):.2g}), although it is in evaluation mode: dropout or router noise stays on, and its "
@@ -165,12 +172,12 @@ def check_steady(model: Any) -> None:
         )
 
 
-def _few_tokens(model: Any) -> Tensor:
+def _make_probe_tokens(model: Any) -> Tensor:
     embedding = model.get_input_embeddings().weight
     return torch.arange(1, 9, device=embedding.device)[None] % embedding.shape[0]
 
 
-def checkpointed(model: nn.Module) -> None:
+def enable_gradient_checkpointing(model: nn.Module) -> None:
     """Recompute each decoder layer in the backward pass, keeping only its inputs.
 
     transformers' own implementation needs training mode, which turns dropout and router noise on.
@@ -179,11 +186,11 @@ def checkpointed(model: nn.Module) -> None:
     if not layers:
         raise ConfigError(f"train.gradient_checkpointing is true, but a {type(model).__name__} has no layers for it; set it to false")
     for layer in layers:
-        layer.forward = MethodType(_twice, layer)  # bound: a copy of the model gets its own
+        layer.forward = MethodType(_forward_checkpointed, layer)  # bound: a copy of the model gets its own
 
 
-def _twice(self: Any, *args: Any, **kwargs: Any) -> Any:
-    once = partial(chosen(self), self)
+def _forward_checkpointed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    once = partial(select_forward(self), self)
     if not torch.is_grad_enabled():
         return once(*args, **kwargs)
     return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -9,40 +9,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlvr.algos.parts.ranking import bradley_terry
+from rlvr.algos.parts.ranking import compute_bradley_terry_loss
 from rlvr.learn.update.optimization import Optimization
-from rlvr.learn.update.step import finite
-from rlvr.model.defaults import defaults_of, tokens_of
-from rlvr.model.scorer import Rows, Scorer
+from rlvr.learn.update.step import are_finite
+from rlvr.model.defaults import get_device_defaults, resolve_token_budget
+from rlvr.model.scorer import RewardModel, Rows
 
 
-class ScorerTrainer:
+class RewardModelTrainer:
     """Trains a reward model on pairs of answers.
 
-    >>> ScorerTrainer(model, Optimization(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
+    >>> RewardModelTrainer(model, Optimization(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
     """
 
     def __init__(self, model: Any, optimization: Optimization, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
         self.optimization, self.centering = optimization, centering
-        self.scorer = Scorer(model.to(device)).eval()  # permanently: training mode would turn dropout on
-        self.budget = tokens_of(optimization.max_tokens_per_microbatch, torch.device(device))
-        fused = defaults_of(torch.device(device)).fused_optimizer
-        self.optimizer, self.scheduler = optimization.made_for(model.parameters(), total_steps, fused=fused)
+        self.scorer = RewardModel(model.to(device)).eval()  # permanently: training mode would turn dropout on
+        self.max_tokens_per_microbatch = resolve_token_budget(optimization.max_tokens_per_microbatch, torch.device(device))
+        fused = get_device_defaults(torch.device(device)).fused_optimizer
+        self.optimizer, self.scheduler = optimization.build_optimizer(model.parameters(), total_steps, fused=fused)
 
-    def update(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
+    def train_on_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
         """Take one optimizer step on (chosen, rejected, margin) triples; return the metrics of TRL's reward trainer."""
         loss, scores = 0.0, torch.zeros(len(pairs), 2)
-        for part in self._parts([max(len(a), len(b)) for a, b, _ in pairs]):
+        for part in self._split_batches([max(len(a), len(b)) for a, b, _ in pairs]):
             some = [pairs[i] for i in part]
             both = self.scorer([row for a, b, _ in some for row in (a, b)]).view(-1, 2)
             margin = torch.tensor([m for _, _, m in some], dtype=both.dtype, device=both.device)
-            cost = bradley_terry(both[:, 0], both[:, 1], margin, self.centering).sum() / len(pairs)
+            cost = compute_bradley_terry_loss(both[:, 0], both[:, 1], margin, self.centering).sum() / len(pairs)
             cost.backward()
             loss += float(cost.detach())
             scores[part] = both.detach().cpu()
         norm = float(nn.utils.clip_grad_norm_(self.scorer.parameters(), self.optimization.max_grad_norm or math.inf))
         rate = float(self.scheduler.get_last_lr()[0])
-        if fine := finite((loss, norm)):
+        if fine := are_finite((loss, norm)):
             self.optimizer.step()
             self.scheduler.step()
         self.optimizer.zero_grad()
@@ -55,17 +55,17 @@ class ScorerTrainer:
         return {name: value for name, value in row.items() if math.isfinite(value)}
 
     @torch.no_grad()
-    def scores(self, rows: Rows) -> list[float]:
+    def compute_scores(self, rows: Rows) -> list[float]:
         """Compute the score of each row, in order."""
         found = torch.zeros(len(rows))
-        for part in self._parts([len(row) for row in rows]):
+        for part in self._split_batches([len(row) for row in rows]):
             found[part] = self.scorer([rows[i] for i in part]).cpu()
         values: list[float] = found.tolist()
         return values
 
-    def _parts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+    def _split_batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield batches of rows of similar length, within the token budget."""
-        order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.budget
+        order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.max_tokens_per_microbatch
         while order:
             count = max(1, budget // (2 * lengths[order[0]]))
             yield order[:count]

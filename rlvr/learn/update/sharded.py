@@ -21,14 +21,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlvr.learn.update import adapter
-from rlvr.learn.update.policy import Policy, is_blank
-from rlvr.learn.update.reference import Reference
-from rlvr.learn.update.shards import cut, folded, local, put
-from rlvr.model.device import trained_in
+from rlvr.learn.update.policy import Policy, has_no_weights
+from rlvr.learn.update.reference import ReferencePolicy
+from rlvr.learn.update.shards import copy_to_shards, get_local, get_local_slices, reshard
+from rlvr.model.device import get_trainer_precision
 from rlvr.model.tensorfiles import TensorFolder
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Fill = Callable[[nn.Module], None]
+MIXED_PRECISION_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WeightLoader = Callable[[nn.Module], None]
 """Loads the shards of a model, as a collective operation."""
 
 
@@ -37,7 +37,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(p, DTensor) for p in module.parameters())
 
 
-def mixed(precision: str) -> MixedPrecisionPolicy:
+def build_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
     """Build a policy that computes in a precision, reduces gradients in float32, and does not cast outputs.
 
     accelerate's default policy casts outputs too, and log-probabilities in bfloat16 have steps of 0.03.
@@ -45,54 +45,54 @@ def mixed(precision: str) -> MixedPrecisionPolicy:
     >>> mixed("bf16").reduce_dtype, mixed("bf16").output_dtype
     (torch.float32, None)
     """
-    return MixedPrecisionPolicy(param_dtype=PRECISIONS.get(precision), reduce_dtype=torch.float32, output_dtype=None)
+    return MixedPrecisionPolicy(param_dtype=MIXED_PRECISION_DTYPES.get(precision), reduce_dtype=torch.float32, output_dtype=None)
 
 
-def computed_in(model: Any, accelerator: Accelerator) -> str:
+def get_compute_precision(model: Any, accelerator: Accelerator) -> str:
     """Return the compute precision of a model; a sharded model uses mixed precision also on a CPU."""
-    lower = PRECISIONS.get(accelerator.mixed_precision) if accelerator.is_fsdp2 else None
-    return str(lower).removeprefix("torch.") if lower else trained_in(model, accelerator.mixed_precision, accelerator.device)
+    lower = MIXED_PRECISION_DTYPES.get(accelerator.mixed_precision) if accelerator.is_fsdp2 else None
+    return str(lower).removeprefix("torch.") if lower else get_trainer_precision(model, accelerator.mixed_precision, accelerator.device)
 
 
-def spread(policy: Policy, accelerator: Accelerator, fill: Fill | None = None, *, keep_root: bool = True) -> None:
+def shard_policy(policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None = None, *, keep_root_gathered: bool = True) -> None:
     """Shard a policy in place. Existing weights are distributed; `fill` loads the others.
 
-    With `fp32_head`, embedding, last norm and head are gathered in the precision of the weights. `keep_root`: embedding and head stay
+    With `fp32_head`, embedding, last norm and head are gathered in the precision of the weights. `keep_root_gathered`: embedding and head stay
     gathered between forward and backward pass; not needed for a reference.
     """
     plugin: Any = accelerator.state.fsdp_plugin
     offload = plugin.cpu_offload if isinstance(plugin.cpu_offload, CPUOffloadPolicy) else None
     settings: dict[str, Any] = {"mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,))}
     settings |= {"offload_policy": offload} if offload else {}
-    layers, root = mixed(accelerator.mixed_precision), mixed("no" if policy.fp32_head else accelerator.mixed_precision)
-    own = emptied(policy)
+    layers, root = build_mixed_precision_policy(accelerator.mixed_precision), build_mixed_precision_policy("no" if policy.fp32_head else accelerator.mixed_precision)
+    own = move_to_meta(policy)
     names = set(getattr(policy, "_no_split_modules", None) or ())
     for layer in [module for module in policy.modules() if type(module).__name__ in names]:
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=layers, **settings)
-    fully_shard(policy, mp_policy=root, **settings, reshard_after_forward=None if keep_root else True)
-    _materialized(policy, torch.device("cpu") if offload else accelerator.device)
+    fully_shard(policy, mp_policy=root, **settings, reshard_after_forward=None if keep_root_gathered else True)
+    _materialize(policy, torch.device("cpu") if offload else accelerator.device)
     with torch.no_grad():
         for name, tensor in policy.named_parameters():
             if name in own:
-                put(tensor, own.pop(name))
+                copy_to_shards(tensor, own.pop(name))
     register_fsdp_forward_method(policy, "look")
-    if fill is not None:
-        fill(policy.model)
-    policy.look(policy.test_head)
+    if weight_loader is not None:
+        weight_loader(policy.model)
+    policy.run_with_weights(policy.detect_head)
 
 
-def spread_reference(reference: Reference | None, policy: Policy, accelerator: Accelerator, fill: Fill | None) -> None:
+def shard_reference(reference: ReferencePolicy | None, policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None) -> None:
     """Shard the reference like the policy. Without `fill`, a reference without weights is a copy of the current policy."""
     if reference is None:
         return
-    if reference.adapter is not None:
+    if reference.adapted_model is not None:
         reference.policy = policy  # with its adapter disabled
         return
-    start = partial(same_shards, other=policy) if is_blank(reference.policy) else None
-    spread(reference.policy, accelerator, fill or start, keep_root=False)
+    start = partial(copy_shards, other=policy) if has_no_weights(reference.policy) else None
+    shard_policy(reference.policy, accelerator, weight_loader or start, keep_root_gathered=False)
 
 
-def prepared(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[Any, Any]:
+def prepare_with_accelerate(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[Any, Any]:
     """Prepare policy and optimizer with accelerate; an already sharded policy is unchanged."""
     if accelerator.is_fsdp2:
         return policy, accelerator.prepare_optimizer(optimizer)
@@ -100,7 +100,7 @@ def prepared(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[
     return wrapped
 
 
-def emptied(module: nn.Module) -> dict[str, Tensor]:
+def move_to_meta(module: nn.Module) -> dict[str, Tensor]:
     """Move all parameters to the meta device, keeping ties, and return those that had values. Buffers stay."""
     held = dict(module.named_parameters())  # kept alive, so that no id is reused
     blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad) for p in held.values()}
@@ -111,7 +111,7 @@ def emptied(module: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in held.items() if p.device.type != "meta"}
 
 
-def _materialized(module: nn.Module, device: torch.device) -> None:
+def _materialize(module: nn.Module, device: torch.device) -> None:
     """Allocate memory for each shard; buffers keep their values."""
     kept = {name: buffer.to(device, copy=True) for name, buffer in module.named_buffers(remove_duplicate=False)}
     module.to_empty(device=device)
@@ -119,50 +119,50 @@ def _materialized(module: nn.Module, device: torch.device) -> None:
         buffer.copy_(kept[name])
 
 
-def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_full_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load full weights into a module that may be sharded."""
     for name, parameter in module.named_parameters():
-        put(parameter, state[name])
+        copy_to_shards(parameter, state[name])
 
 
-class FromFolder:
+class FolderWeightLoader:
     """Loads shards from a Hugging Face folder: each process reads only its rows.
 
-    >>> FromFolder.of(model, "checkpoints/last")                        # doctest: +SKIP
+    >>> FolderWeightLoader.of(model, "checkpoints/last")                        # doctest: +SKIP
     """
 
     def __init__(self, folder: TensorFolder) -> None:
         self.folder = folder
 
     @classmethod
-    def of(cls, model: nn.Module, folder: Any) -> FromFolder | None:
+    def for_model(cls, model: nn.Module, folder: Any) -> FolderWeightLoader | None:
         """Create a loader if the folder has the model's tensors by name; return None if transformers must convert them."""
         found = TensorFolder(folder)
-        return cls(found) if found.holds({name: tensor.shape for name, tensor, _ in adapter.plain_tensors(model)}) else None
+        return cls(found) if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_base_tensors(model)}) else None
 
     def __call__(self, model: nn.Module) -> None:
         """Load the shards."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.plain_tensors(model):
-                local(tensor).copy_(self.folder.rows(name, cut(tensor)))
+            for name, tensor, _ in adapter.list_base_tensors(model):
+                get_local(tensor).copy_(self.folder.read_slice(name, get_local_slices(tensor)))
 
 
-class FromMain:
+class MainProcessWeightLoader:
     """Loads shards from weights in the main process, one tensor at a time.
 
-    >>> FromMain(dict(model.named_parameters()))                        # doctest: +SKIP
+    >>> MainProcessWeightLoader(dict(model.named_parameters()))                        # doctest: +SKIP
     """
 
-    def __init__(self, held: Mapping[str, Tensor] | None) -> None:
-        self.held = dict(held or {})
+    def __init__(self, weights: Mapping[str, Tensor] | None) -> None:
+        self.weights = dict(weights or {})
 
     def __call__(self, model: nn.Module) -> None:
         """Load the shards; the source weights are freed one by one."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.plain_tensors(model):
-                mine = local(tensor)
+            for name, tensor, _ in adapter.list_base_tensors(model):
+                mine = get_local(tensor)
                 like: dict[str, Any] = {"dtype": tensor.dtype, "device": mine.device}
-                sent = self.held.pop(name).to(**like) if self.held else torch.empty(tensor.shape, **like)
+                sent = self.weights.pop(name).to(**like) if self.weights else torch.empty(tensor.shape, **like)
                 if isinstance(tensor, DTensor):
                     mine.copy_(distribute_tensor(sent, tensor.device_mesh, tensor.placements).to_local())
                 else:
@@ -170,9 +170,9 @@ class FromMain:
                     mine.copy_(sent)
 
 
-def same_shards(model: nn.Module, other: Policy) -> None:
+def copy_shards(model: nn.Module, other: Policy) -> None:
     """Copy the weights of an identically sharded policy into a model."""
-    folded(other)
+    reshard(other)
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), other.model.parameters(), strict=True):
-            local(mine).copy_(local(theirs))
+            get_local(mine).copy_(get_local(theirs))

@@ -9,12 +9,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """Gather a full tensor. A collective operation."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def cut(like: Tensor) -> tuple[slice, ...]:
+def get_local_slices(like: Tensor) -> tuple[slice, ...]:
     """Return the slices of the full tensor that this process holds."""
     if not isinstance(like, DTensor):
         return tuple(slice(0, n) for n in like.shape)
@@ -22,29 +22,29 @@ def cut(like: Tensor) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(first, shape, strict=True))
 
 
-def local(tensor: Tensor) -> Tensor:
+def get_local(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor; changing it changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def put(tensor: Tensor, value: Tensor) -> None:
+def copy_to_shards(tensor: Tensor, value: Tensor) -> None:
     """Copy a full value into a tensor that may be sharded; each process copies its own shard, without communication."""
     with torch.no_grad():
-        local(tensor).copy_(value[cut(tensor)] if value.ndim else value)
+        get_local(tensor).copy_(value[get_local_slices(tensor)] if value.ndim else value)
 
 
-def cut_like(value: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
     """Shard a full tensor like the given parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
-    mine = torch.empty_like(local(parameter), dtype=value.dtype)
-    mine.copy_(value[cut(parameter)])
+    mine = torch.empty_like(get_local(parameter), dtype=value.dtype)
+    mine.copy_(value[get_local_slices(parameter)])
     return DTensor.from_local(
         mine, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
 
 
-def folded(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Reshard all parameters; a forward pass without a backward pass leaves some gathered."""
     for part in module.modules():
         if isinstance(part, FSDPModule):

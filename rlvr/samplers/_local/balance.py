@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 from rlvr.contracts import Request
 
-NEAR = 8
+PREFIX_BONUS_REQUESTS = 8
 """An engine that has the prompt cached is preferred if its load exceeds the least busy one's by at most this many requests."""
 
 
 @dataclass(slots=True)
-class Load:
+class EngineLoad:
     """The load of one engine.
 
     >>> load = Load(most=2); load.add(1, Request([5, 6], 8), "a"); load.tokens, load.room
     (10, 1)
     """
 
-    most: int
+    max_requests: int
     """Most requests at a time."""
     running: dict[int, tuple[Request, str]] = field(default_factory=dict)
     """Each request with its group."""
@@ -29,23 +29,23 @@ class Load:
     """Groups and conversations that it has served with the current weights."""
 
     @property
-    def room(self) -> int:
+    def num_free(self) -> int:
         """Number of further requests that the engine accepts."""
-        return self.most - len(self.running)
+        return self.max_requests - len(self.running)
 
     def add(self, number: int, request: Request, group: str) -> None:
         """Add a request."""
         self.running[number] = request, group
-        self.tokens += cost(request)
+        self.tokens += count_request_tokens(request)
         self.groups.add(group)
 
     def remove(self, number: int) -> bool:
         """Remove a request; return False if it is not running here."""
         found = self.running.pop(number, None)
-        self.tokens -= cost(found[0]) if found else 0
+        self.tokens -= count_request_tokens(found[0]) if found else 0
         return found is not None
 
-    def empty(self) -> list[tuple[int, Request, str]]:
+    def remove_all(self) -> list[tuple[int, Request, str]]:
         """Remove all requests and return them, in the order of their numbers."""
         left = [(number, request, group) for number, (request, group) in sorted(self.running.items())]
         self.running.clear()
@@ -53,26 +53,26 @@ class Load:
         return left
 
 
-def cost(request: Request) -> int:
+def count_request_tokens(request: Request) -> int:
     """Return the most tokens that a request may need."""
     return len(request.prompt) + request.max_tokens
 
 
-def group_of(request: Request) -> str:
+def make_group_key(request: Request) -> str:
     """Return the key of a request's group or conversation, whose requests share a prefix."""
     return request.task.id if request.task else repr(list(request.prompt))
 
 
-def chosen(loads: Sequence[Load], request: Request, group: str) -> int | None:
+def choose_engine(loads: Sequence[EngineLoad], request: Request, group: str) -> int | None:
     """Return the index of the engine for a request; None if all are full.
 
     >>> chosen([Load(4, tokens=30), Load(4, tokens=10)], Request([1], 9), "a")
     1
     """
-    free = [place for place, load in enumerate(loads) if load.room > 0]
+    free = [place for place, load in enumerate(loads) if load.num_free > 0]
     if not free:
         return None
     least = min(free, key=lambda place: loads[place].tokens)
-    near = loads[least].tokens + NEAR * cost(request)
+    near = loads[least].tokens + PREFIX_BONUS_REQUESTS * count_request_tokens(request)
     known = [place for place in free if group in loads[place].groups and loads[place].tokens <= near]
     return min(known, key=lambda place: loads[place].tokens, default=least)

@@ -18,151 +18,151 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rlvr.contracts import Completion, Feed, Request, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.model.device import free_cached_memory
-from rlvr.runs.owner import own_folder, sweep
-from rlvr.samplers._colocated import Place, tied_names
-from rlvr.samplers._dialect import room_for
-from rlvr.samplers._local.balance import Load, chosen, group_of
-from rlvr.samplers._local.fleet import Fleet, clear_shared, shared_memory
+from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
+from rlvr.samplers._colocated import EngineConfig, find_tied_weights
+from rlvr.samplers._dialect import check_request_length
+from rlvr.samplers._local.balance import EngineLoad, choose_engine, make_group_key
+from rlvr.samplers._local.fleet import EnginePlan, choose_weights_folder, clear_shared_memory
 from rlvr.samplers._local.process import EngineProcess
-from rlvr.samplers._local.slot import Slot
-from rlvr.samplers._probe import TOLERANCE, apart
-from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.replies import AGAIN
-from rlvr.samplers._servers.servers import LOOK_S
+from rlvr.samplers._local.slot import EngineSlot
+from rlvr.samplers._probe import LOGPROB_TOLERANCES, compare_logprobs
+from rlvr.samplers._servers.patience import Timeouts
+from rlvr.samplers._servers.replies import RESUME_HINT
+from rlvr.samplers._servers.servers import POLL_INTERVAL_S
 
-PREFIX = "rlvr-engines-"
-MOST_DEATHS = 3
+FOLDER_PREFIX = "rlvr-engines-"
+MAX_DEATHS = 3
 """Most deaths of an engine in a row without a completion in between."""
 STALL_S = 5.0
 """If this process has not polled for this long (it was stopped or busy), the deadlines of engines are extended."""
 
 
-class Engines:
+class LocalEngines:
     """The local engines of this process."""
 
-    where = "the vLLM engines beside the trainer"
+    name = "the vLLM engines beside the trainer"
 
-    def __init__(self, model: Any, place: Place, patience: Patience, fleet: Fleet, *, concurrency: int, folder: str | None = None) -> None:
-        self.patience, self.fleet, self.place = patience, fleet, place
-        within = folder or str(shared_memory(model))
-        sweep(PREFIX, within)
+    def __init__(self, model: Any, config: EngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None) -> None:
+        self.timeouts, self.plan, self.config = timeouts, plan, config
+        within = folder or str(choose_weights_folder(model))
+        remove_orphaned_folders(FOLDER_PREFIX, within)
         try:
-            self._home = own_folder(PREFIX, within)
-            self._sent, self._based = self._home / "sent", False
-            self._sent.mkdir()
+            self._folder = create_owned_folder(FOLDER_PREFIX, within)
+            self._weights_folder, self._has_base_weights = self._folder / "sent", False
+            self._weights_folder.mkdir()
         except OSError as error:
             raise ConfigError(
                 f"weights_folder {within} cannot be written to: {error.strerror}; give an existing folder with room"
             ) from error
-        self._inbox: SimpleQueue[tuple[Slot, EngineProcess, dict[str, Any] | None] | None] = SimpleQueue()
-        self._names, self._told = count(), dict[str, Any]()
+        self._inbox: SimpleQueue[tuple[EngineSlot, EngineProcess, dict[str, Any] | None] | None] = SimpleQueue()
+        self._names, self._load_order = count(), dict[str, Any]()
         """The order message that loads the newest weights."""
         self._sampling: dict[str, Any] = {}
-        self._again: list[tuple[int, Request, str]] = []
-        self.max_model_len, self._look = 0, time.monotonic()
-        self.slots = [Slot(number, Load(concurrency)) for number in range(fleet.engines)]
+        self._waiting: list[tuple[int, Request, str]] = []
+        self.max_model_len, self._last_poll = 0, time.monotonic()
+        self.slots = [EngineSlot(number, EngineLoad(concurrency)) for number in range(plan.num_engines)]
         try:
-            self._start: dict[str, Any] = {"place": asdict(place), "whole": isinstance(model, str), "model": model, "tied": None}
+            self._start_order: dict[str, Any] = {"place": asdict(config), "whole": isinstance(model, str), "model": model, "tied": None}
             if not isinstance(model, str):
                 plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-                plain.config.save_pretrained(self._home / "shape")
-                self._start |= {"model": str(self._home / "shape"), "tied": tied_names(plain)}
+                plain.config.save_pretrained(self._folder / "shape")
+                self._start_order |= {"model": str(self._folder / "shape"), "tied": find_tied_weights(plain)}
             for slot in self.slots:
-                self._begin(slot)
-            self._until(lambda: all(slot.state == "ready" for slot in self.slots))
+                self._start_engine(slot)
+            self._wait_until(lambda: all(slot.state == "ready" for slot in self.slots))
         except BaseException:
             self.close()
             raise
 
-    def take(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Write the weights once, to shared memory, and let all engines load them.
 
         If writing fails, an engine that dies afterwards cannot reload the previous weights, and its error says so.
         """
         try:
-            sent = self._written(weights, version)
+            sent = self._write_weights(weights, version)
         except (OSError, SafetensorError) as error:
             told = getattr(error, "strerror", None) or error
-            raise SamplerError(f"the weights could not be written to {self._sent}: {told}; set weights_folder to one with room") from error
-        if self.place.sleep:
+            raise SamplerError(f"the weights could not be written to {self._weights_folder}: {told}; set weights_folder to one with room") from error
+        if self.config.sleep:
             free_cached_memory()  # the engines take it
-        self._told = {"do": "take", "order": next(self._names), "version": version, **sent}
+        self._load_order = {"do": "take", "order": next(self._names), "version": version, **sent}
         for slot in self.slots:
             slot.load.groups.clear()
-            slot.scored = None
+            slot.reference_scores = None
             if slot.state != "starting":
-                self._load(slot)
-        self._until(lambda: all(slot.state == "ready" for slot in self.slots))
+                self._load_weights(slot)
+        self._wait_until(lambda: all(slot.state == "ready" for slot in self.slots))
 
-    def _written(self, weights: Weights, version: int) -> dict[str, str]:
+    def _write_weights(self, weights: Weights, version: int) -> dict[str, str]:
         """Write the weights, and remove the previous ones. The base weights of an adapter are written once."""
-        part = weights.adapter() if self.place.lora_rank else None
-        home = Path(weights.once(lambda: str(self._sent)))  # the main process's folder; by now all engines have loaded the previous weights
-        for old in self._sent.iterdir():
+        part = weights.get_adapter() if self.config.lora_rank else None
+        home = Path(weights.run_on_main(lambda: str(self._weights_folder)))  # the main process's folder; by now all engines have loaded the previous weights
+        for old in self._weights_folder.iterdir():
             if part is None or old.name != "base":
                 shutil.rmtree(old, ignore_errors=True)
         if part is None:
             folder, adapter = home / f"weights-{version}", ""
-            weights.save(folder, self.place.dtype)
+            weights.save(folder, self.config.dtype)
         else:
             folder, adapter = home / "base", str(home / f"adapter-{version}")
-            if not self._based:
-                part.base.save(folder, self.place.dtype)
+            if not self._has_base_weights:
+                part.base.save(folder, self.config.dtype)
             part.save(Path(adapter))
-        self._based = part is not None
+        self._has_base_weights = part is not None
         if not folder.is_dir():
             raise ConfigError(
                 f"the weights in {folder} are not visible to all processes; set weights_folder to a folder that all machines see"
             )
         return {"folder": str(folder), "adapter": adapter}
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Let the engines release GPU memory, if they share the trainer's GPU."""
-        if self.place.sleep:
-            self._replies({"do": "rest"})
+        if self.config.sleep:
+            self._collect_replies({"do": "rest"})
 
-    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return one scoring function for each engine."""
-        return {slot.where: partial(self.score, slot) for slot in self.slots}
+        return {slot.name: partial(self.score_tokens, slot) for slot in self.slots}
 
-    def score(self, slot: Slot, tokens: Sequence[int]) -> list[float]:
+    def score_tokens(self, slot: EngineSlot, tokens: Sequence[int]) -> list[float]:
         """Return one engine's log-probability of each token except the first."""
-        [reply] = self._replies({"do": "score", "tokens": list(tokens)}, [slot])
-        slot.scored = list(tokens), reply["scores"]
+        [reply] = self._collect_replies({"do": "score", "tokens": list(tokens)}, [slot])
+        slot.reference_scores = list(tokens), reply["scores"]
         return list(reply["scores"])
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes; requests go to engines with free capacity."""
         numbers: dict[int, int] = {}
         self._sampling = asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}
-        feed.notify = lambda: self._inbox.put(None)
+        feed.on_requests_ready = lambda: self._inbox.put(None)
         try:
             while True:
-                room = sum(slot.load.room for slot in self.slots if slot.state == "ready") - len(self._again)
-                more = feed.take(max(0, room))
+                room = sum(slot.load.num_free for slot in self.slots if slot.state == "ready") - len(self._waiting)
+                more = feed.pop(max(0, room))
                 for number, request in more or ():
-                    room_for(request, self.where, self.max_model_len)
+                    check_request_length(request, self.name, self.max_model_len)
                     numbers[name := next(self._names)] = number
-                    self._again.append((name, request, group_of(request)))
-                self._send_out()
+                    self._waiting.append((name, request, make_group_key(request)))
+                self._dispatch()
                 if more is None and not numbers:
                     return
-                message = self._heard(LOOK_S)
+                message = self._receive(POLL_INTERVAL_S)
                 if message is None or message["told"] != "ended" or message["id"] not in numbers:
                     yield None
                     continue
                 yield numbers.pop(message["id"]), Completion(message["tokens"], message["logprobs"], message["finish"], message["error"])
         finally:
-            feed.notify = None
-            self._again.clear()
+            feed.on_requests_ready = None
+            self._waiting.clear()
             for slot in self.slots:
-                slot.load.empty()
-                if slot.serving and slot.process is not None:
+                slot.load.remove_all()
+                if slot.is_serving and slot.process is not None:
                     slot.process.send({"do": "end"})
-                slot.serving = False
+                slot.is_serving = False
 
     def close(self) -> None:
         """Stop all engines and remove their files."""
@@ -170,63 +170,63 @@ class Engines:
             if slot.process is not None:
                 slot.process.close()
             slot.process = None
-        shutil.rmtree(self._home, ignore_errors=True)
-        clear_shared(self._home)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        clear_shared_memory(self._folder)
 
     # ---- one engine -----------------------------------------------------------------------------------------------
 
-    def _begin(self, slot: Slot) -> None:
+    def _start_engine(self, slot: EngineSlot) -> None:
         """Start the process of an engine."""
-        slot.state, slot.fault = "starting", ""
-        self._wait_for(slot, self.patience.start_s)
-        slot.serving = slot.based = False
-        own = self._home / f"{self._home.name}-{slot.number}"
+        slot.state, slot.last_fault = "starting", ""
+        self._set_deadline(slot, self.timeouts.start_timeout_s)
+        slot.is_serving = slot.has_base_weights = False
+        own = self._folder / f"{self._folder.name}-{slot.number}"
         shutil.rmtree(own, ignore_errors=True)  # of the process before
-        clear_shared(self._home, f"{slot.number}-")
+        clear_shared_memory(self._folder, f"{slot.number}-")
         try:
             own.mkdir()
             slot.process = EngineProcess(
-                {"do": "start", "home": str(own), **self._start},
+                {"do": "start", "home": str(own), **self._start_order},
                 lambda process, message: self._inbox.put((slot, process, message)),
-                log=self._home / f"engine-{slot.number}.log",
-                gpus=self.fleet.of(slot.number),
-                home=str(self._home),
-                send_s=self.patience.deadline_s,
+                log=self._folder / f"engine-{slot.number}.log",
+                gpus=self.plan.get_devices(slot.number),
+                home=str(self._folder),
+                send_timeout_s=self.timeouts.completion_timeout_s,
             )
         except OSError as error:  # no memory for a process, or no room for its files
-            raise SamplerError(f"{slot.where} cannot be started: {error}. {AGAIN}") from error
+            raise SamplerError(f"{slot.name} cannot be started: {error}. {RESUME_HINT}") from error
 
-    def _load(self, slot: Slot) -> None:
+    def _load_weights(self, slot: EngineSlot) -> None:
         """Let an engine load the newest weights; it is ready if the trainer has sent none yet."""
-        slot.state = "loading" if self._told else "ready"
-        self._order(slot, self._told | ({"folder": ""} if slot.based and self._told["adapter"] else {}))
+        slot.state = "loading" if self._load_order else "ready"
+        self._send_order(slot, self._load_order | ({"folder": ""} if slot.has_base_weights and self._load_order["adapter"] else {}))
 
-    def _order(self, slot: Slot, order: dict[str, Any]) -> None:
-        self._wait_for(slot, self.patience.deadline_s)
+    def _send_order(self, slot: EngineSlot, order: dict[str, Any]) -> None:
+        self._set_deadline(slot, self.timeouts.completion_timeout_s)
         if order and slot.process is not None:
             slot.process.send(order)
 
-    def _send_out(self) -> None:
+    def _dispatch(self) -> None:
         """Send waiting requests to engines with free capacity."""
         ready = [slot for slot in self.slots if slot.state == "ready"]
-        while self._again:
-            name, request, group = self._again[0]
-            place = chosen([slot.load for slot in ready], request, group)
+        while self._waiting:
+            name, request, group = self._waiting[0]
+            place = choose_engine([slot.load for slot in ready], request, group)
             if place is None:
                 return
             slot = ready[place]
-            if not slot.serving:
-                slot.serving = True
-                self._order(slot, {"do": "serve", "sampling": self._sampling})
+            if not slot.is_serving:
+                slot.is_serving = True
+                self._send_order(slot, {"do": "serve", "sampling": self._sampling})
             if not slot.load.running:
-                self._wait_for(slot, self.patience.deadline_s)
-            del self._again[0]
+                self._set_deadline(slot, self.timeouts.completion_timeout_s)
+            del self._waiting[0]
             slot.load.add(name, request, group)
             asked = {"id": name, "prompt": list(request.prompt), "max_tokens": request.max_tokens, "seed": request.seed}
             if slot.process is not None:
                 slot.process.send({"do": "ask"} | asked)
 
-    def _replies(self, order: dict[str, Any], slots: Sequence[Slot] | None = None) -> list[dict[str, Any]]:
+    def _collect_replies(self, order: dict[str, Any], slots: Sequence[EngineSlot] | None = None) -> list[dict[str, Any]]:
         """Send an order to engines and collect the replies; it is sent again to a restarted engine."""
         slots = self.slots if slots is None else slots
         sent: dict[int, Any] = {}
@@ -235,26 +235,26 @@ class Engines:
             for slot in slots:
                 if slot.state == "ready" and sent.get(slot.number) is not slot.process:
                     sent[slot.number], slot.reply = slot.process, None
-                    self._order(slot, order)
+                    self._send_order(slot, order)
             return all(slot.state == "ready" and slot.reply is not None for slot in slots)
 
-        self._until(all_said, busy=slots)
+        self._wait_until(all_said, busy=slots)
         return [slot.reply or {} for slot in slots]
 
-    def _until(self, done: Callable[[], bool], busy: Sequence[Slot] = ()) -> None:
+    def _wait_until(self, done: Callable[[], bool], busy: Sequence[EngineSlot] = ()) -> None:
         """Process messages until the condition is true. It terminates because each engine has a deadline."""
         while not done():
-            self._heard(LOOK_S, busy)
+            self._receive(POLL_INTERVAL_S, busy)
 
-    def _heard(self, wait_s: float, busy: Sequence[Slot] = ()) -> dict[str, Any] | None:
+    def _receive(self, wait_s: float, busy: Sequence[EngineSlot] = ()) -> dict[str, Any] | None:
         """Receive and apply the next message. Engines past their deadline are restarted."""
-        if (late := time.monotonic() - self._look) > 0:
-            self._look = time.monotonic() + LOOK_S
+        if (late := time.monotonic() - self._last_poll) > 0:
+            self._last_poll = time.monotonic() + POLL_INTERVAL_S
             for slot in self.slots:
-                slot.until += late if late > STALL_S else 0.0
+                slot.deadline += late if late > STALL_S else 0.0
                 waited = slot.state != "ready" or slot.load.running or (slot in busy and slot.reply is None)
-                if waited and time.monotonic() > slot.until:
-                    self._died(slot, f"it did not answer in time ({'busy' if slot.state == 'ready' else slot.state})")
+                if waited and time.monotonic() > slot.deadline:
+                    self._restart(slot, f"it did not answer in time ({'busy' if slot.state == 'ready' else slot.state})")
         try:
             found = self._inbox.get(timeout=wait_s)
         except Empty:
@@ -265,32 +265,32 @@ class Engines:
         if process is not slot.process:
             return None  # from an earlier process
         if message is None:
-            self._died(slot, "")
+            self._restart(slot, "")
             return None
         try:
-            self._effect(slot, message)
+            self._apply_message(slot, message)
         except RlvrError:
             raise
         except (LookupError, TypeError, ValueError) as error:
-            self._died(slot, f"it sent an invalid message ({type(error).__name__}: {error}): {str(message)[:200]}")
+            self._restart(slot, f"it sent an invalid message ({type(error).__name__}: {error}): {str(message)[:200]}")
             return None
         return message
 
-    def _effect(self, slot: Slot, message: dict[str, Any]) -> None:
+    def _apply_message(self, slot: EngineSlot, message: dict[str, Any]) -> None:
         match message["told"]:
             case "ready":
                 length = int(message["max_model_len"])
                 self.max_model_len = min(self.max_model_len, length) if self.max_model_len else length
-                self._load(slot)
-            case "took" if message["order"] != self._told["order"]:
+                self._load_weights(slot)
+            case "took" if message["order"] != self._load_order["order"]:
                 pass  # newer weights were sent since
-            case "took" if slot.scored is not None:
-                slot.state, slot.based = "checking", bool(self._told["adapter"])
-                self._order(slot, {"do": "score", "tokens": slot.scored[0]})
+            case "took" if slot.reference_scores is not None:
+                slot.state, slot.has_base_weights = "checking", bool(self._load_order["adapter"])
+                self._send_order(slot, {"do": "score", "tokens": slot.reference_scores[0]})
             case "took":
-                slot.state, slot.based = "ready", bool(self._told["adapter"])
+                slot.state, slot.has_base_weights = "ready", bool(self._load_order["adapter"])
             case "scored" if slot.state == "checking":
-                self._checked(slot, list(map(float, message["scores"])))
+                self._check_restarted(slot, list(map(float, message["scores"])))
             case "scored":
                 slot.reply = message | {"scores": list(map(float, message["scores"]))}
             case "rested":
@@ -299,36 +299,36 @@ class Engines:
                 if len(list(map(int, message["tokens"]))) != len(list(map(float, message["logprobs"]))):
                     raise ValueError("tokens and log-probabilities of different numbers")
                 if slot.load.remove(message["id"]):
-                    slot.deaths = 0
-                    self._wait_for(slot, self.patience.deadline_s)
+                    slot.num_deaths = 0
+                    self._set_deadline(slot, self.timeouts.completion_timeout_s)
             case "fault":
-                slot.fault = str(message["text"])
+                slot.last_fault = str(message["text"])
                 if message["config"]:
                     raise ConfigError(message["config"])
             case told:
                 raise ValueError(f"told {told!r}")
 
-    def _wait_for(self, slot: Slot, seconds: float) -> None:
+    def _set_deadline(self, slot: EngineSlot, seconds: float) -> None:
         """Set an engine's deadline, which is extended by time in which this process does not poll."""
-        self._look = time.monotonic()
-        slot.until = self._look + seconds
+        self._last_poll = time.monotonic()
+        slot.deadline = self._last_poll + seconds
 
-    def _checked(self, slot: Slot, scores: list[float]) -> None:
+    def _check_restarted(self, slot: EngineSlot, scores: list[float]) -> None:
         """Check that a restarted engine scores like the previous one."""
-        assert slot.scored is not None
-        mean, _ = apart(slot.scored[1], scores)
-        if not mean <= TOLERANCE["bfloat16"][0]:
-            raise SamplerError(f"{slot.where} was restarted and has other weights than before: its scores differ by {mean:.3g}. {AGAIN}")
+        assert slot.reference_scores is not None
+        mean, _ = compare_logprobs(slot.reference_scores[1], scores)
+        if not mean <= LOGPROB_TOLERANCES["bfloat16"][0]:
+            raise SamplerError(f"{slot.name} was restarted and has other weights than before: its scores differ by {mean:.3g}. {RESUME_HINT}")
         slot.state = "ready"
 
-    def _died(self, slot: Slot, why: str) -> None:
+    def _restart(self, slot: EngineSlot, reason: str) -> None:
         """Restart an engine; its requests go back to the waiting list."""
         assert slot.process is not None
         slot.process.close()
-        why = why or slot.fault or slot.process.told()
-        self._again[:0] = slot.load.empty()
+        reason = reason or slot.last_fault or slot.process.describe_exit()
+        self._waiting[:0] = slot.load.remove_all()
         slot.load.groups.clear()
-        slot.deaths += 1
-        if slot.deaths > MOST_DEATHS:
-            raise SamplerError(f"{slot.where} died {slot.deaths} times in a row; the last time: {why}. {AGAIN}")
-        self._begin(slot)
+        slot.num_deaths += 1
+        if slot.num_deaths > MAX_DEATHS:
+            raise SamplerError(f"{slot.name} died {slot.num_deaths} times in a row; the last time: {reason}. {RESUME_HINT}")
+        self._start_engine(slot)

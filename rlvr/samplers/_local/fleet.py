@@ -12,57 +12,57 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 
-SHARED = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 """Shared memory, which all processes of a machine see as files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class EnginePlan:
     """Number and devices of the local engines.
 
-    >>> Fleet(engines=2, gpus=("2", "3")).of(1)
+    >>> EnginePlan(engines=2, gpus=("2", "3")).of(1)
     ('3',)
     """
 
-    engines: int = 1
+    num_engines: int = 1
     gpus: tuple[str, ...] | None = None
     """Devices of all engines, one after another; None: they see the trainer's devices."""
 
-    def of(self, number: int) -> tuple[str, ...] | None:
+    def get_devices(self, number: int) -> tuple[str, ...] | None:
         """Return the devices of one engine."""
         if self.gpus is None:
             return None
-        each = len(self.gpus) // self.engines
+        each = len(self.gpus) // self.num_engines
         return self.gpus[number * each : (number + 1) * each]
 
 
-def shared_memory(model: Any) -> Path:
+def choose_weights_folder(model: Any) -> Path:
     """Return a folder in shared memory, if the weights fit there twice; else the folder for temporary files."""
     needed = 0 if isinstance(model, str) else 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    roomy = SHARED.is_dir() and os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free > needed
-    return SHARED if roomy else Path(tempfile.gettempdir())
+    roomy = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > needed
+    return SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
 
 
-def clear_shared(home: Path, name: str = "") -> None:
+def clear_shared_memory(home: Path, name: str = "") -> None:
     """Remove the shared memory of killed engines, or of one; vLLM's CPU build names it after the folder of the engine."""
-    for left in SHARED.glob(f"{home.name}-{name}*"):
+    for left in SHARED_MEMORY.glob(f"{home.name}-{name}*"):
         left.unlink(missing_ok=True)
 
 
-def fleet_of(engines: int | None, gpus: Sequence[int] | None, width: int, device: Any) -> Fleet:
+def plan_engines(engines: int | None, gpus: Sequence[int] | None, width: int, device: Any) -> EnginePlan:
     """Plan the engines of this process: on its share of `gpus` if several processes train, or all on the trainer's `device`.
 
-    >>> fleet_of(None, [2, 3], 1, None)
+    >>> plan_engines(None, [2, 3], 1, None)
     Fleet(engines=2, gpus=('2', '3'))
     """
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if gpus is None:
         if getattr(device, "type", "cpu") != "cuda":
-            return Fleet(engines or 1)
+            return EnginePlan(engines or 1)
         if width > 1:
             raise ConfigError(f"tensor_parallel_size is {width}; name the GPUs of the engines, for example gpus: [0, 1]")
         own = device.index or 0
-        return Fleet(engines or 1, (visible[own] if visible else str(own),) * (engines or 1))
+        return EnginePlan(engines or 1, (visible[own] if visible else str(own),) * (engines or 1))
     rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if len(gpus) % (ranks * width) or (engines is not None and engines * width * ranks != len(gpus)):
         each = f"{engines or 'some'} engines of {width} for each of {ranks} training processes"
@@ -71,4 +71,4 @@ def fleet_of(engines: int | None, gpus: Sequence[int] | None, width: int, device
         raise ConfigError(f"gpus is {list(gpus)}, but this process sees {len(visible)} GPUs, counted from 0")
     mine = len(gpus) // ranks
     names = [visible[gpu] if visible else str(gpu) for gpu in gpus[rank * mine : (rank + 1) * mine]]
-    return Fleet(mine // width, tuple(names))
+    return EnginePlan(mine // width, tuple(names))

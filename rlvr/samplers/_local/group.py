@@ -12,30 +12,30 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-TRACKER = b"multiprocessing.resource_tracker"
-PAUSE_S = 0.01
+TRACKER_MODULE = b"multiprocessing.resource_tracker"
+POLL_INTERVAL_S = 0.01
 
 
-def members(group: int) -> dict[int, bool]:
+def list_group_processes(group: int) -> dict[int, bool]:
     """Return the running processes of a group, by pid; true for the resource tracker. Empty without /proc."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             state, _, its_group = (place / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
             if int(its_group) == group and state != "Z":
-                found[int(place.name)] = TRACKER in (place / "cmdline").read_bytes()
+                found[int(place.name)] = TRACKER_MODULE in (place / "cmdline").read_bytes()
     return found
 
 
-def end_group(group: int, *, within_s: float) -> None:
+def kill_process_group(group: int, *, timeout_s: float) -> None:
     """Kill all processes of a group except this one; the resource tracker is killed only after the timeout."""
-    until, own = time.monotonic() + within_s, os.getpid()
-    while others := {pid: tracks for pid, tracks in members(group).items() if pid != own}:
+    until, own = time.monotonic() + timeout_s, os.getpid()
+    while others := {pid: tracks for pid, tracks in list_group_processes(group).items() if pid != own}:
         for pid in (pid for pid, tracks in others.items() if not tracks or time.monotonic() > until):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if group == os.getpgrp() and all(others.values()):
             return  # the resource tracker waits for this process too
-        if time.monotonic() > until + within_s:
+        if time.monotonic() > until + timeout_s:
             return
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_INTERVAL_S)

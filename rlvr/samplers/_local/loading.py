@@ -13,11 +13,11 @@ class Reload:
     """Extension of vLLM's workers: every process of an engine reads the weights by itself, from shared memory."""
 
     def reload_from(self, folder: str, twins: dict[str, str]) -> None:
-        """Load the tensors in a folder; `twins` are names under which a tensor is loaded a second time."""
-        self.reload_weights(weights_iterator=tensors_in(folder, twins))  # type: ignore[attr-defined]
+        """Load the tensors in a folder; `find_tied_weights` are names under which a tensor is loaded a second time."""
+        self.reload_weights(weights_iterator=iter_tensors(folder, twins))  # type: ignore[attr-defined]
 
 
-def tensors_in(folder: str, twins: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def iter_tensors(folder: str, twins: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a model's folder, one at a time."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

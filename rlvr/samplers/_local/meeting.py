@@ -9,27 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-METHOD = "get_file_store_init_method"
-SOCKETS, LONGEST_FOLDER = "VLLM_RPC_BASE_PATH", 70
+INIT_METHOD_NAME = "get_file_store_init_method"
+SOCKET_FOLDER_VARIABLE, MAX_FOLDER_CHARS = "VLLM_RPC_BASE_PATH", 70
 """Environment variable of vLLM's socket folder; a socket path, with a name of 36 characters, has at most 107."""
 
 
 @contextmanager
-def meeting_in(folder: Path) -> Iterator[None]:
+def redirect_rendezvous(folder: Path) -> Iterator[None]:
     """Within this context, let vLLM put its rendezvous files and sockets into a folder, instead of leaving them in /tmp."""
     makers = [importlib.import_module(f"vllm.v1.executor.{kind}proc_executor") for kind in ("uni", "multi")]
-    before = [(maker, vars(maker)[METHOD]) for maker in makers if METHOD in vars(maker)]  # older versions do not have it
+    before = [(maker, vars(maker)[INIT_METHOD_NAME]) for maker in makers if INIT_METHOD_NAME in vars(maker)]  # older versions do not have it
     getattr(importlib.import_module("vllm.envs"), "disable_envs_cache", int)()  # the cache would return the folder of an earlier engine
-    sockets = os.environ.get(SOCKETS)
-    if len(str(folder)) <= LONGEST_FOLDER:
-        os.environ[SOCKETS] = str(folder)
+    sockets = os.environ.get(SOCKET_FOLDER_VARIABLE)
+    if len(str(folder)) <= MAX_FOLDER_CHARS:
+        os.environ[SOCKET_FOLDER_VARIABLE] = str(folder)
     try:
         for maker, _ in before:
-            setattr(maker, METHOD, lambda: f"file://{folder}/{folder.name}-{uuid.uuid4().hex}")
+            setattr(maker, INIT_METHOD_NAME, lambda: f"file://{folder}/{folder.name}-{uuid.uuid4().hex}")
         yield
     finally:
         for maker, method in before:
-            setattr(maker, METHOD, method)
-        os.environ.pop(SOCKETS, None)
+            setattr(maker, INIT_METHOD_NAME, method)
+        os.environ.pop(SOCKET_FOLDER_VARIABLE, None)
         if sockets is not None:
-            os.environ[SOCKETS] = sockets
+            os.environ[SOCKET_FOLDER_VARIABLE] = sockets

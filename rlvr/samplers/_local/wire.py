@@ -9,37 +9,37 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-LENGTH = struct.Struct("!I")
-MOST_BYTES = 1 << 28
+LENGTH_STRUCT = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 1 << 28
 """Longest message that is read; a longer announced length means a broken protocol."""
 
 
-class Wire:
+class MessageSocket:
     """One end of a socket pair. Any thread may send; one thread receives.
 
-    >>> ours, theirs = map(Wire, socket.socketpair())
+    >>> ours, theirs = map(MessageSocket, socket.socketpair())
     >>> ours.send({"do": "score", "tokens": [1, 2]}); theirs.receive()
     {'do': 'score', 'tokens': [1, 2]}
     """
 
-    def __init__(self, sock: socket.socket, *, send_s: float | None = None) -> None:
-        """Wrap a socket. `send_s`: timeout for the other end to read a message."""
+    def __init__(self, sock: socket.socket, *, send_timeout_s: float | None = None) -> None:
+        """Wrap a socket. `send_timeout_s`: timeout for the other end to read a message."""
         self.sock, self._lock = sock, threading.Lock()
-        if send_s is not None:
-            seconds, rest = divmod(send_s, 1)
+        if send_timeout_s is not None:
+            seconds, rest = divmod(send_timeout_s, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message; OSError if the other end is gone or does not read."""
         data = json.dumps(message).encode()
         with self._lock:
-            self.sock.sendall(LENGTH.pack(len(data)) + data)
+            self.sock.sendall(LENGTH_STRUCT.pack(len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
         """Receive the next message; None if the other end is gone or sends invalid data."""
-        head = self._exactly(LENGTH.size)
-        length = MOST_BYTES + 1 if head is None else LENGTH.unpack(head)[0]
-        data = self._exactly(length) if length <= MOST_BYTES else None
+        head = self._receive_exactly(LENGTH_STRUCT.size)
+        length = MAX_MESSAGE_BYTES + 1 if head is None else LENGTH_STRUCT.unpack(head)[0]
+        data = self._receive_exactly(length) if length <= MAX_MESSAGE_BYTES else None
         try:
             message = None if data is None else json.loads(data)
         except (ValueError, RecursionError):
@@ -52,7 +52,7 @@ class Wire:
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
-    def _exactly(self, count: int) -> bytes | None:
+    def _receive_exactly(self, count: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < count:
             try:

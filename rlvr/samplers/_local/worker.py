@@ -23,59 +23,59 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlvr.contracts import Feed, Request, Sampling
-from rlvr.contracts.sampler import Asked
+from rlvr.contracts import Request, RequestQueue, Sampling
+from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError
-from rlvr.samplers._colocated import Colocated, Place
-from rlvr.samplers._local.fleet import clear_shared
-from rlvr.samplers._local.group import end_group
-from rlvr.samplers._local.process import END_S
-from rlvr.samplers._local.wire import Wire
+from rlvr.samplers._colocated import ColocatedEngine, EngineConfig
+from rlvr.samplers._local.fleet import clear_shared_memory
+from rlvr.samplers._local.group import kill_process_group
+from rlvr.samplers._local.process import KILL_TIMEOUT_S
+from rlvr.samplers._local.wire import MessageSocket
 
 Orders = SimpleQueue[dict[str, Any]]
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """How long to wait for requests while nothing is sampled."""
-PARENT_S = 1.0
+PARENT_CHECK_INTERVAL_S = 1.0
 """How often to check that the trainer still runs. A process that the trainer forked may hold its socket open."""
 
 
-class Requested(Feed):
+class SocketRequestQueue(RequestQueue):
     """Queue of the requests that the trainer sends, until it sends `end`."""
 
     def __init__(self, orders: Orders) -> None:
-        self.orders, self.running, self.ended = orders, 0, False
+        self.orders, self.num_running, self.has_ended = orders, 0, False
 
-    def take(self, room: int) -> Asked | None:
+    def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return the requests received so far; wait a moment if nothing is being sampled."""
-        found: Asked = []
-        while not self.ended:
+        found: NumberedRequests = []
+        while not self.has_ended:
             try:
-                order = self.orders.get(timeout=LOOK_S) if not (found or self.running) else self.orders.get_nowait()
+                order = self.orders.get(timeout=POLL_INTERVAL_S) if not (found or self.num_running) else self.orders.get_nowait()
             except Empty:
                 break
             if order["do"] == "end":
-                self.ended = True
+                self.has_ended = True
             else:
                 found.append((order["id"], Request(order["prompt"], order["max_tokens"], order["seed"])))
-                self.running += 1
-        return None if self.ended else found
+                self.num_running += 1
+        return None if self.has_ended else found
 
-    def wave(self) -> Asked | None:
+    def pop_all(self) -> NumberedRequests | None:
         """Return all requests received so far."""
-        return self.take(sys.maxsize)
+        return self.pop(sys.maxsize)
 
 
-class Worker:
+class EngineWorker:
     """Executes the trainer's orders with one engine."""
 
-    def __init__(self, wire: Wire, orders: Orders, start: dict[str, Any]) -> None:
-        self.wire, self.orders, self.twins = wire, orders, dict[str, str]()
+    def __init__(self, connection: MessageSocket, orders: Orders, start: dict[str, Any]) -> None:
+        self.connection, self.orders, self.tied_names = connection, orders, dict[str, str]()
         source: Any = start["model"] if start["whole"] else Path(start["model"])
-        place = Place(**start["place"])
-        self.engine = Colocated(source, place, deadline_s=math.inf, tied=start["tied"], home=Path(start["home"]))
-        if start["tied"] and not self.engine.on_gpu:
-            self.twins = {start["tied"][1]: start["tied"][0]}
-        wire.send({"told": "ready", "max_model_len": self.engine.max_model_len})
+        place = EngineConfig(**start["place"])
+        self.engine = ColocatedEngine(source, place, completion_timeout_s=math.inf, tied_weights=start["tied"], folder=Path(start["home"]))
+        if start["tied"] and not self.engine.is_on_gpu:
+            self.tied_names = {start["tied"][1]: start["tied"][0]}
+        connection.send({"told": "ready", "max_model_len": self.engine.max_model_len})
 
     def run(self) -> None:
         """Execute orders, for as long as the trainer runs."""
@@ -83,58 +83,58 @@ class Worker:
             order = self.orders.get()
             match order["do"]:
                 case "take":
-                    self.take(order)
+                    self.load_weights(order)
                 case "score":
-                    self.wire.send({"told": "scored", "scores": self.engine.score(order["tokens"])})
+                    self.connection.send({"told": "scored", "scores": self.engine.score_tokens(order["tokens"])})
                 case "rest":
-                    self.engine.rest()
-                    self.wire.send({"told": "rested"})
+                    self.engine.sleep()
+                    self.connection.send({"told": "rested"})
                 case "serve":
                     self.serve(Sampling(**order["sampling"] | {"stop_ids": frozenset(order["sampling"]["stop_ids"])}))
 
-    def take(self, order: dict[str, Any]) -> None:
+    def load_weights(self, order: dict[str, Any]) -> None:
         """Load the weights that the trainer has written; unchanged parts are not sent again."""
         if order["folder"]:
-            self.engine.renew("reload_from", {"folder": order["folder"], "twins": self.twins}, order["version"])
+            self.engine.reload_weights("reload_from", {"folder": order["folder"], "twins": self.tied_names}, order["version"])
         if order["adapter"]:
-            self.engine.adapt(order["adapter"], order["version"])
-        self.wire.send({"told": "took", "order": order["order"]})
+            self.engine.load_adapter(order["adapter"], order["version"])
+        self.connection.send({"told": "took", "order": order["order"]})
 
     def serve(self, sampling: Sampling) -> None:
         """Sample until the trainer sends `end`; then abort running requests."""
-        feed = Requested(self.orders)
+        feed = SocketRequestQueue(self.orders)
         answers = self.engine.serve(feed, sampling)
         for given in answers:
             if given is not None:
-                feed.running -= 1
-                self.wire.send({"told": "ended", "id": given[0], **asdict(given[1])})
-            if feed.ended:
+                feed.num_running -= 1
+                self.connection.send({"told": "ended", "id": given[0], **asdict(given[1])})
+            if feed.has_ended:
                 answers.close()  # type: ignore[attr-defined]
                 return
 
 
-def listen(wire: Wire, orders: Orders, parent: int, home: str) -> None:
+def receive_orders(connection: MessageSocket, orders: Orders, parent: int, folder: str) -> None:
     """Receive orders until the trainer is gone, then kill this process and its children."""
     while os.getppid() == parent:
-        if select.select([wire.sock], [], [], PARENT_S)[0]:
-            if (order := wire.receive()) is None:
+        if select.select([connection.sock], [], [], PARENT_CHECK_INTERVAL_S)[0]:
+            if (order := connection.receive()) is None:
                 break
             orders.put(order)
-    if home:
-        shutil.rmtree(home, ignore_errors=True)  # weights in memory that nothing else would release
-    end_group(os.getpgrp(), within_s=END_S)
-    if home:
-        clear_shared(Path(home))
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)  # weights in memory that nothing else would release
+    kill_process_group(os.getpgrp(), timeout_s=KILL_TIMEOUT_S)
+    if folder:
+        clear_shared_memory(Path(folder))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     """Run the worker. Arguments: the socket, the trainer's pid, a folder to remove if the trainer dies."""
     fd, parent, home = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    wire, orders = Wire(socket.socket(fileno=fd)), Orders()
-    threading.Thread(target=listen, args=(wire, orders, parent, home), daemon=True).start()
+    wire, orders = MessageSocket(socket.socket(fileno=fd)), Orders()
+    threading.Thread(target=receive_orders, args=(wire, orders, parent, home), daemon=True).start()
     try:
-        Worker(wire, orders, orders.get()).run()
+        EngineWorker(wire, orders, orders.get()).run()
     except Exception as error:
         wire.send(
             {"told": "fault", "text": f"{type(error).__name__}: {error}", "config": str(error) if isinstance(error, ConfigError) else ""}

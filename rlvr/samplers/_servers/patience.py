@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Timeouts in seconds.
 
-    >>> Patience(heartbeat_s=5.0).deadline_s
+    >>> Timeouts(heartbeat_timeout_s=5.0).deadline_s
     600.0
     """
 
-    deadline_s: float = 600.0
+    completion_timeout_s: float = 600.0
     """For one completion, and for loading new weights."""
-    heartbeat_s: float = 10.0
+    heartbeat_timeout_s: float = 10.0
     """After this time without a completion, the server's health is checked; the check has the same timeout."""
-    start_s: float = 120.0
+    start_timeout_s: float = 120.0
     """For a server to start."""

@@ -29,47 +29,47 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
-from rlvr.contracts import Completion, Feed, Request, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.runs.owner import own_folder, sweep
-from rlvr.samplers._dialect import room_for, settings
-from rlvr.samplers._http import Http, NoReply, Reply
-from rlvr.samplers._local.balance import Load, chosen, group_of
-from rlvr.samplers._servers.patience import Patience
+from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
+from rlvr.samplers._dialect import check_request_length, make_sampling_settings
+from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
+from rlvr.samplers._local.balance import EngineLoad, choose_engine, make_group_key
+from rlvr.samplers._servers.patience import Timeouts
 from rlvr.samplers._servers.replies import (
-    ADAPTERS,
-    AGAIN,
-    Unfit,
-    choice_of,
-    completion_of,
-    fails,
-    fault_of,
-    is_cleared,
-    met,
-    scores_of,
+    LOAD_ADAPTER_PATH,
+    RESUME_HINT,
+    BadServerReply,
+    describe_failure,
+    is_cache_reset,
+    is_unavailable,
+    parse_choice,
+    parse_completion,
+    parse_prompt_logprobs,
+    wait_until_ready,
 )  # fmt: skip
-from rlvr.samplers._servers.roll import Gone, Roll, address
-from rlvr.samplers._servers.transfer import Transfer
+from rlvr.samplers._servers.roll import LostServer, ServerPool, get_address
+from rlvr.samplers._servers.transfer import WeightTransfer
 
 T = TypeVar("T")
-Calls: TypeAlias = list[tuple[int, Callable[[], T]]]
+PendingCalls: TypeAlias = list[tuple[int, Callable[[], T]]]
 """Functions to call in threads, each with the number of its result."""
-Ended: TypeAlias = SimpleQueue[Future[T] | None]
+EndedCalls: TypeAlias = SimpleQueue[Future[T] | None]
 """Ended calls, and None if there may be new requests."""
-GENERATE = "/inference/v1/generate"
-OLD_ADAPTER = "/v1/unload_lora_adapter"
-PREFIX = "rlvr-weights-"
-LOOK_S = 0.05
+GENERATE_PATH = "/inference/v1/generate"
+UNLOAD_ADAPTER_PATH = "/v1/unload_lora_adapter"
+FOLDER_PREFIX = "rlvr-weights-"
+POLL_INTERVAL_S = 0.05
 """Interval at which control returns to the caller while nothing arrives."""
 
 
-class Servers:
+class ServerEngine:
     """Client of one or more vLLM servers with the same weights."""
 
     def __init__(
         self,
         urls: Sequence[str],
-        patience: Patience,
+        timeouts: Timeouts,
         *,
         concurrency: int,
         folder: str | None,
@@ -78,83 +78,83 @@ class Servers:
         transfer: str = "files",
     ) -> None:
         """Connect to the servers. `adapters`: send them separately, if all servers support it. `transfer`: files, or a backend of vLLM."""
-        self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
-        self.servers = [Http(url) for url in urls]
-        self.roll = Roll(self.servers)
-        self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
+        self.timeouts, self.concurrency, self.dtype = timeouts, concurrency, dtype
+        self.servers = [HttpClient(url) for url in urls]
+        self.pool = ServerPool(self.servers)
+        self.name = "the vLLM server at " + " and ".join(server.url for server in self.servers)
         try:
-            sweep(PREFIX, folder)
-            self._home = own_folder(PREFIX, folder)
-            self._home.chmod(0o700 if folder is None else 0o755)  # a server that reads a shared folder may run as another user
+            remove_orphaned_folders(FOLDER_PREFIX, folder)
+            self._folder = create_owned_folder(FOLDER_PREFIX, folder)
+            self._folder.chmod(0o700 if folder is None else 0o755)  # a server that reads a shared folder may run as another user
         except OSError as error:
             raise ConfigError(f"weights_folder {folder} cannot be written to: {error.strerror}; give an existing folder") from error
-        self._run, self._weights = uuid.uuid4().hex[:12], ""
-        self._adapters: bool | None = None if adapters else False
+        self._run_id, self._weights_name = uuid.uuid4().hex[:12], ""
+        self._sends_adapters: bool | None = None if adapters else False
         """Whether adapters are sent separately; None: not known yet."""
-        self._adapter = ""
+        self._adapter_name = ""
         """Name of the adapter of all requests; empty if there is no separate adapter."""
-        self._transfer: Transfer | None = None
+        self._transfer: WeightTransfer | None = None
         try:
-            self.max_model_len = min(self._met(server) for server in self.servers)
+            self.max_model_len = min(self._wait_until_ready(server) for server in self.servers)
             if transfer != "files":
-                self.roll.fixed = True  # they form a group with the trainer
-                self._transfer = Transfer(transfer, self.servers, self._done, self.patience.deadline_s)
+                self.pool.is_fixed = True  # they form a group with the trainer
+                self._transfer = WeightTransfer(transfer, self.servers, self._send_command, self.timeouts.completion_timeout_s)
         except BaseException:
             self.close()
             raise
 
-    def take(self, weights: Weights, version: int) -> None:
+    def update_weights(self, weights: Weights, version: int) -> None:
         """Load new weights into every server. With several processes, only the main one sends commands, and all get the result."""
         if self._transfer is not None:
             self._transfer.send(weights, self.dtype)
-            self._weights, _ = weights.once(lambda: self._told_to_load(None, version))
+            self._weights_name, _ = weights.run_on_main(lambda: self._load_weights(None, version))
             return
-        weights.once(lambda: self.roll.back(self.patience.heartbeat_s, self._met_again))
-        name, before = f"{self._run}-{version}", self._weights
-        home = Path(weights.once(lambda: str(self._home)))
-        part = weights.adapter() if self._adapters is not False else None
-        if part is not None and self._adapters is None:
-            self._adapters = weights.once(self._take_adapters)
-        if part is None or not self._adapters:
+        weights.run_on_main(lambda: self.pool.restore_healthy(self.timeouts.heartbeat_timeout_s, self._check_returned))
+        name, before = f"{self._run_id}-{version}", self._weights_name
+        home = Path(weights.run_on_main(lambda: str(self._folder)))
+        part = weights.get_adapter() if self._sends_adapters is not False else None
+        if part is not None and self._sends_adapters is None:
+            self._sends_adapters = weights.run_on_main(self._can_load_adapters)
+        if part is None or not self._sends_adapters:
             weights.save(home / name, self.dtype)
-            (self._weights, up), self._adapter = weights.once(lambda: self._told_to_load(home / name, version)), ""
+            (self._weights_name, up), self._adapter_name = weights.run_on_main(lambda: self._load_weights(home / name, version)), ""
         else:
-            base = home / f"{name}-base" if not self._adapter or weights.once(self._anew) else None
+            base = home / f"{name}-base" if not self._adapter_name or weights.run_on_main(self._needs_base_weights) else None
             if base is not None:
                 part.base.save(base, self.dtype)
             part.save(home / name)
-            self._weights, up = weights.once(lambda: self._told_to_load(base, version, adapter=home / name))
-            self._adapter = self._weights
+            self._weights_name, up = weights.run_on_main(lambda: self._load_weights(base, version, adapter=home / name))
+            self._adapter_name = self._weights_name
             if base is not None:
-                shutil.rmtree(self._home / base.name, ignore_errors=True)
-        self.roll.only(up)
-        if before and before != self._weights:
-            shutil.rmtree(self._home / before, ignore_errors=True)
+                shutil.rmtree(self._folder / base.name, ignore_errors=True)
+        self.pool.set_active(up)
+        if before and before != self._weights_name:
+            shutil.rmtree(self._folder / before, ignore_errors=True)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Do nothing: a server has its own memory."""
 
-    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and keep up to `concurrency` requests per server in progress.
 
         A group or a conversation goes to one server, which has its prompt or earlier turns cached. Other requests go to the least busy
         server.
         """
-        loads, asked, again = {server: Load(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
+        loads, asked, again = {server: EngineLoad(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
 
-        def calls(room: int) -> Calls[Completion | Gone] | None:
-            more = feed.take(max(0, room - len(again)))
+        def calls(room: int) -> PendingCalls[Completion | LostServer] | None:
+            more = feed.pop(max(0, room - len(again)))
             asked.update(more or ())
             if more is None and not again:
                 return None
             numbers = [*again, *(number for number, _ in more or ())]
             again.clear()
-            return [(number, self._call(number, asked[number], sampling, loads)) for number in numbers]
+            return [(number, self._make_call(number, asked[number], sampling, loads)) for number in numbers]
 
-        ended: Ended[Completion | Gone] = SimpleQueue()
-        feed.notify = lambda: ended.put(None)
+        ended: EndedCalls[Completion | LostServer] = SimpleQueue()
+        feed.on_requests_ready = lambda: ended.put(None)
         try:
-            with closing(self._awaited(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
+            with closing(self._run_calls(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
                 for given in answers:
                     if given is None:
                         yield None
@@ -162,25 +162,25 @@ class Servers:
                     number, found = given
                     for load in loads.values():
                         load.remove(number)
-                    if isinstance(found, Gone):
-                        self.roll.lose(found.server, f"{found.why}, with {len(asked)} answers in progress")
+                    if isinstance(found, LostServer):
+                        self.pool.mark_lost(found.server, f"{found.reason}, with {len(asked)} answers in progress")
                         again.append(number)
                         yield None
                     else:
                         del asked[number]
                         yield number, found
         finally:
-            feed.notify = None
+            feed.on_requests_ready = None
 
-    def _call(self, number: int, request: Request, sampling: Sampling, loads: Mapping[Http, Load]) -> Callable[[], Completion | Gone]:
-        room_for(request, self.where, self.max_model_len)
-        group, up = group_of(request), self.roll.up
-        server = up[chosen([loads[server] for server in up], request, group) or 0]
+    def _make_call(self, number: int, request: Request, sampling: Sampling, loads: Mapping[HttpClient, EngineLoad]) -> Callable[[], Completion | LostServer]:
+        check_request_length(request, self.name, self.max_model_len)
+        group, up = make_group_key(request), self.pool.active
+        server = up[choose_engine([loads[server] for server in up], request, group) or 0]
         loads[server].add(number, request, group)
-        return partial(self.roll.or_gone, server, partial(self._answer, server, request, sampling))
+        return partial(self.pool.call_or_lost, server, partial(self._complete, server, request, sampling))
 
-    def _awaited(
-        self, calls: Callable[[int], Calls[T] | None], ended: Ended[T], told: Callable[[int], str]
+    def _run_calls(
+        self, calls: Callable[[int], PendingCalls[T] | None], ended: EndedCalls[T], describe: Callable[[int], str]
     ) -> Generator[tuple[int, T] | None]:
         """Run calls in threads; yield each call's number and result as it finishes, and None from time to time.
 
@@ -191,7 +191,7 @@ class Servers:
         waiting: dict[Future[T], int] = {}
         heard = time.monotonic()
         try:
-            while (more := calls(max(0, self.concurrency * len(self.roll.up) - len(waiting)))) is not None or waiting:
+            while (more := calls(max(0, self.concurrency * len(self.pool.active) - len(waiting)))) is not None or waiting:
                 heard = heard if waiting else time.monotonic()
                 for number, call in more or ():
                     future = pool.submit(call)
@@ -199,17 +199,17 @@ class Servers:
                     future.add_done_callback(ended.put)
                 done: Future[T] | None = None
                 with suppress(Empty):
-                    done = ended.get(timeout=min(LOOK_S, self.patience.heartbeat_s)) if waiting else None
+                    done = ended.get(timeout=min(POLL_INTERVAL_S, self.timeouts.heartbeat_timeout_s)) if waiting else None
                 if done is None:
-                    if waiting and time.monotonic() - heard > self.patience.heartbeat_s:
-                        self._pulse(told(len(waiting)))
+                    if waiting and time.monotonic() - heard > self.timeouts.heartbeat_timeout_s:
+                        self._check_health(describe(len(waiting)))
                         heard = time.monotonic()
                     yield None
                     continue
                 try:
                     given = done.result()
                 except NoReply as error:
-                    raise SamplerError(f"{error}, {told(len(waiting))}. {AGAIN}") from None
+                    raise SamplerError(f"{error}, {describe(len(waiting))}. {RESUME_HINT}") from None
                 yield waiting.pop(done), given
                 heard = time.monotonic()
         finally:
@@ -220,9 +220,9 @@ class Servers:
                     time.sleep(0.05)
             pool.shutdown(wait=True)
 
-    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return one scoring function for each active server, so that every weight update is checked."""
-        return {f"the vLLM server at {address(server)}": partial(self._score, server) for server in self.roll.up}
+        return {f"the vLLM server at {get_address(server)}": partial(self._score_tokens, server) for server in self.pool.active}
 
     def close_connections(self) -> None:
         """Abort all requests in progress."""
@@ -235,114 +235,114 @@ class Servers:
             self._transfer.close()
         for server in self.servers:
             server.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _told_to_load(self, folder: Path | None, version: int, adapter: Path | None = None) -> tuple[str, list[str]]:
+    def _load_weights(self, folder: Path | None, version: int, adapter: Path | None = None) -> tuple[str, list[str]]:
         """Let each server load the written weights and clear its cache; return the name of the weights, and the addresses that have them.
 
         `folder` None: only the adapter is new. A server that does not respond is lost, if others are left.
         """
         if folder is not None:
-            self._done(self.roll.up, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        if self._adapter:
-            self._done(self.roll.up, OLD_ADAPTER, {"lora_name": self._adapter}, strict=False)
+            self._send_command(self.pool.active, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        if self._adapter_name:
+            self._send_command(self.pool.active, UNLOAD_ADAPTER_PATH, {"lora_name": self._adapter_name}, strict=False)
         if adapter is not None:
             # under a new name: vLLM would re-read an adapter that was replaced in place at every step
-            self._done(self.roll.up, ADAPTERS, {"lora_name": adapter.name, "lora_path": str(adapter)})
-        for server, reply in self._done(self.roll.up, "/reset_prefix_cache").items():
-            if not is_cleared(reply):
-                raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {AGAIN}")
-        name = f"{self._run}-{version}"
-        self._done(self.roll.up, "/update_weight_version", {"new_version": name})
-        return name, [address(server) for server in self.roll.up]
+            self._send_command(self.pool.active, LOAD_ADAPTER_PATH, {"lora_name": adapter.name, "lora_path": str(adapter)})
+        for server, reply in self._send_command(self.pool.active, "/reset_prefix_cache").items():
+            if not is_cache_reset(reply):
+                raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {RESUME_HINT}")
+        name = f"{self._run_id}-{version}"
+        self._send_command(self.pool.active, "/update_weight_version", {"new_version": name})
+        return name, [get_address(server) for server in self.pool.active]
 
-    def _take_adapters(self) -> bool:
+    def _can_load_adapters(self) -> bool:
         """Return whether all servers can load adapters at run time; a server that cannot has no such path."""
-        return all(reply.status != 404 for reply in self._done(self.roll.up, ADAPTERS, {}, strict=False).values())
+        return all(reply.status != 404 for reply in self._send_command(self.pool.active, LOAD_ADAPTER_PATH, {}, strict=False).values())
 
-    def _anew(self) -> bool:
+    def _needs_base_weights(self) -> bool:
         """Return whether a server lost its weights because it was restarted: then it needs the frozen ones too."""
-        told = self._done(self.roll.up, "/weight_info", method="GET", strict=False)
-        return any(reply.status != 200 or f'"{self._weights}"'.encode() not in reply.body for reply in told.values())
+        told = self._send_command(self.pool.active, "/weight_info", method="GET", strict=False)
+        return any(reply.status != 200 or f'"{self._weights_name}"'.encode() not in reply.body for reply in told.values())
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _add_adapter_name(self, body: dict[str, Any]) -> dict[str, Any]:
         """Add the name of the adapter to a request, if there is one."""
-        return body | ({"model": self._adapter} if self._adapter else {})
+        return body | ({"model": self._adapter_name} if self._adapter_name else {})
 
-    def _answer(self, server: Http, request: Request, sampling: Sampling) -> Completion:
-        body = self._named({"token_ids": list(request.prompt), "sampling_params": settings(request, sampling)})
-        return completion_of(server, self._choice(server, body), self._weights, sampling, request.max_tokens)
+    def _complete(self, server: HttpClient, request: Request, sampling: Sampling) -> Completion:
+        body = self._add_adapter_name({"token_ids": list(request.prompt), "sampling_params": make_sampling_settings(request, sampling)})
+        return parse_completion(server, self._request_choice(server, body), self._weights_name, sampling, request.max_tokens)
 
-    def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
+    def _score_tokens(self, server: HttpClient, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        replies = self._done([server], GENERATE, self._named({"token_ids": list(tokens), "sampling_params": params}))
+        replies = self._send_command([server], GENERATE_PATH, self._add_adapter_name({"token_ids": list(tokens), "sampling_params": params}))
         if server not in replies:
-            raise Unfit(f"{server.url} was lost while it scored the probe")
+            raise BadServerReply(f"{server.url} was lost while it scored the probe")
         try:
-            return scores_of(server, replies[server], tokens)
-        except Unfit as error:
-            self.roll.lose(server, str(error))
+            return parse_prompt_logprobs(server, replies[server], tokens)
+        except BadServerReply as error:
+            self.pool.mark_lost(server, str(error))
             raise
 
-    def _choice(self, server: Http, body: dict[str, Any]) -> dict[str, Any]:
-        reply = server.ask("POST", GENERATE, body, until=time.monotonic() + self.patience.deadline_s)
+    def _request_choice(self, server: HttpClient, body: dict[str, Any]) -> dict[str, Any]:
+        reply = server.request("POST", GENERATE_PATH, body, deadline=time.monotonic() + self.timeouts.completion_timeout_s)
         if reply.status == 404 and "model" in body:
-            raise Unfit(f"{server.told(reply)}; it was restarted, or another client removed the adapter. {AGAIN}")
-        if fails(reply) and not self.roll.alone(server):
-            raise Unfit(server.told(reply))
-        return choice_of(server, reply)
+            raise BadServerReply(f"{server.format_error(reply)}; it was restarted, or another client removed the adapter. {RESUME_HINT}")
+        if is_unavailable(reply) and not self.pool.is_last(server):
+            raise BadServerReply(server.format_error(reply))
+        return parse_choice(server, reply)
 
-    def _done(
-        self, servers: Sequence[Http], path: str, *body: Any, method: str = "POST", strict: bool = True, hasty: bool = False
-    ) -> dict[Http, Reply]:
+    def _send_command(
+        self, servers: Sequence[HttpClient], path: str, *body: Any, method: str = "POST", strict: bool = True, fail_fast: bool = False
+    ) -> dict[HttpClient, HttpResponse]:
         """Send a command to several servers at once, with one body or one for each, and collect the replies.
 
-        `strict`: failures raise one error. A server that does not respond is lost, and has no reply. `hasty`: stop waiting at the first
+        `strict`: failures raise one error. A server that does not respond is lost, and has no reply. `fail_fast`: stop waiting at the first
         failure, because the other servers wait for the failed one.
         """
-        until, bodies = time.monotonic() + self.patience.deadline_s, cycle(body or [None])
-        asks = [partial(server.ask, method, path, next(bodies), until=until) for server in servers]
-        left: Calls[Reply | Gone] = [(i, partial(self.roll.or_gone, server, asks[i])) for i, server in enumerate(servers)]
+        until, bodies = time.monotonic() + self.timeouts.completion_timeout_s, cycle(body or [None])
+        asks = [partial(server.request, method, path, next(bodies), deadline=until) for server in servers]
+        left: PendingCalls[HttpResponse | LostServer] = [(i, partial(self.pool.call_or_lost, server, asks[i])) for i, server in enumerate(servers)]
 
-        def commands(room: int) -> Calls[Reply | Gone] | None:
+        def commands(room: int) -> PendingCalls[HttpResponse | LostServer] | None:
             sent, left[:room] = left[:room], []
             return sent if sent or left else None
 
-        replies, faults, failed = dict[Http, Reply](), dict[int, str](), False
-        with closing(self._awaited(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
+        replies, faults, failed = dict[HttpClient, HttpResponse](), dict[int, str](), False
+        with closing(self._run_calls(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
             for i, reply in filter(None, ended):
-                if isinstance(reply, Gone):
-                    self.roll.lose(reply.server, f"{reply.why}, during {path}")
+                if isinstance(reply, LostServer):
+                    self.pool.mark_lost(reply.server, f"{reply.reason}, during {path}")
                     continue
-                faults[i] = fault_of(servers[i], path, reply) if strict else ""
+                faults[i] = describe_failure(servers[i], path, reply) if strict else ""
                 if not faults[i]:
                     replies[servers[i]] = reply
-                elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has loaded weights before
-                    self.roll.lose(servers[i], faults[i])
+                elif self._weights_name and is_unavailable(reply) and not self.pool.is_last(servers[i]):  # it has loaded weights before
+                    self.pool.mark_lost(servers[i], faults[i])
                 else:
                     failed = True
-                    if hasty:
+                    if fail_fast:
                         break
         if failed:
             raise SamplerError("; ".join(faults[i] for i in sorted(faults) if faults[i]))
         return {server: replies[server] for server in servers if server in replies}
 
-    def _pulse(self, awaited: str) -> None:
+    def _check_health(self, awaited: str) -> None:
         """Check the health of the servers. An unhealthy one is marked as lost; SamplerError if it is the last."""
-        self.roll.abort_lost()
-        for server in self.roll.up:
+        self.pool.abort_lost()
+        for server in self.pool.active:
             try:
-                reply = server.ask("GET", "/health", until=time.monotonic() + self.patience.heartbeat_s)
-                fault = "" if reply.status == 200 else f"{server.told(reply)}: its engine is dead, {awaited}"
+                reply = server.request("GET", "/health", deadline=time.monotonic() + self.timeouts.heartbeat_timeout_s)
+                fault = "" if reply.status == 200 else f"{server.format_error(reply)}: its engine is dead, {awaited}"
             except NoReply as error:
                 fault = f"{error}: its health check failed, {awaited}"
             if fault:
-                self.roll.lose(server, fault)
+                self.pool.mark_lost(server, fault)
 
-    def _met(self, server: Http) -> int:
-        return met(server, self.patience.start_s, self._choice)
+    def _wait_until_ready(self, server: HttpClient) -> int:
+        return wait_until_ready(server, self.timeouts.start_timeout_s, self._request_choice)
 
-    def _met_again(self, server: Http) -> None:
+    def _check_returned(self, server: HttpClient) -> None:
         """Check a returning server like at the start."""
-        if (length := self._met(server)) < self.max_model_len:
+        if (length := self._wait_until_ready(server)) < self.max_model_len:
             raise SamplerError(f"{server.url} takes {length} tokens now, and {self.max_model_len} are needed")

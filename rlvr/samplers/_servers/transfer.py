@@ -24,14 +24,14 @@ import torch
 
 from rlvr.contracts import Weights
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.samplers._http import Http, Reply
+from rlvr.samplers._http import HttpClient, HttpResponse
 
-BY_NCCL = """--weight-transfer-config '{"backend": "nccl"}'"""
-LOOK_S = 0.05
+NCCL_ARGUMENT = """--weight-transfer-config '{"backend": "nccl"}'"""
+POLL_INTERVAL_S = 0.05
 """How often to check whether a server has failed during the transfer."""
 
 
-def nccl(address: str, port: int, members: int, rank: int) -> Any:
+def make_nccl_settings(address: str, port: int, members: int, rank: int) -> Any:
     """Make vLLM's settings for a broadcast between GPUs."""
     if not torch.cuda.is_available():
         raise ConfigError("transfer is 'nccl', and the trainer has no CUDA GPU; set transfer: files")
@@ -40,52 +40,52 @@ def nccl(address: str, port: int, members: int, rank: int) -> Any:
     return NCCLTrainerInitInfo(address, port, members, rank=rank)
 
 
-TRANSFERS: dict[str, Callable[[str, int, int, int], Any]] = {"nccl": nccl}
+TRANSFER_BACKENDS: dict[str, Callable[[str, int, int, int], Any]] = {"nccl": make_nccl_settings}
 """By backend name: a function from address, port, group size and rank to vLLM's settings."""
 
 
-class Orders:
+class TransferClient:
     """Client that vLLM's sender uses to send commands to all servers at once. Records the first failure."""
 
-    def __init__(self, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]]) -> None:
+    def __init__(self, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]]) -> None:
         """Set up the client. `done` sends a command to servers, with one body or one for each, and returns their replies."""
-        self._servers, self._done, self.fault = servers, done, None
-        sizes = [int(reply.json()["world_size"]) for reply in done(servers, "/get_world_size", method="GET").values()]
-        self.members, self.offsets = 1 + sum(sizes), [1 + sum(sizes[:i]) for i in range(len(sizes))]
+        self._servers, self._send_command, self.failure = servers, send_command, None
+        sizes = [int(reply.json()["world_size"]) for reply in send_command(servers, "/get_world_size", method="GET").values()]
+        self.group_size, self.rank_offsets = 1 + sum(sizes), [1 + sum(sizes[:i]) for i in range(len(sizes))]
         """Rank of each server's first worker. The trainer's main process has rank 0."""
 
-    fault: BaseException | None
+    failure: BaseException | None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let each server's workers leave the group of an earlier run, and join this one under their own ranks."""
-        self.leave()
-        self._all("/init_weight_transfer_engine", *({"init_info": init_info | {"rank_offset": offset}} for offset in self.offsets))
+        self.leave_group()
+        self._send_all("/init_weight_transfer_engine", *({"init_info": init_info | {"rank_offset": offset}} for offset in self.rank_offsets))
 
     def start_weight_update(self) -> None:
         """Announce new weights."""
-        self._all("/start_weight_update")
+        self._send_all("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
         """Let the servers receive the weights; return when all have."""
-        self._all("/update_weights", {"update_info": update_info})
+        self._send_all("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Tell the servers that all weights were sent."""
-        self._all("/finish_weight_update")
+        self._send_all("/finish_weight_update")
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Let the workers leave the group."""
-        self._done(self._servers, "/shutdown_weight_transfer_engine", strict=False)
+        self._send_command(self._servers, "/shutdown_weight_transfer_engine", strict=False)
 
-    def _all(self, path: str, *bodies: Any) -> None:
+    def _send_all(self, path: str, *bodies: Any) -> None:
         try:
-            self._done(self._servers, path, *bodies, hasty=True)
+            self._send_command(self._servers, path, *bodies, hasty=True)
         except BaseException as error:
-            self.fault = self.fault or error
+            self.failure = self.failure or error
             raise
 
 
-class Source:
+class WeightSource:
     """The trainer's weights in the form that vLLM's sender reads: first the metadata, then the tensors."""
 
     weights: Weights
@@ -95,19 +95,19 @@ class Source:
         """Return name, dtype and shape of each tensor."""
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        return [ParamMeta(name, like.dtype, tuple(like.shape)) for name, like in self.weights.shapes(self.dtype).items()]
+        return [ParamMeta(name, like.dtype, tuple(like.shape)) for name, like in self.weights.list_tensor_shapes(self.dtype).items()]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return self.weights.tensors(self.dtype)
+        return self.weights.iter_tensors(self.dtype)
 
 
-class Transfer:
+class WeightTransfer:
     """Weight transfer from the trainer to its servers. All processes of the trainer call `send` together; the main one sends."""
 
-    def __init__(self, backend: str, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]], deadline_s: float) -> None:
+    def __init__(self, backend: str, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]], timeout_s: float) -> None:
         """Set up the transfer. `done` sends a command to servers and returns their replies."""
-        self.backend, self.url, self.deadline_s = backend, servers[0].url, deadline_s
-        self.orders, self._source, self._sender = Orders(servers, done), Source(), None
+        self.backend, self.url, self.timeout_s = backend, servers[0].url, timeout_s
+        self.client, self._source, self._sender = TransferClient(servers, send_command), WeightSource(), None
         self._factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferTrainerFactory
 
     _sender: Any
@@ -116,10 +116,10 @@ class Transfer:
         """Send all tensors, in the given dtype. A group that failed once is not used again."""
         self._source.weights, self._source.dtype = weights, dtype
         if self._sender is None:
-            address = weights.once(lambda: address_towards(self.url))
-            self._sender = self._within(lambda: self._joined(*address))
+            address = weights.run_on_main(lambda: find_local_address(self.url))
+            self._sender = self._run_with_timeout(lambda: self._join_group(*address))
         sender, self._sender = self._sender, None
-        self._within(sender.send_weights)
+        self._run_with_timeout(sender.send_weights)
         self._sender = sender
 
     def close(self) -> None:
@@ -127,17 +127,17 @@ class Transfer:
         sender, self._sender = self._sender, None
         if sender is not None:
             with suppress(SamplerError):
-                if rank_here() == 0:
-                    self._within(self.orders.leave)
-                self._within(sender.shutdown)
+                if get_rank() == 0:
+                    self._run_with_timeout(self.client.leave_group)
+                self._run_with_timeout(sender.shutdown)
 
-    def _joined(self, address: str, port: int) -> Any:
-        info = TRANSFERS[self.backend](address, port, self.orders.members, rank_here())
-        return self._factory.trainer_init(info, client=self.orders, source=self._source)
+    def _join_group(self, address: str, port: int) -> Any:
+        info = TRANSFER_BACKENDS[self.backend](address, port, self.client.group_size, get_rank())
+        return self._factory.trainer_init(info, client=self.client, source=self._source)
 
-    def _within(self, work: Callable[[], Any]) -> Any:
+    def _run_with_timeout(self, work: Callable[[], Any]) -> Any:
         """Run a function with a timeout; only in the main process, whose calls wait for servers."""
-        if rank_here():
+        if get_rank():
             return work()
         done: Future[Any] = Future()
         gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -151,30 +151,30 @@ class Transfer:
                 done.set_exception(error)
 
         threading.Thread(target=run, name="weight-transfer", daemon=True).start()
-        until = time.monotonic() + self.deadline_s
+        until = time.monotonic() + self.timeout_s
         while True:
             try:
-                return done.result(timeout=LOOK_S)
+                return done.result(timeout=POLL_INTERVAL_S)
             except Late:
                 if done.done():
                     raise
-                if self.orders.fault is not None:
-                    raise self.orders.fault from None
+                if self.client.failure is not None:
+                    raise self.client.failure from None
                 if time.monotonic() > until:
                     raise SamplerError(
-                        f"the weights did not reach the servers within completion_timeout_s ({self.deadline_s:g} s)"
+                        f"the weights did not reach the servers within completion_timeout_s ({self.timeout_s:g} s)"
                     ) from None
 
 
-def rank_here() -> int:
+def get_rank() -> int:
     """Return the rank of this process of the trainer; the main one is 0."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def address_towards(url: str) -> tuple[str, int]:
+def find_local_address(url: str) -> tuple[str, int]:
     """Return the address of this machine in a server's network, and a free port. Nothing is sent.
 
-    >>> address_towards("http://127.0.0.1:8000")[0]
+    >>> find_local_address("http://127.0.0.1:8000")[0]
     '127.0.0.1'
     """
     parts = urlsplit(url)

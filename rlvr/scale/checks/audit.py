@@ -25,23 +25,23 @@ from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Sampler, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
-from rlvr.learn.checkpoint import step_of, whole_ones
-from rlvr.learn.crew import in_lockstep
-from rlvr.model.device import trained_in
-from rlvr.model.weights import model_from
-from rlvr.plugins.registry import from_config
-from rlvr.rollout.columns import Columns, from_columns
-from rlvr.rollout.draws import Draw, seed_of
-from rlvr.runs.runlog import config_of, rows_of
-from rlvr.scale.checks.compared import TIMED, Answer, answer_of, difference
-from rlvr.scale.collector import Collector, Facts
-from rlvr.scale.weights.packing import Packer
+from rlvr.learn.checkpoint import iter_complete_checkpoints, parse_step
+from rlvr.learn.crew import choose_sync_turns
+from rlvr.model.device import get_trainer_precision
+from rlvr.model.weights import load_model
+from rlvr.plugins.registry import build_from_config
+from rlvr.rollout.columns import EncodedEpisodes, decode_episodes
+from rlvr.rollout.draws import RolloutRequest, derive_seed
+from rlvr.runs.runlog import load_run_config, read_jsonl
+from rlvr.scale.checks.compared import TIME_REASONS, SampledAnswer, describe_difference, extract_answer
+from rlvr.scale.collector import RolloutWorker, WorkerSettings
+from rlvr.scale.weights.packing import WeightPacker
 
-ASIDE = ("greedy", "mismatched", "honeypot")
+AUXILIARY_FLAGS = ("greedy", "mismatched", "honeypot")
 """Flags of completions of a group that have other seeds or settings."""
-NEEDED = {"step": int, "group": str, "policy_version": int, "split": str, "index": int, "tokens": list, "acted": list, "logprobs": list}
+REQUIRED_FIELDS = {"step": int, "group": str, "policy_version": int, "split": str, "index": int, "tokens": list, "acted": list, "logprobs": list}
 """The fields that a row needs to be sampled again, and their types."""
-SHOWN = 20
+MAX_DETAILS = 20
 Group = Sequence[Mapping[str, Any]]
 
 
@@ -61,7 +61,7 @@ class AuditReport:
     details: list[str] = field(default_factory=list)
     """One line for each of the first differing completions."""
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return asdict(self)
 
@@ -76,45 +76,45 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
     if groups < 1:
         raise ConfigError(f"groups is {groups}; an audit compares at least 1")
     run, report = Path(run), AuditReport()
-    config, places = config_of(run), {step_of(place): place for place in whole_ones(run)}
-    if config.rollout.max_tokens_per_version is not None:
+    config, places = load_run_config(run), {parse_step(place): place for place in iter_complete_checkpoints(run)}
+    if config.rollout.partial_rollout_tokens is not None:
         raise ConfigError("--audit needs completions of one version of the weights, and rollout.partial_rollout_tokens mixes versions")
-    known = [group for group in recorded(run, config, report) if group[0]["policy_version"] in places]
+    known = [group for group in iter_recorded_groups(run, config, report) if group[0]["policy_version"] in places]
     if not known:
         found = (", ".join(map(str, sorted(places))) or "none") + (f"; {report.left_out} groups are incomplete" if report.left_out else "")
         raise NotFound(
             f"{run} has no recorded group whose weights are in a checkpoint (there are those of steps: {found}); "
-            "for an audit, save more often (log.save_every) and keep the checkpoints (log.keep)"
+            "for an audit, save more often (log.save_every) and keep the checkpoints (log.save_total_limit)"
         )
     chosen = random.Random(0).sample(known, min(groups, len(known)))
-    with closing(collector_for(config)) as collector:
+    with closing(build_worker(config)) as collector:
         for version, group in sorted(((group[0]["policy_version"], group) for group in chosen), key=lambda pair: pair[0]):
             if version != collector.version and collector.model is not None:
-                model = model_from(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
-                collector.load(version, [Packer("whole", collector.facts.precision, vectors=collector.sampler.runs_model).pack(model)])
+                model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
+                collector.load_weights(version, [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.runs_model).pack(model)])
                 del model
             collector.version = version
-            compare(report, group, again(collector, config, group))
+            add_comparison(report, group, resample_group(collector, config, group))
     return report
 
 
-def recorded(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Group]:
+def iter_recorded_groups(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Group]:
     """Read the groups of the log, each in the order of its members. Groups that cannot be sampled again are counted and skipped."""
     log = run / "episodes.jsonl"
-    rows = (checked(row, number, log) for number, row in enumerate(rows_of(log), 1) if not any(row.get(name) for name in ASIDE))
+    rows = (check_row(row, number, log) for number, row in enumerate(read_jsonl(log), 1) if not any(row.get(name) for name in AUXILIARY_FLAGS))
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
         group = list(found)
         alike = len({(row["policy_version"], row["index"]) for row in group}) == 1
-        whole = all(row["tokens"] and row.get("cut") not in TIMED for row in group)
+        whole = all(row["tokens"] and row.get("cut") not in TIME_REASONS for row in group)
         if len(group) == config.rollout.num_generations and alike and whole:
             yield group
         else:
             report.left_out += 1
 
 
-def checked(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]:
+def check_row(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]:
     """Check a row and return it; ConfigError if it was damaged."""
-    for name, kind in NEEDED.items():
+    for name, kind in REQUIRED_FIELDS.items():
         if not isinstance(row.get(name), kind):
             raise ConfigError(
                 f"{log}, line {number} has {name} {row.get(name)!r:.40}, not {kind.__name__}; the record was damaged or changed"
@@ -126,43 +126,43 @@ def checked(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]
     return row
 
 
-def collector_for(config: RunConfig) -> Collector:
+def build_worker(config: RunConfig) -> RolloutWorker:
     """Build a rollout worker in this process, without verifier workers."""
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
-    with closing(from_config("sampler", config.rollout.sampler)) as sampler:
-        if type(sampler).receive is not Sampler.receive:
+    with closing(build_from_config("sampler", config.rollout.sampler)) as sampler:
+        if type(sampler).receive is not Sampler.update_weights:
             raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has its own processes")
-        loads = type(sampler).load is not Sampler.load
+        loads = type(sampler).load is not Sampler.load_model
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
-    precision = trained_in(like, accelerator.mixed_precision, accelerator.device)
-    made = Collector(plain, Facts(precision, None, torch.get_num_threads(), weights=loads))
-    if (lockstep := in_lockstep(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
-        made.rollout.lockstep = lockstep
+    precision = get_trainer_precision(like, accelerator.mixed_precision, accelerator.device)
+    made = RolloutWorker(plain, WorkerSettings(precision, None, torch.get_num_threads(), uses_weights=loads))
+    if (lockstep := choose_sync_turns(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
+        made.rollout.sync_turns = lockstep
     return made
 
 
-def again(collector: Collector, config: RunConfig, group: Group) -> list[Episode]:
+def resample_group(collector: RolloutWorker, config: RunConfig, group: Group) -> list[Episode]:
     """Sample the completions of a recorded group again."""
     mdp, asked, first = collector.rollout.mdp, config.rollout, group[0]
     step, place = map(int, str(first["group"]).split(":"))
     task = mdp.environment.task(first["split"], first["index"])
-    draws = [Draw(task, first["group"], seed_of(config.seed, step - 1, place, member)) for member in range(len(group))]
+    draws = [RolloutRequest(task, first["group"], derive_seed(config.seed, step - 1, place, member)) for member in range(len(group))]
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, mdp.tokenizer.stop_ids)
     data, _ = collector.collect(collector.version, draws, sampling, collector.version)
-    [found] = from_columns(Columns.from_bytes(data))
+    [found] = decode_episodes(EncodedEpisodes.from_bytes(data))
     return found
 
 
-def compare(report: AuditReport, group: Group, found: Sequence[Episode]) -> None:
+def add_comparison(report: AuditReport, group: Group, found: Sequence[Episode]) -> None:
     """Compare one group, and add it to a report."""
     report.groups += 1
     for member, (row, episode) in enumerate(zip(group, found, strict=True)):
         report.answers += 1
-        before = Answer(row["tokens"], list(map(bool, row["acted"])), row["logprobs"])
-        if what := difference(before, answer_of(episode)):
+        before = SampledAnswer(row["tokens"], list(map(bool, row["acted"])), row["logprobs"])
+        if what := describe_difference(before, extract_answer(episode)):
             report.differing += 1
-            if len(report.details) < SHOWN:
+            if len(report.details) < MAX_DETAILS:
                 report.details.append(
                     f"completion {member} of group {row['group']} (version {row['policy_version']} of the weights): {what}"
                 )

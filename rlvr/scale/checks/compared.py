@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlvr.episode import Episode
-from rlvr.rollout.parts import CUT
-from rlvr.scale.units import Unit
+from rlvr.rollout.parts import CONTINUES_ERROR
+from rlvr.scale.units import RolloutTask
 
-AGAIN = " again"
-TIMED = ("time", "overlong")
+AUDIT_SUFFIX = " again"
+TIME_REASONS = ("time", "overlong")
 """The reasons of cuts that depend on time."""
-ROUNDING = 0.01
+LOGPROB_TOLERANCE = 0.01
 """Tolerance of log-probabilities: different hardware gives different last bits."""
 
 
-class Answer(NamedTuple):
+class SampledAnswer(NamedTuple):
     """The compared fields of a completion.
 
     >>> Answer([5, 6], [False, True], [0.0, -0.5]).tokens
@@ -31,17 +31,17 @@ class Answer(NamedTuple):
     """Whether it is a partial completion that continues in a later step."""
 
 
-def answer_of(episode: Episode) -> Answer:
+def extract_answer(episode: Episode) -> SampledAnswer:
     """Extract the compared fields of an episode."""
-    return Answer(episode.tokens, episode.acted, episode.logprobs, episode.error == CUT)
+    return SampledAnswer(episode.tokens, episode.action_mask, episode.logprobs, episode.error == CONTINUES_ERROR)
 
 
-def comparable(one: Episode, other: Episode) -> bool:
+def is_comparable(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
-    return not any(episode.error not in ("", CUT) or episode.meta.get("cut") in TIMED for episode in (one, other))
+    return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("cut") in TIME_REASONS for episode in (one, other))
 
 
-def difference(one: Answer, other: Answer) -> str:
+def describe_difference(one: SampledAnswer, other: SampledAnswer) -> str:
     """Describe the first difference between two samplings; "" if they are equal.
 
     >>> difference(Answer([5, 6], [False, True], [0.0, -0.5]), Answer([5, 7], [False, True], [0.0, -0.5]))
@@ -54,27 +54,27 @@ def difference(one: Answer, other: Answer) -> str:
         if mine != theirs:
             return f"one has {mine} {name} and the other {theirs}"
     for at, (first_p, second_p) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
-        if not abs(first_p - second_p) <= ROUNDING:
+        if not abs(first_p - second_p) <= LOGPROB_TOLERANCE:
             return f"the log-probability of token {at} is {first_p:.4f} in one and {second_p:.4f} in the other"
     if one.goes_on != other.goes_on:
         return "one ends where the other goes on in the next step"
     return ""
 
 
-def twice(units: Mapping[str, Unit], share: float) -> dict[str, Unit]:
+def choose_audited(units: Mapping[str, RolloutTask], share: float) -> dict[str, RolloutTask]:
     """Choose the tasks that are sampled a second time, and name them. The choice does not depend on the number of workers."""
-    return {again(name): unit for name, unit in units.items() if unit and zlib.crc32(unit[0].group.encode()) < share * (1 << 32)}
+    return {make_audit_name(name): unit for name, unit in units.items() if unit and zlib.crc32(unit[0].group.encode()) < share * (1 << 32)}
 
 
-def again(name: str) -> str:
+def make_audit_name(name: str) -> str:
     """Name the second sampling of a task."""
-    return f"{name}{AGAIN}"
+    return f"{name}{AUDIT_SUFFIX}"
 
 
-def is_again(name: str) -> bool:
+def is_audit_name(name: str) -> bool:
     """Whether a name belongs to a second sampling.
 
-    >>> is_again(again("3:7")), is_again("3:7")
+    >>> is_audit_name(again("3:7")), is_audit_name("3:7")
     (True, False)
     """
-    return name.endswith(AGAIN)
+    return name.endswith(AUDIT_SUFFIX)

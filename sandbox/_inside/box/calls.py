@@ -10,11 +10,11 @@ from typing import Any
 
 from rlvr.sandbox._inside import streams
 
-GO, STATE_OUT, STATE_IN, GROUP, SETTLED, SOURCE = 3, 5, 6, 7, 8, 9
-MOST_STATE = 256 << 10
+GO_FD, STATE_OUT_FD, STATE_IN_FD, CGROUP_FD, READY_FD, SOURCE_FD = 3, 5, 6, 7, 8, 9
+MAX_STATE_BYTES = 256 << 10
 MEGABYTE = 1 << 20
-LISTED, SCRIPT = b"listed\n", b"script\n"
-STEPS = (
+ARGV_CALL, SCRIPT_CALL = b"listed\n", b"script\n"
+BASH_STEPS = (
     'IFS= read -r -d "" __rlvr <&6',
     "exec 6<&-",
     'eval "$__rlvr"',
@@ -32,23 +32,23 @@ STEPS = (
 )
 
 
-def bash(processes: int | None) -> list[str]:
+def build_bash_command(max_processes: int | None) -> list[str]:
     """Build the command of a shell that restores the state of the last call, waits for its call, runs it, and saves the state.
 
     The shell starts with a process limit slightly above the session's and then lowers it, so that a session that is full of processes
     can still run a call that ends them.
     """
-    limit = [f"ulimit -u {processes} 2>/dev/null"] if processes else []
-    return ["/bin/bash", "-c", "; ".join([*limit, *STEPS]), "bash"]  # on one line: bash counts the lines of the source from 1
+    limit = [f"ulimit -u {max_processes} 2>/dev/null"] if max_processes else []
+    return ["/bin/bash", "-c", "; ".join([*limit, *BASH_STEPS]), "bash"]  # on one line: bash counts the lines of the source from 1
 
 
-def state(said: bytes) -> bytes | None:
+def parse_last_state(output: bytes) -> bytes | None:
     """Return the last complete record of folder and variables that a bash call wrote; None if there is none or it is too large."""
-    records = said.split(b"\0")
-    return records[-2] if len(records) > 1 and len(records[-2]) <= MOST_STATE else None
+    records = output.split(b"\0")
+    return records[-2] if len(records) > 1 and len(records[-2]) <= MAX_STATE_BYTES else None
 
 
-def rlimits(limits: dict[str, Any], uid: int | None, measured: bool) -> dict[str, int]:
+def build_rlimits(limits: dict[str, Any], uid: int | None, has_cgroup_meter: bool) -> dict[str, int]:
     """Build the rlimits of each process; they include memory if nothing measures the session as a whole."""
     chosen = {
         "FSIZE": int(limits["file_mb"]) * MEGABYTE,
@@ -61,50 +61,50 @@ def rlimits(limits: dict[str, Any], uid: int | None, measured: bool) -> dict[str
     }
     if uid is not None:
         chosen["NPROC"] = int(limits["processes"])
-    if not measured:
+    if not has_cgroup_meter:
         chosen["AS"] = (int(limits["memory_mb"]) + 512) * MEGABYTE
     return chosen
 
 
-class Ports:
+class CallDescriptors:
     """Descriptors of one call: those passed to the call, by their number there, and the ends that we read.
 
-    >>> ports = Ports()
+    >>> ports = CallDescriptors()
     >>> ports.out(1, "stdout"), sorted(ports.theirs)
     (None, [1])
     """
 
     def __init__(self) -> None:
-        self.theirs: dict[int, int] = {}
-        self.ours: dict[int, str] = {}
-        self._lent: set[int] = set()
+        self.child_fds: dict[int, int] = {}
+        self.read_ends: dict[int, str] = {}
+        self._shared_fds: set[int] = set()
 
-    def give(self, place: int, data: bytes) -> None:
+    def add_input(self, fd: int, data: bytes) -> None:
         """Add an input that holds `data`."""
-        self.theirs[place] = streams.memory_file(data)
+        self.child_fds[fd] = streams.create_memory_file(data)
 
-    def later(self, place: int) -> int:
+    def add_deferred_input(self, fd: int) -> int:
         """Add an input that is written later; return our descriptor for writing it."""
         number = os.memfd_create("source", os.MFD_CLOEXEC)
         os.fchmod(number, 0o444)
-        self.theirs[place] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+        self.child_fds[fd] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
         return number
 
-    def lend(self, place: int, number: int) -> None:
+    def add_shared(self, fd: int, number: int) -> None:
         """Add a descriptor of ours that is shared with the call and stays open here."""
-        self.theirs[place] = number
-        self._lent.add(place)
+        self.child_fds[fd] = number
+        self._shared_fds.add(fd)
 
-    def out(self, place: int, name: str) -> None:
+    def add_output(self, fd: int, name: str) -> None:
         """Add an output that the call writes to and we read."""
-        read, self.theirs[place] = os.pipe2(os.O_CLOEXEC)
+        read, self.child_fds[fd] = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
-        os.fchmod(self.theirs[place], 0o222)  # so that /dev/stdout opens for a user that is not ours
-        self.ours[read] = name
+        os.fchmod(self.child_fds[fd], 0o222)  # so that /dev/stdout opens for a user that is not ours
+        self.read_ends[read] = name
 
-    def handed_over(self) -> None:
+    def close_child_ends(self) -> None:
         """Close the call's ends in this process once the call has its own."""
-        for place, number in self.theirs.items():
-            if place not in self._lent:
+        for place, number in self.child_fds.items():
+            if place not in self._shared_fds:
                 os.close(number)
-        self.theirs = {}
+        self.child_fds = {}

@@ -11,61 +11,61 @@ import stat
 
 from rlvr.sandbox._inside import places, streams
 
-NOTHING = 199  # an exit status that is no errno
+NO_ERRNO = 199  # an exit status that is no errno
 
 
-def put(home: str, uid: int | None, path: str, data: bytes) -> int:
+def write_file(home: str, uid: int | None, path: str, data: bytes) -> int:
     """Write a file below `home` and create its parent folders; return 0 or an errno."""
 
     def work() -> int:
         os.umask(0o022)
-        target = _below(home, path)
+        target = _resolve_inside(home, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(target):
             return errno.EISDIR
         number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         if not stat.S_ISREG(os.fstat(number).st_mode):
             return errno.EINVAL
-        streams.write(number, data)
+        streams.write_all(number, data)
         return 0
 
-    return _as_user(uid, work)
+    return _run_as_user(uid, work)
 
 
-def get(home: str, uid: int | None, path: str, limit: int) -> tuple[int, bytes]:
+def read_file(home: str, uid: int | None, path: str, limit: int) -> tuple[int, bytes]:
     """Read the first `limit` bytes of a file below `home`; return (0, bytes) or (errno, b'')."""
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 
     def work() -> int:
-        number = os.open(_below(home, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        number = os.open(_resolve_inside(home, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             return errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
         left = limit
         while left and (data := os.read(number, min(left, 1 << 20))):
             left -= len(data)
-            streams.write(result, data)
+            streams.write_all(result, data)
         return 0
 
     try:
-        code = _as_user(uid, work)
+        code = _run_as_user(uid, work)
         return code, b"" if code else os.pread(result, limit, 0)
     finally:
         os.close(result)
 
 
-def _as_user(uid: int | None, work: places.Work) -> int:
+def _run_as_user(uid: int | None, task: places.FileTask) -> int:
     def guarded() -> int:
         try:
-            return work() or 0
+            return task() or 0
         except OSError as error:
-            return error.errno or NOTHING
+            return error.errno or NO_ERRNO
 
-    code = places.as_user(uid, uid, guarded)
-    return code if 0 <= code < NOTHING else errno.EINTR
+    code = places.run_as_user(uid, uid, guarded)
+    return code if 0 <= code < NO_ERRNO else errno.EINTR
 
 
-def _below(home: str, path: str) -> str:
+def _resolve_inside(home: str, path: str) -> str:
     """Resolve the links of a path; raise PermissionError if it leads out of `home`."""
     root, target = os.path.realpath(home), os.path.realpath(os.path.join(home, path))
     if not target.startswith(root + "/"):

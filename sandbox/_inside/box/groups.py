@@ -14,125 +14,125 @@ import os
 import signal
 import time
 
-ROOT = "/sys/fs/cgroup"
+CGROUP_ROOT = "/sys/fs/cgroup"
 REMOUNT, BIND, NOSUID, NODEV, NOEXEC = 32, 4096, 2, 4, 8
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Group:
+class CallCgroup:
     """Control group of one call: the processes that it started, with all their descendants."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.removed = path, False
+        self.path, self.is_removed = path, False
         os.mkdir(path, 0o755)
-        self._whole = os.path.exists(f"{path}/cgroup.kill")
+        self._has_kill_file = os.path.exists(f"{path}/cgroup.kill")
         try:
-            self.door = os.open(f"{path}/cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
+            self.join_fd = os.open(f"{path}/cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
             """A process that writes 0 here joins the group."""
         except OSError:
             os.rmdir(path)
             raise
 
     @property
-    def ended(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no process is left in the group.
 
         The file is opened for each reading: through an open descriptor, version 1 repeats a list that is up to a second old.
         """
-        return not self._read("cgroup.procs")
+        return not self._read_file("cgroup.procs")
 
-    def kill(self, seconds: float) -> bool:
+    def kill_all(self, seconds: float) -> bool:
         """Kill everything in the group; return whether it is empty before the timeout."""
         deadline = time.monotonic() + seconds
         while True:
             self._kill_once()
             for _ in range(200):
-                if self.ended:
+                if self.is_empty:
                     return True
                 time.sleep(0.0005)
             if time.monotonic() > deadline:
                 return False
 
     def _kill_once(self) -> None:
-        if self._whole:
-            self._write("cgroup.kill", b"1")
+        if self._has_kill_file:
+            self._write_file("cgroup.kill", b"1")
             return
-        self._write("freezer.state", b"FROZEN")
+        self._write_file("freezer.state", b"FROZEN")
         try:
             for _ in range(2000):
-                if self._read("freezer.state").strip() == b"FROZEN":
+                if self._read_file("freezer.state").strip() == b"FROZEN":
                     break
                 time.sleep(0.0005)
-            for pid in self._read("cgroup.procs").split():
+            for pid in self._read_file("cgroup.procs").split():
                 if int(pid) > 1:  # 0 is a process that we cannot see, and would mean ourselves
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
         finally:
-            self._write("freezer.state", b"THAWED")
+            self._write_file("freezer.state", b"THAWED")
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
         with open(f"{self.path}/{name}", "wb", 0) as file:
             file.write(data)
 
-    def _read(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
         with open(f"{self.path}/{name}", "rb") as file:
             return file.read()
 
     def remove(self) -> None:
         """Remove the group, which must be empty."""
-        self.removed = True
-        os.close(self.door)
+        self.is_removed = True
+        os.close(self.join_fd)
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
 
 
-class Groups:
+class CgroupFactory:
     """Creates numbered call groups below a parent group, if there is one.
 
-    >>> Groups("").new() is None
+    >>> CgroupFactory("").new() is None
     True
     """
 
     def __init__(self, base: str) -> None:
         self._base, self._count = base, 0
 
-    def new(self) -> Group | None:
+    def create(self) -> CallCgroup | None:
         """Create a group; None if groups are not available."""
         if not self._base:
             return None
         self._count += 1
-        return Group(f"{self._base}/{self._count}")
+        return CallCgroup(f"{self._base}/{self._count}")
 
     @property
-    def possible(self) -> bool:
+    def is_available(self) -> bool:
         """Whether groups are available."""
         return bool(self._base)
 
 
-def find(name: str) -> Groups:
+def create_parent_cgroup(name: str) -> CgroupFactory:
     """Create a parent group of this name for the call groups where possible; remount a read-only hierarchy if needed."""
-    for above in _places():
+    for above in _list_parent_paths():
         base = f"{above}/{name}"
         for _ in range(2):
             with contextlib.suppress(OSError):
                 os.mkdir(base, 0o755)
-                Group(f"{base}/0").remove()
-                return Groups(base)
-            root = ROOT if os.path.exists(f"{ROOT}/cgroup.controllers") else f"{ROOT}/freezer"
+                CallCgroup(f"{base}/0").remove()
+                return CgroupFactory(base)
+            root = CGROUP_ROOT if os.path.exists(f"{CGROUP_ROOT}/cgroup.controllers") else f"{CGROUP_ROOT}/freezer"
             if libc.mount(None, root.encode(), None, REMOUNT | BIND | NOSUID | NODEV | NOEXEC, None) != 0:
                 break
-    return Groups("")
+    return CgroupFactory("")
 
 
-def clear(name: str, seconds: float = 5.0) -> None:
+def remove_parent_cgroup(name: str, seconds: float = 5.0) -> None:
     """Remove the parent group created by `find` once nothing runs in it; for the process sandbox, where no engine does it."""
     deadline = time.monotonic() + seconds
-    for base in [path for path in (f"{above}/{name}" for above in _places()) if os.path.isdir(path)]:
-        while not _removed(base) and time.monotonic() < deadline:
+    for base in [path for path in (f"{above}/{name}" for above in _list_parent_paths()) if os.path.isdir(path)]:
+        while not _try_remove(base) and time.monotonic() < deadline:
             time.sleep(0.01)  # killed processes are still ending
 
 
-def _removed(base: str) -> bool:
+def _try_remove(base: str) -> bool:
     try:
         with os.scandir(base) as entries:
             for entry in entries:
@@ -146,19 +146,19 @@ def _removed(base: str) -> bool:
     return True
 
 
-def names(prefix: str) -> list[str]:
+def list_parent_cgroups(prefix: str) -> list[str]:
     """Return the names of the parent groups created by `find`, by their prefix."""
     found = set[str]()
-    for above in _places():
+    for above in _list_parent_paths():
         with contextlib.suppress(OSError):
             found |= {name for name in os.listdir(above) if name.startswith(prefix)}
     return sorted(found)
 
 
-def _places() -> list[str]:
+def _list_parent_paths() -> list[str]:
     """Return the paths of our own cgroup: as named here, or the root that a container sees."""
-    two = os.path.exists(f"{ROOT}/cgroup.controllers")
-    root, wanted = (ROOT, "") if two else (f"{ROOT}/freezer", "freezer")
+    two = os.path.exists(f"{CGROUP_ROOT}/cgroup.controllers")
+    root, wanted = (CGROUP_ROOT, "") if two else (f"{CGROUP_ROOT}/freezer", "freezer")
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
             _, kinds, path = line.rstrip("\n").split(":", 2)

@@ -15,130 +15,130 @@ from typing import Any
 
 from rlvr.sandbox._inside import meter
 from rlvr.sandbox._inside.box import calls
-from rlvr.sandbox._inside.box.groups import Group, Groups
-from rlvr.sandbox._inside.ends import Ends
-from rlvr.sandbox._inside.nest import Nursery
-from rlvr.sandbox._inside.zygotes import Born, Door
+from rlvr.sandbox._inside.box.groups import CallCgroup, CgroupFactory
+from rlvr.sandbox._inside.ends import ProcessKiller
+from rlvr.sandbox._inside.nest import NamespaceHelper
+from rlvr.sandbox._inside.zygotes import ChildProcess, ZygoteClient
 
-END_S = 10.0  # timeout for the kernel to end killed processes; after it, the session counts as broken
+KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the session counts as broken
 
 
 @dataclass
-class Tools:
+class SupervisorTools:
     """The supervisor's means to start, measure and end processes, shared with its session server."""
 
-    places: list[str]
+    folders: list[str]
     uid: int | None
-    door: Door
-    nursery: Nursery | None
-    filtered: bool
-    meter: meter.GroupMeter | meter.TreeMeter
-    ends: Ends
-    groups: Groups
-    session: bytes
+    zygote: ZygoteClient
+    namespace_helper: NamespaceHelper | None
+    has_filter: bool
+    meter: meter.CgroupMeter | meter.ProcessTableMeter
+    killer: ProcessKiller
+    cgroups: CgroupFactory
+    session_source: bytes
     """The source code of the Python session."""
 
 
-class Processes:
+class SessionProcesses:
     """Starts and ends the processes of one session after another."""
 
-    def __init__(self, tools: Tools) -> None:
-        self.tools, self.uid, self.home = tools, tools.uid, tools.places[0]
+    def __init__(self, tools: SupervisorTools) -> None:
+        self.tools, self.uid, self.home = tools, tools.uid, tools.folders[0]
         self.limits: dict[str, Any] = {}
-        self.measured = isinstance(tools.meter, meter.GroupMeter)
+        self.has_cgroup_meter = isinstance(tools.meter, meter.CgroupMeter)
         """Whether the kernel measures the session as a whole, and enforces its memory limit."""
-        self._nest = 0
-        self._groups: list[tuple[Born, Group]] = []
+        self._namespace_init = 0
+        self._cgroups: list[tuple[ChildProcess, CallCgroup]] = []
 
-    def begin(self, limits: dict[str, Any]) -> None:
+    def reset(self, limits: dict[str, Any]) -> None:
         """Prepare for a new session: a user id and a PID namespace that were never used."""
         self.limits = limits
         if self.uid is not None:
             self.uid += 2
-        self.tools.meter.begin()
+        self.tools.meter.set_baseline()
 
-    def start(self, ports: calls.Ports, argv: list[str], spare: int = 0) -> tuple[Born, Group | None]:
+    def start_process(self, descriptors: calls.CallDescriptors, argv: list[str], extra_processes: int = 0) -> tuple[ChildProcess, CallCgroup | None]:
         """Start a process of the session, in a control group of its own where available."""
-        self._tidy()
-        if self.tools.nursery and not self._nest:
-            self._nest = self.tools.nursery.nest()
-            self.tools.nursery.ask(1)
-        limits = calls.rlimits(self.limits, self.uid, self.measured)
+        self._remove_ended_cgroups()
+        if self.tools.namespace_helper and not self._namespace_init:
+            self._namespace_init = self.tools.namespace_helper.take_namespace()
+            self.tools.namespace_helper.request_namespaces(1)
+        limits = calls.build_rlimits(self.limits, self.uid, self.has_cgroup_meter)
         if "NPROC" in limits:
-            limits["NPROC"] += spare
-        ports.theirs[calls.SETTLED] = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-        if group := self.tools.groups.new():
-            ports.lend(calls.GROUP, group.door)
+            limits["NPROC"] += extra_processes
+        descriptors.child_fds[calls.READY_FD] = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        if group := self.tools.cgroups.create():
+            descriptors.add_shared(calls.CGROUP_FD, group.join_fd)
         order = {"argv": argv, "uid": self.uid, "gid": self.uid, "folder": self.home, "oom": 1000, "nice": 5, "rlimits": limits}
-        order |= {"filter": self.tools.filtered and self.tools.nursery is not None, "nest": self._nest, "group": group is not None}
+        order |= {"filter": self.tools.has_filter and self.tools.namespace_helper is not None, "nest": self._namespace_init, "group": group is not None}
         try:
-            born = self.tools.door.order(ports.theirs, order)
+            born = self.tools.zygote.fork_child(descriptors.child_fds, order)
         finally:
-            ports.handed_over()
+            descriptors.close_child_ends()
         if group:
-            self._groups.append((born, group))
+            self._cgroups.append((born, group))
         return born, group
 
-    def kill(self, born: Born, group: Group | None) -> bool:
+    def kill_call(self, process: ChildProcess, cgroup: CallCgroup | None) -> bool:
         """End a process with all its descendants; return False if they cannot be told apart or do not end."""
-        if group is None:
+        if cgroup is None:
             return False
-        if group.removed:
+        if cgroup.is_removed:
             return True  # all its processes had ended before
-        if not born.over:
+        if not process.has_exited:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(born.pid, signal.SIGKILL)  # it may not have joined its group yet
-        ended = group.kill(END_S)
-        deadline = time.monotonic() + END_S
-        while not born.over and time.monotonic() < deadline:
-            self.tools.door.hear(0.05)
-        return ended and born.over
+                os.kill(process.pid, signal.SIGKILL)  # it may not have joined its group yet
+        ended = cgroup.kill_all(KILL_TIMEOUT_S)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while not process.has_exited and time.monotonic() < deadline:
+            self.tools.zygote.receive_message(0.05)
+        return ended and process.has_exited
 
-    def ending(self, born: Born) -> int | None:
+    def find_exit_code(self, process: ChildProcess) -> int | None:
         """Return the exit code of a process as soon as it stopped running, without the 10 ms that the kernel needs to remove its mounts."""
-        status = None if self.measured else meter.ending(born.pid)  # without this capability the status cannot be read
+        status = None if self.has_cgroup_meter else meter.find_exiting_status(process.pid)  # without this capability the status cannot be read
         return None if status is None else os.waitstatus_to_exitcode(status)
 
-    def busy(self, waiting: Born | None) -> bool:
+    def has_running_calls(self, waiting_shell: ChildProcess | None) -> bool:
         """Return whether anything runs besides the waiting shell; idle sessions are not measured, which would be costly for hundreds."""
-        self._tidy()
-        return not self.tools.groups.possible or any(born is not waiting for born, _ in self._groups)
+        self._remove_ended_cgroups()
+        return not self.tools.cgroups.is_available or any(born is not waiting_shell for born, _ in self._cgroups)
 
-    def too_large(self) -> bool:
+    def exceeds_memory(self) -> bool:
         """Return whether the session uses more memory than its limit."""
-        return self.tools.meter.over(int(self.limits["memory_mb"]) << 20)
+        return self.tools.meter.exceeds_memory(int(self.limits["memory_mb"]) << 20)
 
     def kill_all(self) -> str:
         """End every process of the session until the kernel confirms that none is left; return why that failed, or ''."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while True:
-            self.tools.ends.kill(uids)
-            while self.tools.door.hear(0):
+            self.tools.killer.kill_all(uids)
+            while self.tools.zygote.receive_message(0):
                 pass
-            reap()
-            if self.tools.ends.none_left(0.05):
+            reap_orphans()
+            if self.tools.killer.wait_until_empty(0.05):
                 break
             if time.monotonic() > deadline:
-                return f"processes of the session are left {END_S:.0f} s after they were killed"
-        self._nest = 0
-        self._tidy()
+                return f"processes of the session are left {KILL_TIMEOUT_S:.0f} s after they were killed"
+        self._namespace_init = 0
+        self._remove_ended_cgroups()
         return ""
 
-    def _tidy(self) -> None:
+    def _remove_ended_cgroups(self) -> None:
         """Remove the control groups whose process was reaped and which are empty."""
-        for pair in [pair for pair in self._groups if pair[0].over and pair[1].ended]:
+        for pair in [pair for pair in self._cgroups if pair[0].has_exited and pair[1].is_empty]:
             pair[1].remove()
-            self._groups.remove(pair)
+            self._cgroups.remove(pair)
 
 
-def reap() -> None:
+def reap_orphans() -> None:
     """Reap ended processes that have no other parent."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def exit_status(born: Born) -> int | None:
+def get_exit_code(process: ChildProcess) -> int | None:
     """Return the exit code of a process, below 0 for a signal; None if it still runs."""
-    return os.waitstatus_to_exitcode(born.ending["status"]) if born.ending else None
+    return os.waitstatus_to_exitcode(process.exit_report["status"]) if process.exit_report else None

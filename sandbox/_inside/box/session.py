@@ -16,13 +16,13 @@ import sys
 import types
 from typing import Any
 
-CHANNEL = 3
+CHANNEL_FD = 3
 
 
-def serve() -> None:
+def serve_calls() -> None:
     """Run sources until the supervisor closes the channel."""
-    os.set_inheritable(CHANNEL, False)
-    door = socket.socket(fileno=CHANNEL)
+    os.set_inheritable(CHANNEL_FD, False)
+    door = socket.socket(fileno=CHANNEL_FD)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -30,7 +30,7 @@ def serve() -> None:
     sys.path.insert(0, "")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     home, quiet, number = os.getpid(), os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), 0
-    while given := _receive(door):
+    while given := _receive_descriptors(door):
         number += 1
         with open(given[0], "rb") as file:
             source = file.read()
@@ -38,8 +38,8 @@ def serve() -> None:
         os.dup2(given[2], 2)
         os.close(given[1])
         os.close(given[2])
-        status = execute(source, main.__dict__, f"<call {number}>")
-        _flush()
+        status = execute_source(source, main.__dict__, f"<call {number}>")
+        _flush_streams()
         if os.getpid() != home:
             os._exit(status)  # a child that the source forked, and that ran to the end of the source
         os.dup2(quiet, 1)
@@ -48,12 +48,12 @@ def serve() -> None:
     os._exit(0)
 
 
-def execute(source: bytes, names: dict[str, Any], title: str) -> int:
+def execute_source(source: bytes, namespace: dict[str, Any], title: str) -> int:
     """Run one source and return its exit status. Tracebacks are shown without our frames, and with the lines of the source."""
     try:
         text = source.decode("utf-8", "replace")
         linecache.cache[title] = (len(text), None, text.splitlines(keepends=True), title)
-        exec(compile(source, title, "exec", dont_inherit=True), names)
+        exec(compile(source, title, "exec", dont_inherit=True), namespace)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
@@ -69,16 +69,16 @@ def execute(source: bytes, names: dict[str, Any], title: str) -> int:
     return 0
 
 
-def _receive(door: socket.socket) -> list[int]:
+def _receive_descriptors(connection: socket.socket) -> list[int]:
     numbers = array.array("i")
-    message, ancillary, _, _ = door.recvmsg(64, socket.CMSG_LEN(3 * numbers.itemsize))
+    message, ancillary, _, _ = connection.recvmsg(64, socket.CMSG_LEN(3 * numbers.itemsize))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     return list(numbers) if message and len(numbers) == 3 else []
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     for stream in {sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__}:
         with contextlib.suppress(BaseException):
             if stream is not None:
@@ -86,4 +86,4 @@ def _flush() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve_calls()

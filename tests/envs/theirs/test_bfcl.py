@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.adapters.texts import World
-from rlvr.conformance.talkkit import played
-from rlvr.envs._worlds.calling import first_calls, given_right, matched
+from rlvr.adapters.texts import ConversationRunner
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs._worlds.calling import are_arguments_allowed, list_first_calls, match_calls
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
 
@@ -43,14 +43,14 @@ def call(name: str, **given: Any) -> Call:
 
 
 def judged(env: Any, *turns: Any) -> Verdict:
-    return played(env, env.task("train", 0), turns)[0]
+    return play_conversation(env, env.task("train", 0), turns)[0]
 
 
 def test_the_listed_calls_in_any_order_score_1_and_nothing_else_does(single: Any) -> None:
     for split in single.splits:
         for index in range(single.size(split)):
             task = single.task(split, index)
-            assert played(single, task, single.script(task))[0].score == 1.0
+            assert play_conversation(single, task, single.script(task))[0].score == 1.0
     one, two = single.script(single.task("train", 0))[0]
     assert judged(single, [two, one]).score == 1.0
     wrong: Sequence[Any] = (
@@ -76,24 +76,24 @@ def test_several_calls_may_come_one_in_each_turn(single: Any) -> None:
 
 
 def test_several_calls_are_right_in_a_dialect_with_one_call_in_a_turn(single: Any) -> None:
-    mdp = TokenMDP(single, tokenizer_from("bytes"))
-    assert mdp.calls.dialect.plain_text
+    mdp = TokenMDP(single, load_tokenizer("bytes"))
+    assert mdp.tool_format.dialect.is_plain_text
     task = single.task("train", 0)
-    texts = mdp.calls.gold(task)
+    texts = mdp.tool_format.build_oracle_turns(task)
     assert texts is not None and len(texts) == 3, "each call is a turn of its own"
-    with World(single, dialect=mdp.calls.dialect.name) as world:
-        talk = world.begin(task)
+    with ConversationRunner(single, dialect=mdp.tool_format.dialect.name) as world:
+        talk = world.start_conversation(task)
         for text in texts:
-            assert not talk.over
-            talk.say(text)
-        assert talk.over and talk.verdict().score == 1.0
+            assert not talk.done
+            talk.step_text(text)
+        assert talk.done and talk.get_verdict().score == 1.0
 
 
 def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
     for split in long.splits:
         for index in range(long.size(split)):
             task = long.task(split, index)
-            assert played(long, task, long.script(task))[0].score == 1.0
+            assert play_conversation(long, task, long.script(task))[0].score == 1.0
     create = long.script(long.task("train", 0))[0][0]
     show = call("show", id=1)
     assert judged(long, create, "Done.", call("show", id=7), show, "Done.").score == 1.0  # a call that fails changes nothing
@@ -111,19 +111,19 @@ def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
 
 def test_a_service_may_return_what_json_has_no_word_for(long: Any) -> None:
     script = long.script(long.task("train", 0))
-    verdict, play = played(long, long.task("train", 0), [call("measure"), *script])
-    assert verdict.score == 1.0 and play.results[0] == (True, "{'size': Fraction(1, 2)}")
+    verdict, play = play_conversation(long, long.task("train", 0), [call("measure"), *script])
+    assert verdict.score == 1.0 and play.tool_results[0] == (True, "{'size': Fraction(1, 2)}")
 
 
 def test_a_method_that_is_not_listed_cannot_be_called(long: Any) -> None:
-    _, play = played(
+    _, play = play_conversation(
         long, long.task("train", 0), [[call("_load_scenario", scenario={}), call("erase"), call("tickets"), call("show", id="1")]]
     )
-    assert [ok for ok, _ in play.results] == [False] * 4 and all("was not run" in text for _, text in play.results)
+    assert [ok for ok, _ in play.tool_results] == [False] * 4 and all("was not run" in text for _, text in play.tool_results)
 
 
 def test_a_call_that_hangs_is_the_answers_fault(long: Any) -> None:
-    long.host.call_s = 0.7
+    long.host.call_timeout_s = 0.7
     verdict = judged(long, call("wait", seconds=60))
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -136,8 +136,8 @@ def test_services_that_are_gone_are_no_score(long: Any) -> None:
     long.host.target = "rlvr.envs._worlds.nothing:Nothing"
     from rlvr.turns import Turn
 
-    session.hear(Turn("", calls=(call("show", id=1),)))
-    verdict = long.verifier.judge(task, rlvr.Transcript("", session.evidence()))
+    session.step(Turn("", calls=(call("show", id=1),)))
+    verdict = long.verifier.judge(task, rlvr.Transcript("", session.artifacts()))
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
     session.close()
 
@@ -145,7 +145,7 @@ def test_services_that_are_gone_are_no_score(long: Any) -> None:
 def test_two_conversations_do_not_see_each_other(long: Any) -> None:
     task = long.task("train", 0)
     script = long.script(task)
-    assert [played(long, task, script)[0].score for _ in range(2)] == [1.0, 1.0]
+    assert [play_conversation(long, task, script)[0].score for _ in range(2)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -170,26 +170,26 @@ def test_two_conversations_do_not_see_each_other(long: Any) -> None:
     ],
 )
 def test_values_are_compared_and_not_converted(given: Any, wanted: Any, right: bool) -> None:
-    assert given_right(given, wanted) is right
-    assert matched([{"f": wanted}], [{"name": "f", "arguments": given}]) is right
+    assert are_arguments_allowed(given, wanted) is right
+    assert match_calls([{"f": wanted}], [{"name": "f", "arguments": given}]) is right
 
 
 def test_equal_calls_are_matched_in_a_moment() -> None:
     """One after the other, in any order of trying them, would be 11! ways."""
     same, call = {"f": {"x": [1]}}, {"name": "f", "arguments": {"x": 1}}
-    assert not matched([*[same] * 11, {"g": {}}], [call] * 12)
-    assert matched([same] * 12, [call] * 12)
+    assert not match_calls([*[same] * 11, {"g": {}}], [call] * 12)
+    assert match_calls([same] * 12, [call] * 12)
 
 
 def test_a_call_that_fits_two_listed_ones_is_given_to_the_one_that_needs_it() -> None:
     truth = [{"f": {"x": [1, 2]}}, {"f": {"x": [2, 3]}}, {"f": {"x": [1]}}]
     calls = [{"name": "f", "arguments": {"x": x}} for x in (1, 2, 3)]
-    assert matched(truth, calls) and matched(truth, calls[::-1])
-    assert not matched(truth, [calls[1], calls[1], calls[2]])
+    assert match_calls(truth, calls) and match_calls(truth, calls[::-1])
+    assert not match_calls(truth, [calls[1], calls[1], calls[2]])
 
 
 def test_no_calls_match_no_list_that_has_some() -> None:
-    assert not matched([{"f": {}}], []) and matched([], []) and list(first_calls([], {})) == []
+    assert not match_calls([{"f": {}}], []) and match_calls([], []) and list(list_first_calls([], {})) == []
 
 
 @pytest.mark.parametrize("category", ["irrelevance", "memory", "simple_pyton"])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import played
-from rlvr.envs._harbor.folders import Unplayable, read
-from rlvr.envs._harbor.judging import rewarded, summed
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs._harbor.folders import UnsupportedTask, read_task_folder
+from rlvr.envs._harbor.judging import parse_pytest_summary, parse_reward
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
@@ -65,7 +65,7 @@ def judged(env: Any, name: str, *commands: str) -> Verdict:
     split = next(split for split in env.splits if name in [folder.name for folder in env._of(split)])
     task = env.task(split, [folder.name for folder in env._of(split)].index(name))
     script: Sequence[Any] = [Call("0.0", "bash", {"command": command}) for command in commands]
-    return played(env, task, [*(script or ()), "done"])[0]
+    return play_conversation(env, task, [*(script or ()), "done"])[0]
 
 
 @pytest.mark.docker
@@ -73,7 +73,7 @@ def test_the_solutions_of_ten_folders_score_1_and_doing_nothing_0(harbor: Any) -
     def both(name: str) -> tuple[str, float | None, float | None]:
         split = next(split for split in harbor.splits if name in [folder.name for folder in harbor._of(split)])
         task = harbor.task(split, [folder.name for folder in harbor._of(split)].index(name))
-        return name, played(harbor, task, harbor.script(task))[0].score, played(harbor, task, ["done"])[0].score
+        return name, play_conversation(harbor, task, harbor.script(task))[0].score, play_conversation(harbor, task, ["done"])[0].score
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(both, FOLDERS)) == [(name, 1.0, 0.0) for name in FOLDERS]
@@ -186,8 +186,8 @@ def test_what_cannot_be_played_is_refused_in_one_sentence(tmp_path: Path, files:
     folder = lay(tmp_path / "one", {**FOLDERS["hello"], **{path: text or "" for path, text in files.items()}})
     for path in (path for path, text in files.items() if text is None):
         (folder / path).unlink()
-    with pytest.raises(Unplayable, match=told) as caught:
-        read(folder)
+    with pytest.raises(UnsupportedTask, match=told) as caught:
+        read_task_folder(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -197,14 +197,14 @@ def test_refused_folders_are_an_error_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"1 of the task folders .* skip_refused=true:\n  steps: it has several steps"):
         rlvr.make("env", "harbor", path=str(tmp_path))
     env = rlvr.make("env", "harbor", path=str(tmp_path), skip_refused=True)
-    assert sum(env.size(split) for split in env.splits) == 2 and "left out" in env.notes[0]
+    assert sum(env.size(split) for split in env.splits) == 2 and "left out" in env.warnings[0]
 
 
 def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path: Path) -> None:
     folder = lay(tmp_path / "one", FOLDERS["hello"])
     (folder / "tests" / "secret").symlink_to("/etc/passwd")
-    with pytest.raises(Unplayable, match="secret is a link"):
-        read(folder)
+    with pytest.raises(UnsupportedTask, match="secret is a link"):
+        read_task_folder(folder)
 
 
 @pytest.mark.parametrize("settings", [{}, {"path": "/nowhere"}, {"turns": 1}, {"disk_mb": 0}])
@@ -226,9 +226,9 @@ def test_a_task_is_in_one_split(folders: Path, tmp_path: Path) -> None:
     "text", ["7.5", "-0.1", "NaN", "Infinity", '"1"', "true", "null", "[1]", "{}", '{"a": 1, "b": 1}', '{"reward": 2}', "x"]
 )
 def test_a_reward_that_is_no_number_from_0_to_1_is_none(text: str) -> None:
-    assert rewarded(text, structured=True).reward is None and rewarded(text, structured=True).trouble
+    assert parse_reward(text, structured=True).reward is None and parse_reward(text, structured=True).problem
     if text not in ("true", '"1"', "[1]") and not text.startswith("{"):
-        assert rewarded(text, structured=False).reward is None
+        assert parse_reward(text, structured=False).reward is None
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_reward_that_is_no_number_from_0_to_1_is_none(text: str) -> None:
     ],
 )
 def test_the_summary_of_pytest_decides(text: str, status: int, reward: float | None) -> None:
-    assert summed(text, status).reward == reward
+    assert parse_pytest_summary(text, status).reward == reward
 
 
 def test_a_changed_folder_is_not_judged(tmp_path: Path) -> None:

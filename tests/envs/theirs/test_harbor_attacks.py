@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import played
-from rlvr.envs._harbor.folders import Unplayable, read
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs._harbor.folders import UnsupportedTask, read_task_folder
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
@@ -77,7 +77,7 @@ def judged(env: Any, name: str, command: str = "") -> Verdict:
     tasks = [env.task(split, index) for split in env.splits for index in range(env.size(split))]
     task = next(task for task in tasks if task.reference["folder"] == name)
     turns: list[Any] = [Call("0.0", "bash", {"command": command}), "done"] if command else env.script(task)
-    return played(env, task, turns)[0]
+    return play_conversation(env, task, turns)[0]
 
 
 EXIT = "import os; os._exit(0)"
@@ -182,8 +182,8 @@ def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) 
     if any(path.startswith("tests/test.sh/") for path in files):
         files.pop("tests/test.sh")
     folder = lay(tmp_path / "one", files)
-    with pytest.raises(Unplayable) as caught:
-        read(folder)
+    with pytest.raises(UnsupportedTask) as caught:
+        read_task_folder(folder)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     with pytest.raises(ConfigError, match="cannot be played"):
         rlvr.make("env", "harbor", path=str(tmp_path))

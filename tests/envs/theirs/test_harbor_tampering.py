@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import played
-from rlvr.envs._harbor.folders import Folder
+from rlvr.conformance.talkkit import play_conversation
+from rlvr.envs._harbor.folders import TaskFolder
 from rlvr.envs._harbor.images import Image
-from rlvr.envs._harbor.laying import _refused
+from rlvr.envs._harbor.laying import _build_cleanup_request
 from rlvr.task import Fault
 from rlvr.turns import Call
 from tests.envs.theirs.test_harbor_attacks import RUN, RUNS, judged
@@ -146,15 +146,15 @@ def test_the_image_of_a_folder_holds_neither_its_solution_nor_its_tests(tmp_path
     env = rlvr.make("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
     assert judged(env, "copied").score == 1.0
     task = env.task(env.splits[0], 0)
-    _, play = played(env, task, [Call("0.0", "bash", {"command": "find /app/ -type f"}), "done"])
-    read = play.heard[0].messages[0]["content"]
+    _, play = play_conversation(env, task, [Call("0.0", "bash", {"command": "find /app/ -type f"}), "done"])
+    read = play.step_results[0].messages[0]["content"]
     assert "words.txt" in read and not any(name in read for name in ("solution", "run-tests", "test_outputs", "task.yaml")), read
 
 
 def test_what_the_task_names_is_an_answer() -> None:
     tests = {"check.py": b"import helper, conftest; assert score.py", "helper.py": b""}
-    folder = Folder("f", "Write /app/calendar.py and conftest.py.", "harbor", tests=tests)
-    given = _refused(Image("i", "/app", {"PATH": "/app/bin:/opt/venv/bin"}), folder)
+    folder = TaskFolder("f", "Write /app/calendar.py and conftest.py.", "harbor", tests=tests)
+    given = _build_cleanup_request(Image("i", "/app", {"PATH": "/app/bin:/opt/venv/bin"}), folder)
     planted = set(given["planted"])
     assert {"check", "helper", "json", "pytest", "re"} <= planted and "calendar" not in planted, "score.py does not name re.py"
     assert {"calendar", "conftest", "conftest.py"} <= set(given["asked"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
 from rlvr.errors import ConfigError, MissingExtra
 from rlvr.task import Fault, Verdict
 
@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def judged(env: Any, *turns: str, index: int = 0) -> Verdict:
-    return played(env, env.task("train", index), turns)[0]
+    return play_conversation(env, env.task("train", index), turns)[0]
 
 
 # ---- skyrl_gym
@@ -54,7 +54,7 @@ def test_a_right_answer_scores_1_and_only_in_its_form(sums: Any) -> None:
     assert sums.size("train") + sums.size("test") == 30 and sums.size("test") > 0
     for index in range(3):
         gold = sums.gold(sums.task("test", index))
-        assert played(sums, sums.task("test", index), [f"I add them.\n{gold}"])[0].score == 1.0
+        assert play_conversation(sums, sums.task("test", index), [f"I add them.\n{gold}"])[0].score == 1.0
     gold = sums.gold(sums.task("train", 0))
     for said in (
         "",
@@ -85,7 +85,7 @@ def test_a_reward_that_makes_no_sense_is_no_score(sums: Any, number: int) -> Non
 
 @pytest.mark.parametrize("number", [13, 14])
 def test_an_answer_that_breaks_its_environment_scores_0(sums: Any, number: int) -> None:
-    sums.host.call_s = 1.0
+    sums.host.call_timeout_s = 1.0
     verdict = judged(sums, f"#### {number}")
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -153,19 +153,19 @@ def test_an_adventure_is_won_by_its_script_and_not_by_less(story: Any) -> None:
         task = story.task(split, 0)
         script = story.script(task)
         assert "banner" not in task.question and ">" not in task.question
-        assert played(story, task, script)[0].score == 1.0
-        assert played(story, task, script[-1:])[0].score == 0.0
-    play = Play(story, story.task("train", 0))
-    play.say("I say:\n<answer>open chest</answer>")
-    play.say("I could take it; or not?")
-    said = [message["content"] for heard in play.heard for message in heard.messages]
+        assert play_conversation(story, task, script)[0].score == 1.0
+        assert play_conversation(story, task, script[-1:])[0].score == 0.0
+    play = PlayedConversation(story, story.task("train", 0))
+    play.step("I say:\n<answer>open chest</answer>")
+    play.step("I could take it; or not?")
+    said = [message["content"] for heard in play.step_results for message in heard.messages]
     assert said[0] == "Nothing happens." and "no command" in said[1]
-    play.lease.close()
+    play.session_handle.close()
 
 
 @pytest.mark.parametrize("command", ["break", "sleep"])
 def test_a_command_that_breaks_the_interpreter_is_the_answers_fault(story: Any, command: str) -> None:
-    story.host.call_s = 1.0
+    story.host.call_timeout_s = 1.0
     verdict = judged(story, command)
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -201,7 +201,7 @@ def test_all_rewards_are_needed_for_a_score(taskset: Any) -> None:
 
 @pytest.mark.parametrize("answer", ["large", "nan", "text", "none", "error", "raise", "hang"])
 def test_a_reward_that_is_missing_or_makes_no_sense_pays_nothing(taskset: Any, answer: str) -> None:
-    taskset.host.call_s = 1.0
+    taskset.host.call_timeout_s = 1.0
     verdict = judged(taskset, answer)
     assert verdict.score is None or (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
     assert judged(taskset, right(taskset)).score == 1.0
@@ -226,7 +226,7 @@ def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: N
         for index in range(3):
             task = env.task("train", index)
             number = int(task.question.split()[0])
-            assert played(env, task, [str(2 * number)])[0].score == 1.0 and played(env, task, ["no"])[0].score == 0.0
+            assert play_conversation(env, task, [str(2 * number)])[0].score == 1.0 and play_conversation(env, task, ["no"])[0].score == 0.0
     assert loads.read_text() == "loaded "
 
 
@@ -238,18 +238,18 @@ def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
         env.ready()
         for index in range(4):  # some prompts are texts, some are messages
             task = env.task("train", index)
-            assert task.prompt[-1]["role"] == "user" and played(env, task, [env.gold(task)])[0].score == 1.0
+            assert task.prompt[-1]["role"] == "user" and play_conversation(env, task, [env.gold(task)])[0].score == 1.0
         assert env.gold(env.task("train", 0)) == right(env)
         assert judged(env, "no").score == judged(env, "").score == 0.0
 
 
 def test_a_conversation_of_v0_has_its_turns(theirs: None) -> None:
     with rlvr.make("env", "verifiers_env", id="twice", interface="v0") as env:
-        play = Play(env, env.task("train", 0))
-        play.say("no")
-        assert [one["content"] for one in play.heard[0].messages] == ["Are you sure?"]
-        play.say(right(env))
-        assert play.verdict().score == 1.0
+        play = PlayedConversation(env, env.task("train", 0))
+        play.step("no")
+        assert [one["content"] for one in play.step_results[0].messages] == ["Are you sure?"]
+        play.step(right(env))
+        assert play.verify_and_close().score == 1.0
 
 
 @pytest.mark.parametrize("answer", ["raise", "large", "nan", "text", "bonus"])
@@ -282,10 +282,10 @@ def test_the_wrong_series_of_the_package_is_said(theirs: None) -> None:
 
 @pytest.mark.parametrize("name", ["harbor", "openenv", "skyrl_gym", "textworld", "verifiers_env", "bfcl", "inspect_task"])
 def test_what_is_offered_is_said_without_the_package(name: str) -> None:
-    from rlvr.plugins.registry import load
+    from rlvr.plugins.registry import load_factory
 
-    loaded: Any = load("env", name)
-    listed = loaded.offered()
+    loaded: Any = load_factory("env", name)
+    listed = loaded.sampled_groups()
     assert {row["offered"] for row in listed} - {"yours"} == {"yes", "no"} and all(row["why"] for row in listed)
 
 
@@ -317,14 +317,14 @@ def test_a_solver_that_asks_again_gives_the_policy_another_turn(theirs: None) ->
     with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums", settings={"times": 2}, turns=2) as env:
         task = env.task("train", 0)
         gold = str(2 * int(task.question.split()[2]))
-        verdict, play = played(env, task, ["7", gold])
-        assert verdict.score == 1.0 and [m["content"] for heard in play.heard for m in heard.messages] == ["Think again."]
+        verdict, play = play_conversation(env, task, ["7", gold])
+        assert verdict.score == 1.0 and [m["content"] for heard in play.step_results for m in heard.messages] == ["Think again."]
         assert judged(env, gold, "7").score == judged(env, gold).score == 0.0
 
 
 @pytest.mark.parametrize("answer", ["large", "nan", "text", "list", "raise", "hang"])
 def test_a_score_that_makes_no_sense_pays_nothing(inspected: Any, answer: str) -> None:
-    inspected.host.call_s = 1.0
+    inspected.host.call_timeout_s = 1.0
     verdict = judged(inspected, answer)
     assert verdict.score is None or (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 

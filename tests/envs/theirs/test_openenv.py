@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
-from rlvr.envs._host import ForeignLate
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.envs._host import ForeignProcessLost
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
@@ -33,7 +33,7 @@ def secret(env: Any, index: int = 0) -> str:
 
 
 def said(env: Any, *turns: str, index: int = 0) -> Verdict:
-    return played(env, env.task("train", index), turns)[0]
+    return play_conversation(env, env.task("train", index), turns)[0]
 
 
 def test_a_right_answer_scores_1_and_a_wrong_one_0(guess: Any) -> None:
@@ -47,10 +47,10 @@ def test_a_right_answer_scores_1_and_a_wrong_one_0(guess: Any) -> None:
 def test_metadata_never_reaches_the_policy(guess: Any) -> None:
     task = guess.task("train", 0)
     assert "The day is" in task.question and "secret" not in task.question and "metadata" not in task.question
-    play = Play(guess, task)
-    play.say("0")
-    assert [message["content"] for message in play.heard[-1].messages] == ["wrong"]
-    play.lease.close()
+    play = PlayedConversation(guess, task)
+    play.step("0")
+    assert [message["content"] for message in play.step_results[-1].messages] == ["wrong"]
+    play.session_handle.close()
 
 
 @pytest.mark.parametrize("how", [{"scale": [0, 1]}, {"won": 1.0}], ids=["scale", "won"])
@@ -70,28 +70,28 @@ def test_a_server_that_fails_or_is_gone_is_no_score_and_the_next_conversation_wo
 
 
 def test_a_step_that_hangs_ends_its_session_and_no_other_one_takes_its_place(guess: Any) -> None:
-    guess.host.call_s = 0.5
+    guess.host.call_timeout_s = 0.5
     try:
         task = guess.task("train", 0)
-        hanging, other = Play(guess, task), Play(guess, task)
+        hanging, other = PlayedConversation(guess, task), PlayedConversation(guess, task)
         began = time.monotonic()
-        hanging.say("hang")
+        hanging.step("hang")
         assert time.monotonic() - began < 10
-        hanging.say(secret(guess))
-        verdict = hanging.verdict()
+        hanging.step(secret(guess))
+        verdict = hanging.verify_and_close()
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "nothing within 0.5 s" in verdict.reason
-        other.say(secret(guess))
-        assert other.verdict().score == 1.0
+        other.step(secret(guess))
+        assert other.verify_and_close().score == 1.0
     finally:
-        guess.host.call_s = 30.0
+        guess.host.call_timeout_s = 30.0
 
 
 def test_a_connection_that_failed_is_not_opened_again(guess: Any) -> None:
     world = guess.host.open()
     world.ask("begin", seed=1)
-    with pytest.raises(ForeignLate, match="nothing within"):
+    with pytest.raises(ForeignProcessLost, match="nothing within"):
         world.ask("act", within=0.2, move={"guess": "hang"})
-    with pytest.raises(ForeignLate, match="is closed"):
+    with pytest.raises(ForeignProcessLost, match="is closed"):
         world.ask("act", move={"guess": "1"})
 
 
@@ -115,13 +115,13 @@ def test_an_action_that_alone_breaks_a_step_is_the_answers_fault() -> None:
 
 
 def test_an_action_that_is_refused_changes_nothing(guess: Any) -> None:
-    play = Play(guess, guess.task("train", 0))
-    play.say("refuse")
-    assert "refused: cannot refuse" in play.heard[-1].messages[0]["content"]
-    play.say("")
-    assert "no action" in play.heard[-1].messages[0]["content"]
-    play.say(secret(guess))
-    assert play.verdict().score == 1.0
+    play = PlayedConversation(guess, guess.task("train", 0))
+    play.step("refuse")
+    assert "refused: cannot refuse" in play.step_results[-1].messages[0]["content"]
+    play.step("")
+    assert "no action" in play.step_results[-1].messages[0]["content"]
+    play.step(secret(guess))
+    assert play.verify_and_close().score == 1.0
 
 
 def test_a_server_that_is_ours_ends_with_the_environment() -> None:
@@ -189,5 +189,5 @@ class Form:
 def test_a_turn_is_read_by_the_schema(properties: dict[str, Any], text: str, action: Any) -> None:
     env = rlvr.make("env", "openenv", url="http://127.0.0.1:9")
     env.host = Form(properties)
-    assert env.move(text) == action
-    assert "no action" in env.unread()
+    assert env.parse_move(text) == action
+    assert "no action" in env.format_unreadable()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import Play, played
-from rlvr.envs._host import Host
+from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.envs._host import ForeignHost
 from rlvr.task import Fault, Task
 from tests.fixtures.theirs.peer import CANARY, FAILS, PAID, secret_of
 
@@ -41,8 +41,8 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with rlvr.make("env", request.param, **settings) as made:
         made.max_turns = 8
         if request.param != "openenv":
-            made.host = Host("tests.fixtures.theirs.peer:Peer", extra="peer")
-            made.move = lambda text: text
+            made.host = ForeignHost("tests.fixtures.theirs.peer:Peer", extra="peer")
+            made.parse_move = lambda text: text
         made.task("train", 0)
         yield made
 
@@ -50,14 +50,14 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def fails(env: Any, request: pytest.FixtureRequest) -> Any:
     """Give the worlds that are opened from now on a fault."""
-    host, settings, call_s = env.host, env.settings, env.host.call_s
+    host, settings, call_s = env.host, env.settings, env.host.call_timeout_s
 
     def set_(fault: str) -> None:
         if hasattr(host, "reset"):
             host.reset = {"fault": fault}
         else:
             env.settings = {**settings, "fault": fault}
-        host.call_s = 0.5 if fault == "hangs" else call_s
+        host.call_timeout_s = 0.5 if fault == "hangs" else call_s
 
     yield set_
     set_("")
@@ -71,41 +71,41 @@ def secret(task: Task) -> str:
 def test_the_peer_without_a_fault(env: Any) -> None:
     for index in range(3):
         task = env.task("train", index)
-        assert played(env, task, ["0", secret(task)])[0].score == 1.0
-        assert played(env, task, ["0", "0"])[0].score == 0.0
+        assert play_conversation(env, task, ["0", secret(task)])[0].score == 1.0
+        assert play_conversation(env, task, ["0", "0"])[0].score == 0.0
 
 
 @pytest.mark.parametrize("fault", [*FAILS, *PAID])
 def test_no_fault_is_a_score_and_no_conversation_sees_another_ones(env: Any, fails: Any, fault: str) -> None:
     task = env.task("train", 1)
-    neighbour = Play(env, task)
-    neighbour.say("0")
+    neighbour = PlayedConversation(env, task)
+    neighbour.step("0")
     fails(fault)
-    verdict, play = played(env, task, ["0", secret(task), secret(task)])
+    verdict, play = play_conversation(env, task, ["0", secret(task), secret(task)])
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
-    assert CANARY not in json.dumps([heard.messages for heard in play.heard])
+    assert CANARY not in json.dumps([heard.messages for heard in play.step_results])
     fails("")
     if fault != "exits" or not hasattr(env.host, "reset"):  # a server has one process for all sessions
-        neighbour.say(secret(task))
-        assert neighbour.verdict().score == 1.0, "the one that was open beside it"
-    neighbour.lease.close()
-    assert played(env, task, ["0", secret(task)])[0].score == 1.0, "the next one"
+        neighbour.step(secret(task))
+        assert neighbour.verify_and_close().score == 1.0, "the one that was open beside it"
+    neighbour.session_handle.close()
+    assert play_conversation(env, task, ["0", secret(task)])[0].score == 1.0, "the next one"
 
 
 def test_what_the_policy_reads_is_the_text_alone(env: Any) -> None:
     task = env.task("train", 2)
-    verdict, play = played(env, task, ["0", "", secret(task)])
+    verdict, play = play_conversation(env, task, ["0", "", secret(task)])
     assert verdict.score == 1.0
-    read = json.dumps([task.prompt, [heard.messages for heard in play.heard]])
+    read = json.dumps([task.prompt, [heard.messages for heard in play.step_results]])
     assert CANARY not in read and "metadata" not in read and "wrong" in read
 
 
 def test_a_peer_that_seeds_the_global_generator_changes_neither_ours_nor_a_neighbours_world(env: Any) -> None:
     task, before = env.task("train", 3), random.getstate()
-    first, second = Play(env, task), Play(env, env.task("train", 4))
-    first.say("0")
-    second.say("0")
+    first, second = PlayedConversation(env, task), PlayedConversation(env, env.task("train", 4))
+    first.step("0")
+    second.step("0")
     for play in (first, second):
-        play.say(secret(play.task))
-        assert play.verdict().score == 1.0
+        play.step(secret(play.task))
+        assert play.verify_and_close().score == 1.0
     assert random.getstate() == before and env._made("train", 3) == task

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlvr.learn.peers import watch
-from rlvr.learn.peers.watch import PeerLost, Watch
+from rlvr.learn.peers.watch import PeerLost, PeerMonitor
 from tests.learn.peers.launch import ended, free_port, started
 
 
@@ -53,16 +53,16 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_who_says_that_it_has_ended_is_not_missed(pairs: Any) -> None:
     peers, others = pairs
-    with Watch(0, 3, peers) as watching:
+    with PeerMonitor(0, 3, peers) as watching:
         others[0].sendall(b'{"ended": true}\n')
         others[0].close()
-        assert not until(lambda: watching.lost, 1.0)
+        assert not until(lambda: watching.failure, 1.0)
     assert read(others[1]) == {"ended": True}
 
 
 def test_what_failed_in_one_process_is_told_to_the_others(pairs: Any) -> None:
     peers, others = pairs
-    with pytest.raises(PeerLost, match=r"process 0 of 3 waited .*process 1 failed: ValueError: no; see its message"), Watch(0, 3, peers):
+    with pytest.raises(PeerLost, match=r"process 0 of 3 waited .*process 1 failed: ValueError: no; see its message"), PeerMonitor(0, 3, peers):
         others[0].sendall(b'{"failed": "Value')
         time.sleep(0.05)
         others[0].sendall(b'Error: no"}\n')
@@ -72,9 +72,9 @@ def test_what_failed_in_one_process_is_told_to_the_others(pairs: Any) -> None:
 
 def test_an_error_of_the_backend_comes_first_and_stays(pairs: Any) -> None:
     peers, others = pairs
-    with pytest.raises(RuntimeError, match="gloo"), Watch(0, 3, peers) as watching:
+    with pytest.raises(RuntimeError, match="gloo"), PeerMonitor(0, 3, peers) as watching:
         others[1].close()
-        assert watching.told(10.0) == "process 2 ended without a word, as if killed"
+        assert watching.wait_for_failure(10.0) == "process 2 ended without a word, as if killed"
         raise RuntimeError("gloo: connection closed")
     assert read(others[0])["lost"].startswith("process 2")
     assert not [thread for thread in threading.enumerate() if thread.name == "peers"]
@@ -101,13 +101,13 @@ def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     visitor = threading.Thread(target=visit)
     visitor.start()
-    found = watch._accepted(2, 30.0)
+    found = watch._accept_peers(2, 30.0)
     assert found is not None and list(found) == [1]
     found[1].close()
     visitor.join(10)
-    assert watch._accepted(2, 0.2) is None  # nobody comes
+    assert watch._accept_peers(2, 0.2) is None  # nobody comes
 
 
 def test_a_port_that_is_closed_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "broadcast", lambda told: (free_port(), "token"))
-    assert watch._connected(1, 5.0) is None
+    assert watch._connect_to_main(1, 5.0) is None

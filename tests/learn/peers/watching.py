@@ -15,18 +15,18 @@ from torch import distributed
 
 from rlvr.errors import RlvrError
 from rlvr.learn.peers import watch
-from rlvr.learn.peers.group import begin, gather
-from rlvr.learn.peers.watch import Watch
+from rlvr.learn.peers.group import all_gather_values, init_control_group
+from rlvr.learn.peers.watch import PeerMonitor
 
 
 def main() -> int:
-    watch.GRACE_S, watch.CLOSING_S = 0.5, 2.0
+    watch.GRACE_S, watch.SHUTDOWN_TIMEOUT_S = 0.5, 2.0
     distributed.init_process_group("gloo")
-    begin(60.0)
+    init_control_group(60.0)
     rank = distributed.get_rank()
     try:
-        with Watch.begin() or sys.exit("nothing is watched"):
-            gather(rank)
+        with PeerMonitor.connect_all() or sys.exit("nothing is watched"):
+            all_gather_values(rank)
             if rank == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank == 1:

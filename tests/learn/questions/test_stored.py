@@ -15,21 +15,21 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config.config import RunConfig, load
-from rlvr.episode import End
+from rlvr.config.config import RunConfig, load_config
+from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.learn import checkpoint
-from rlvr.learn.questions.stored import Stored, episode_of
+from rlvr.learn.questions.stored import OfflineDataset, episode_from_json
 from rlvr.learn.reward_model import RewardReport, train_reward_model
 from rlvr.learn.train import TrainReport, train
-from rlvr.model.scorer import scorer_in
+from rlvr.model.scorer import load_reward_model
 from rlvr.plugins.registry import build
-from rlvr.runs.runlog import episode_row, rows_of
+from rlvr.runs.runlog import episode_to_json, read_jsonl
 from tests.fixtures.tiny import tiny_run
 
 SKILLED: dict[str, Any] = {
     "env": {"name": "tests/fixtures/worlds.py:First"},
-    "warmstart": {"steps": 300, "batch_size": 32, "learning_rate": 5e-3, "until": 0.95},
+    "sft_warmup": {"steps": 300, "batch_size": 32, "learning_rate": 5e-3, "target_accuracy": 0.95},
     "rollout": {"prompts_per_step": 48, "num_generations": 8},
     "train": {"steps": 6, "learning_rate": 1e-5},
     "eval": {"tasks": 200, "temperature": 1.0},
@@ -41,7 +41,7 @@ def run(config: RunConfig, folder: Path, *, resume: bool = False) -> TrainReport
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return list(rows_of(folder / "metrics.jsonl"))
+    return list(read_jsonl(folder / "metrics.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +55,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learned(name: str, source: Path, *overrides: str) -> RunConfig:
     short = ["eval.tasks=200", "eval.temperature=1.0", "train.warmup_steps=0", "train.steps=30", "train.learning_rate=3e-3"]
-    return load(name, [f"data.run={source}", *short, "rollout.prompts_per_step=24", *overrides])
+    return load_config(name, [f"data.run={source}", *short, "rollout.prompts_per_step=24", *overrides])
 
 
 def test_an_episode_comes_back_as_it_was(source: Path) -> None:
-    rows = list(rows_of(source / "episodes.jsonl"))
+    rows = list(read_jsonl(source / "episodes.jsonl"))
     assert len(rows) == 6 * 48 * 8
     for row in rows[:50]:
-        again = episode_row(row["step"], episode_of(row), [])
+        again = episode_to_json(row["step"], episode_from_json(row), [])
         assert {k: v for k, v in again.items() if k != "advantage"} == {k: v for k, v in row.items() if k != "advantage"}
 
 
 def test_every_group_comes_once_before_any_comes_again(source: Path) -> None:
-    groups = [[episode_of(row)] for row in rows_of(source / "episodes.jsonl")][:10]
-    stored = Stored(groups, seed=3)
-    order = [id(group) for group in stored.take(0, 20)]
+    groups = [[episode_from_json(row)] for row in read_jsonl(source / "episodes.jsonl")][:10]
+    stored = OfflineDataset(groups, seed=3)
+    order = [id(group) for group in stored.get_groups(0, 20)]
     assert set(order[:10]) == set(order[10:]) == {id(group) for group in groups} and order[:10] != order[10:]
-    assert [id(group) for group in stored.take(5, 10)] == order[5:15]
+    assert [id(group) for group in stored.get_groups(5, 10)] == order[5:15]
 
 
 METHODS: dict[str, list[str]] = {
@@ -97,7 +97,7 @@ def test_each_method_learns_from_a_stored_run(name: str, source: Path, tmp_path:
 
 def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
-        "env": SKILLED["env"], "warmstart": None, "data": {}, "algorithm": {"name": "sft"}, "rollout": {"prompts_per_step": 32},
+        "env": SKILLED["env"], "sft_warmup": None, "data": {}, "algorithm": {"name": "sft"}, "rollout": {"prompts_per_step": 32},
         "train": {"steps": 60, "learning_rate": 1e-2}, "eval": SKILLED["eval"],
     }  # fmt: skip
     report = run(tiny_run(**changes), tmp_path / "a")
@@ -109,7 +109,7 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
 
 def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path) -> None:
     cramped: dict[str, Any] = {"rollout": {"max_completion_length": 1}, "algorithm": {"name": "sft"}, "data": {}}
-    config, told = tiny_run(**cramped, warmstart={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
+    config, told = tiny_run(**cramped, sft_warmup={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
     train(config, out=tmp_path / "a", console=Console(file=told, width=400))
     assert metrics(tmp_path / "a")[0]["completions/clipped_ratio"] == 1.0
     assert "100% of the gold solutions of step 1 are longer than an answer may be" in told.getvalue()
@@ -118,7 +118,7 @@ def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path)
 
 def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path) -> None:
     changes = SKILLED | {
-        "warmstart": None, "model": {"path": str(source / "checkpoints" / "last")}, "algorithm": {"name": "best_of_n"},
+        "sft_warmup": None, "model": {"path": str(source / "checkpoints" / "last")}, "algorithm": {"name": "best_of_n"},
         "train": {"steps": 12, "learning_rate": 3e-3},
     }  # fmt: skip
     report = run(tiny_run(**changes), tmp_path / "a")
@@ -186,12 +186,12 @@ def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarde
     place = str(rewarder[0] / "checkpoints" / "last")
     environment = build("env", "tests/fixtures/worlds.py:First")
     learned_ = build("verifier", "learned", models=[place])
-    episodes = [episode_of(row) for row in rows_of(source / "episodes.jsonl")][:40]
-    scorer = scorer_in(Path(place))
-    for e in (e for e in episodes if e.end is End.TERMINATED):
+    episodes = [episode_from_json(row) for row in read_jsonl(source / "episodes.jsonl")][:40]
+    scorer = load_reward_model(Path(place))
+    for e in (e for e in episodes if e.stop_reason is StopReason.TERMINATED):
         verdict = learned_.verify(environment.task("train", e.meta["index"]), e.text)
         assert verdict.score == pytest.approx(float(torch.sigmoid(scorer([e.tokens])[0])), rel=1e-5)
-        assert verdict.parts == {"true": e.reward, "learned": verdict.score}
+        assert verdict.components == {"true": e.reward, "learned": verdict.score}
     task, other = environment.task("train", 3), build("verifier", "learned", models=[place])
     both = build("verifier", "learned", models=[place, place])
     other.models[0].scorer.model.score.weight.data *= -1
@@ -208,7 +208,7 @@ def test_a_policy_trains_on_a_learned_reward_and_the_log_has_the_true_one(
     place = str(rewarder[0] / "checkpoints" / "last")
     env = {"name": "tests/fixtures/worlds.py:Judged", "verifier": {"name": "learned", "models": [place]}}
     skilled = {"path": str(source / "checkpoints" / "last")}
-    run(tiny_run(env=env, warmstart=None, model=skilled, train={"steps": 2, "learning_rate": 1e-3}), tmp_path / "a")
+    run(tiny_run(env=env, sft_warmup=None, model=skilled, train={"steps": 2, "learning_rate": 1e-3}), tmp_path / "a")
     for row in metrics(tmp_path / "a"):
         assert row["rewards/learned/mean"] == pytest.approx(row["reward"])
         assert 0 <= row["rewards/true/mean"] <= 1 and (row["rewards/correlation"] is None or -1 <= row["rewards/correlation"] <= 1)
@@ -220,7 +220,7 @@ def test_a_policy_trains_on_a_learned_reward_and_the_log_has_the_true_one(
 def edited(source: Path, folder: Path, **changes: Any) -> Path:
     """The same run with every episode changed."""
     shutil.copytree(source, folder, symlinks=True)
-    rows = [row | {key: change(row) for key, change in changes.items()} for row in rows_of(source / "episodes.jsonl")]
+    rows = [row | {key: change(row) for key, change in changes.items()} for row in read_jsonl(source / "episodes.jsonl")]
     (folder / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return folder
 
@@ -263,10 +263,10 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
             begin(learned(name, folder, *more), out=tmp_path / "out", console=quiet)
         assert not (tmp_path / "out").exists()
     with pytest.raises(NotFound, match="is not a run folder"):
-        load("dpo", ["data.run=nowhere"])
+        load_config("dpo", ["data.run=nowhere"])
     for name in ("dpo", "kto", "reward_model"):
         with pytest.raises(ConfigError, match=r"data\.run=runs/DIR"):
-            load(name)
+            load_config(name)
 
 
 def test_every_recipe_starts_from_the_command_line(source: Path, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_resumed_reward_model_counts_the_time_of_the_processes_before(source: 
     assert progress["facts"]["seconds"] > 0
     progress["facts"]["seconds"] = 1000.0  # as if the first process had been slow
     (place / "progress.json").write_text(json.dumps(progress))
-    (place / "manifest.json").write_text(json.dumps(checkpoint._hashes(place)))
+    (place / "manifest.json").write_text(json.dumps(checkpoint._hash_files(place)))
     again = train_reward_model(config, out=folder, resume=True, console=quiet)
-    told = [row["seconds"] for row in rows_of(folder / "timings.jsonl")]
+    told = [row["seconds"] for row in read_jsonl(folder / "timings.jsonl")]
     assert told[0] < 1000 < told[1] and 1000 < again.seconds == json.loads((folder / "report.json").read_text())["seconds"] < 2000

@@ -1,4 +1,4 @@
-"""What several gloo processes find out about FSDP2 on the CPU: `python -m tests.learn.update.shards FOLDER PART ...` in each of them.
+"""What several gloo processes find out about FSDP2 on the CPU: `python -m tests.learn.update.shards SUITES_FOLDER PART ...` in each of them.
 
 The main process writes FOLDER/found.json: one entry for each part. A part that fails ends all.
 """
@@ -28,19 +28,19 @@ from torch.distributed.tensor import DTensor
 
 import rlvr.learn.update.policy
 from rlvr.config.config import LoraConfig, ModelConfig
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
-from rlvr.learn.agreement import trusted_shards
-from rlvr.learn.peers.group import begin, gather
+from rlvr.learn.agreement import check_sharded_model
+from rlvr.learn.peers.group import all_gather_values, init_control_group
 from rlvr.learn.update import adapter, sharded
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.policy import Policy
-from rlvr.learn.update.shards import local, whole
+from rlvr.learn.update.shards import gather_full, get_local
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.batch import Batch, Rows
-from rlvr.model.handover import trainer_scores
+from rlvr.model.batch import Batch, TokenRows
+from rlvr.model.handover import compute_model_logprobs
 from rlvr.model.tensorfiles import TensorWriter
-from rlvr.model.weights import blank_from, model_from
+from rlvr.model.weights import build_meta_model, load_model
 from rlvr.plugins.registry import build
 
 REFERENCE = {"beta": 0.1, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
@@ -75,7 +75,7 @@ def groups(count: int = 8, size: int = 4) -> list[list[Episode]]:
         tokens += [int(t) for t in torch.randint(1, 13, (length - 6,), generator=dice)]
         acted = [False] * 6 + [True] * (length - 6)
         rewards = [0.0] * (length - 1) + [float(k % 2)]
-        return Episode(f"t/{g}", f"g{g}", tokens, acted, [-2.5 * a for a in acted], rewards, End.TERMINATED)
+        return Episode(f"t/{g}", f"g{g}", tokens, acted, [-2.5 * a for a in acted], rewards, StopReason.TERMINATED)
 
     return [[one(g, k) for k in range(size)] for g in range(count)]
 
@@ -92,7 +92,7 @@ def share(accelerator: Accelerator, everything: list[Any]) -> list[Any]:
 
 
 def fresh(config: dict[str, Any] = MODEL, seed: int = 3) -> Any:
-    return model_from(ModelConfig(config=config), TOKENIZER, seed)
+    return load_model(ModelConfig(config=config), TOKENIZER, seed)
 
 
 def flat(model: Any) -> Tensor:
@@ -124,15 +124,15 @@ def counted() -> Iterator[dict[str, int]]:
 def gradient(learner: Learner) -> Tensor:
     """The gradient of the first step, from Adam's first moment, in the order of the parameters."""
     parameters = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    return torch.cat([whole(learner.optimizer.state[p]["exp_avg"]).double().flatten() / 0.1 for p in parameters])
+    return torch.cat([gather_full(learner.optimizer.state[p]["exp_avg"]).double().flatten() / 0.1 for p in parameters])
 
 
 @torch.no_grad()
 def logprobs(score: Callable[[Batch], Any]) -> Tensor:
     """Of all acted tokens of the groups."""
     episodes = [episode for group in groups() for episode in group]
-    rows = Rows([e.tokens for e in episodes], [e.acted for e in episodes])
-    return torch.cat([score(next(rows.batches([i], budget=1))).logprobs.float() for i in range(len(episodes))])
+    rows = TokenRows([e.tokens for e in episodes], [e.action_mask for e in episodes])
+    return torch.cat([score(next(rows.iter_batches([i], max_tokens=1))).logprobs.float() for i in range(len(episodes))])
 
 
 def apart(found: Tensor, truth: Tensor) -> float:
@@ -151,25 +151,25 @@ def alone(folder: Path) -> None:
     for name, algorithm in (("plain", {}), ("reference", REFERENCE)):
         learner = new(accelerator, fresh(), algorithm)
         metrics = [learner.update(groups()) for _ in range(2)]
-        truth[name] = {"metrics": metrics, "weights": flat(learner.whole())}
+        truth[name] = {"metrics": metrics, "weights": flat(learner.gather_model())}
     learner = new(accelerator, fresh())
     learner.update(groups())
     truth["gradient"] = gradient(learner)
     learner = new(accelerator, with_adapter(fresh()), {"beta": 0.1})
-    truth["adapter"] = {"metrics": [learner.update(groups()) for _ in range(2)], "weights": flat(learner.whole())}
+    truth["adapter"] = {"metrics": [learner.update(groups()) for _ in range(2)], "weights": flat(learner.gather_model())}
     torch.save(truth, folder / "truth.pt")
 
 
 def with_adapter(model: Any) -> Any:
     torch.manual_seed(11)
-    return adapter.put_on(model, LoraConfig(rank=2))
+    return adapter.add_adapter(model, LoraConfig(rank=2))
 
 
-def blank(folder: Path) -> tuple[Any, sharded.Fill]:
+def blank(folder: Path) -> tuple[Any, sharded.WeightLoader]:
     """The model of a folder without weights, and what fills it."""
-    model = blank_from(ModelConfig(path=str(folder)))
+    model = build_meta_model(ModelConfig(path=str(folder)))
     assert all(p.device.type == "meta" for p in model.parameters())
-    fill = sharded.FromFolder.of(model, folder)
+    fill = sharded.FolderWeightLoader.for_model(model, folder)
     assert fill is not None
     return model, fill
 
@@ -186,7 +186,7 @@ def precision(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     heads = {"shared": head_seen(learner.policy)}
     again, fill = blank(folder / "start")
     exact = Policy(again, fp32_head=True)
-    sharded.spread(exact, accelerator, fill)
+    sharded.shard_policy(exact, accelerator, fill)
     heads["exact"] = head_seen(exact)
     rounded = found.to(torch.bfloat16).float()  # what accelerate's own policy gives
     errors = {"ours": found, "autocast": truth["autocast"], "cast outputs": rounded}
@@ -195,7 +195,7 @@ def precision(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         "reduced": sorted(reduced),
         "heads": heads,
         "gradient": apart(gradient(learner), truth["gradient"]),
-        "packed": not learner.unpackable,
+        "packed": not learner.padding_reason,
         "logprobs": {name: float((value - truth["logprobs"]).abs().max()) for name, value in errors.items()},
     }
 
@@ -259,13 +259,13 @@ def updates(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         metrics = [learner.update(share(accelerator, groups())) for _ in range(2)]
         kl = [row.get("kl", 0.0) for row in metrics]
         found[name] = {
-            "weights": apart(flat(learner.whole()), truth[name]["weights"]),
+            "weights": apart(flat(learner.gather_model()), truth[name]["weights"]),
             "kl": kl,
             "microbatches": metrics[0]["tokens/computed"] / 64,
         }
         found[name]["kl_alone"] = [row.get("kl", 0.0) for row in truth[name]["metrics"]]
         every = [*learner.policy.parameters(), *(learner.reference.policy.parameters() if learner.reference else ())]
-        found[name]["share"] = sum(local(p).numel() for p in every) / sum(p.numel() for p in every)
+        found[name]["share"] = sum(get_local(p).numel() for p in every) / sum(p.numel() for p in every)
     return found | {"kept_whole": held.count(False)}
 
 
@@ -280,7 +280,7 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         figures["hand-over"] = dict(at_once)
     with counted() as at_once:
         learner.weights.save(folder / "kept")
-        learner.write_parts(folder / "kept")
+        learner.write_sharded_state(folder / "kept")
         state = learner.state_dict()
         figures["checkpoint"] = dict(at_once)
     figures["parts"] = sorted(path.name for path in (folder / "kept" / "sharded").glob("*.distcp"))
@@ -292,9 +292,9 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     if accelerator.is_main_process:
         torch.save(state, folder / "kept" / "state.pt")
     metrics = [each.update(share(accelerator, groups())) for each in (learner, again)]
-    figures["same"] = metrics[0] == metrics[1] and bool(torch.equal(flat(learner.whole()), flat(again.whole())))
-    figures["apart_from_alone"] = apart(flat(learner.whole()), truth["reference"]["weights"])
-    figures["probe"] = apart(torch.tensor(learner.weights.score(range(1, 12))), torch.tensor(trainer_scores(learner.whole(), range(1, 12))))
+    figures["same"] = metrics[0] == metrics[1] and bool(torch.equal(flat(learner.gather_model()), flat(again.gather_model())))
+    figures["apart_from_alone"] = apart(flat(learner.gather_model()), truth["reference"]["weights"])
+    figures["probe"] = apart(torch.tensor(learner.weights.compute_logprobs(range(1, 12))), torch.tensor(compute_model_logprobs(learner.gather_model(), range(1, 12))))
     return figures
 
 
@@ -307,9 +307,9 @@ def adapters(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     with counted() as at_once:
         learner.weights.save(folder / "merged")
         most = at_once["most"]
-    kept = adapter.weights(learner.policy.model)
+    kept = adapter.get_adapter_state(learner.policy.model)
     return {
-        "weights": apart(flat(learner.whole()), truth["adapter"]["weights"]),
+        "weights": apart(flat(learner.gather_model()), truth["adapter"]["weights"]),
         "kl": [row["kl"] for row in metrics], "kl_alone": [row["kl"] for row in truth["adapter"]["metrics"]],
         "most": most, "adapter": sum(weight.numel() for weight in (kept or {}).values()),
     }  # fmt: skip
@@ -318,10 +318,10 @@ def adapters(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
 def experts(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """A family whose files have other names than the model: filled by the main process, and written with the names of files."""
     accelerator = in_fsdp("no")
-    model = blank_from(ModelConfig(path=str(folder / "experts")))
-    converted = sharded.FromFolder.of(model, folder / "experts") is None
+    model = build_meta_model(ModelConfig(path=str(folder / "experts")))
+    converted = sharded.FolderWeightLoader.for_model(model, folder / "experts") is None
     held = dict(fresh(EXPERTS).state_dict()) if accelerator.is_main_process else None
-    learner = new(accelerator, model, fill=sharded.FromMain(held))
+    learner = new(accelerator, model, fill=sharded.MainProcessWeightLoader(held))
     learner.weights.save(folder / "experts again")
     before, after = (load_file(folder / name / "model.safetensors") for name in ("experts", "experts again"))
     return {
@@ -337,19 +337,19 @@ def honest(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         model, fill = blank(folder / "start")
         learner = new(accelerator, model, fill=fill)
         model.model.norm.register_forward_hook(lambda _, args, out, share=share: out + share * (out.mean(0, keepdim=True) - out))
-        before = flat(learner.whole())
+        before = flat(learner.gather_model())
         try:
-            tables[name] = [finding.record() for finding in trusted_shards(learner, longest=128)]
+            tables[name] = [finding.to_dict() for finding in check_sharded_model(learner, max_length=128)]
         except ConfigError as error:
             said[name] = str(error)
-        assert torch.equal(before, flat(learner.whole())) and all(isinstance(p, DTensor) for p in learner.policy.parameters())
+        assert torch.equal(before, flat(learner.gather_model())) and all(isinstance(p, DTensor) for p in learner.policy.parameters())
     return {"said": said, "tables": tables}
 
 
 def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """A model four times larger than the memory that each process may still take: whole it does not fit, sharded it starts."""
     home = folder / "large"
-    model = blank_from(ModelConfig(path=str(home)))
+    model = build_meta_model(ModelConfig(path=str(home)))
     size = 4 * sum(p.numel() for p in model.parameters())
     accelerator = in_fsdp("bf16")
     warm(accelerator)
@@ -362,9 +362,9 @@ def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         refused = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     gc.collect()  # what came together of the whole model
     policy = Policy(model)
-    sharded.spread(policy, accelerator, sharded.FromFolder.of(model, home))
+    sharded.shard_policy(policy, accelerator, sharded.FolderWeightLoader.for_model(model, home))
     scores = look(policy)
-    most = gather(sum(local(p).numel() for p in policy.parameters()) * 4)
+    most = all_gather_values(sum(get_local(p).numel() for p in policy.parameters()) * 4)
     finite = bool(scores.isfinite().all())
     return {
         "whole": refused,
@@ -378,15 +378,15 @@ def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
 def warm(accelerator: Accelerator) -> None:
     """What libraries take once, whatever the size of the model: threads, connections, modules that are imported late."""
     policy = Policy(fresh())
-    sharded.spread(policy, accelerator)
+    sharded.shard_policy(policy, accelerator)
     look(policy)
-    gather("warm")
+    all_gather_values("warm")
 
 
 @torch.no_grad()
 def look(policy: Policy) -> Tensor:
     """One forward pass."""
-    return policy(Rows([[1, 2, 3, 4]], [[False, False, True, True]]).padded([0])).logprobs
+    return policy(TokenRows([[1, 2, 3, 4]], [[False, False, True, True]]).build_padded_batch([0])).logprobs
 
 
 def held_now() -> int:
@@ -398,14 +398,14 @@ def held_now() -> int:
 def large(folder: Path) -> None:
     """Write a model of 260 million parameters, tensor by tensor."""
     width = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 36, "num_attention_heads": 12, "num_key_value_heads": 4}
-    model = blank_from(ModelConfig(config=MODEL | width), TOKENIZER)
+    model = build_meta_model(ModelConfig(config=MODEL | width), TOKENIZER)
     home = folder / "large"
     home.mkdir()
     model.config.save_pretrained(home)
-    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.plain_tensors(model)}
+    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.list_base_tensors(model)}
     with TensorWriter(home / "model.safetensors", named) as file:
         for name, tensor in named.items():
-            file.write(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))
+            file.write_tensor(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))
 
 
 PARTS = {part.__name__: part for part in (precision, updates, stream, adapters, experts, honest)}
@@ -421,7 +421,7 @@ def main() -> None:
     if args.parts in (["alone"], ["large"]):
         return alone(args.folder) if args.parts == ["alone"] else large(args.folder)
     main = in_fsdp("no").is_main_process
-    begin(60.0)
+    init_control_group(60.0)
     truth = torch.load(args.folder / "truth.pt") if args.parts != ["start"] else {}
     found = {name: (PARTS | MORE)[name](args.folder, truth) for name in args.parts or PARTS}
     if main:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from rlvr.errors import ConfigError
 from rlvr.learn.update import packing
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.learn.update.policy import Policy, checkpointed
+from rlvr.learn.update.policy import Policy, enable_gradient_checkpointing
 from rlvr.model import attention
-from rlvr.model.batch import Rows
+from rlvr.model.batch import TokenRows
 from rlvr.plugins.registry import build
-from rlvr.samplers._fitting import fits
+from rlvr.samplers._fitting import find_slot_problem
 from tests.fixtures.families import FAMILIES, NOISY, STATE, UNUSUAL, model_of
 
 
@@ -54,7 +54,7 @@ def taught(model: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> list[Tens
         return torch.tensor(1.0)
 
     monkeypatch.setattr(learner.accelerator, "clip_grad_norm_", note)
-    learner.supervise(ROWS)
+    learner.train_supervised(ROWS)
     return seen
 
 
@@ -77,12 +77,12 @@ def test_a_family_with_noise_of_its_own_has_the_gradient_of_evaluation_mode(
 
 def test_checkpointed_layers_are_computed_twice_and_copies_have_their_own() -> None:
     model = model_of("llama")
-    checkpointed(model)
-    checkpointed(model)  # as a warm start and the training after it do
+    enable_gradient_checkpointing(model)
+    enable_gradient_checkpointing(model)  # as a warm start and the training after it do
     counts: list[int] = []
-    model.model.layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
+    model.model.attending_layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
     ids = torch.arange(1, 6)[None]
-    model(input_ids=ids, use_cache=False).logits.sum().backward()
+    model(input_ids=ids, use_cache=False).logits.parse_sum().backward()
     assert len(counts) == 2
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
@@ -108,7 +108,7 @@ def test_a_model_whose_passes_differ_is_refused_and_named() -> None:
 
 def test_checkpointing_a_model_without_layers_for_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no layers for it"):
-        checkpointed(nn.Linear(2, 2))
+        enable_gradient_checkpointing(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
@@ -119,15 +119,15 @@ def test_a_state_that_runs_from_row_to_row_is_found_however_little_it_is_worth(f
         if p.dim() > 1 and "embed" not in name:
             p.data.mul_(scale)
     before = str(model.config._attn_implementation)
-    assert packing.fits(model, Policy(model)) and fits(model)
+    assert packing.find_packing_mismatch(model, Policy(model)) and find_slot_problem(model)
     assert model.config._attn_implementation == before
 
 
 def test_what_mixes_beside_attention_in_every_layer_is_found() -> None:
     """Each layer attends as it should, so counting them would not be enough."""
     model = model_of("falcon_h1")
-    model.set_attn_implementation(attention.NAME)
-    assert "a convolution or a recurrent state" in attention.mixes_elsewhere(model)
+    model.set_attn_implementation(attention.ATTENTION_NAME)
+    assert "a convolution or a recurrent state" in attention.find_token_mixing(model)
 
 
 def test_a_layer_that_does_not_attend_is_found_even_where_it_adds_nothing_yet() -> None:
@@ -135,19 +135,19 @@ def test_a_layer_that_does_not_attend_is_found_even_where_it_adds_nothing_yet() 
     for name, p in model.named_parameters():
         if "conv.out_proj" in name:
             p.data.zero_()
-    model.set_attn_implementation(attention.NAME)
-    assert attention.mixes_elsewhere(model).startswith("2 of its 4 layers (such as 0)")
+    model.set_attn_implementation(attention.ATTENTION_NAME)
+    assert attention.find_token_mixing(model).startswith("2 of its 4 layers (such as 0)")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in UNUSUAL])
 def test_in_a_packed_line_no_row_depends_on_another(family: str) -> None:
     model = model_of(family)
     policy = Policy(model)
-    assert packing.fits(model, policy) == "" and attention.mixes_elsewhere(model) == ""
+    assert packing.find_packing_mismatch(model, policy) == "" and attention.find_token_mixing(model) == ""
     prompts, found = ([5, 6, 7, 8, 9], [1, 2, 3, 4, 5]), []
     for first in ([11, 12, 13, 14], [21, 22, 23, 24]):
         tokens = [prompts[0] + first, prompts[0] + [9, 9, 3], prompts[1] + [7, 1]]
-        rows = Rows(tokens, [[False] * 5 + [True] * (len(t) - 5) for t in tokens])
+        rows = TokenRows(tokens, [[False] * 5 + [True] * (len(t) - 5) for t in tokens])
         with torch.no_grad():
-            found.append(policy(packing.pack(rows, [0, 1, 2])).logprobs[4:])
+            found.append(policy(packing.pack_rows(rows, [0, 1, 2])).logprobs[4:])
     assert torch.equal(*found)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rlvr.learn.update import head
-from rlvr.learn.update.head import token_logprobs
+from rlvr.learn.update.head import compute_token_logprobs
 from rlvr.learn.update.policy import Policy
-from rlvr.model.batch import Rows
-from rlvr.model.defaults import ON_CPU, defaults_of
+from rlvr.model.batch import TokenRows
+from rlvr.model.defaults import CPU_DEFAULTS, get_device_defaults
 from tests.fixtures.families import model_of
 
 TOKENS, SIZE, WORDS = 512, 64, 200
@@ -38,7 +38,7 @@ def scored(autocast: bool, slopes: Tensor, **how: Any) -> tuple[Tensor, Tensor, 
     hidden.requires_grad_()
     weight.requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        logs, _ = token_logprobs(hidden, weight, None, target, **how)
+        logs, _ = compute_token_logprobs(hidden, weight, None, target, **how)
     assert logs.dtype == torch.float32
     slope, pull = torch.autograd.grad((logs * slopes).sum(), (hidden, weight))
     return logs.detach().double(), slope.double(), pull.double()
@@ -76,15 +76,15 @@ def test_the_head_in_float32_is_exact_under_autocast() -> None:
 
 
 def test_the_policy_hands_the_setting_on() -> None:
-    rows = Rows([[3, 1, 4, 1, 5]], [[False, True, True, True, True]])
-    batch = next(rows.batches([0], budget=99))
+    rows = TokenRows([[3, 1, 4, 1, 5]], [[False, True, True, True, True]])
+    batch = next(rows.iter_batches([0], max_tokens=99))
     model = model_of("llama")
     policies = [Policy(model, fp32_head=fp32) for fp32 in (False, True)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain, exact = (policy(batch).logprobs for policy in policies)
         states = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[0]
     logits = torch.nn.functional.linear(states.double(), model.lm_head.weight.double())
-    expected = logits.log_softmax(-1).gather(1, batch.target[:, None])[:, 0]
+    expected = logits.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
     assert float((exact - expected).detach().abs().max()) < 1e-6 < float((plain - expected).detach().abs().max())
 
 
@@ -98,7 +98,7 @@ def test_a_device_with_a_wide_product_gets_operands_in_16_bits(monkeypatch: pyte
         asked.append((a.dtype, b.dtype, out_dtype))
         return a.float() @ b.float()
 
-    monkeypatch.setattr(head, "SUMS_WIDE", {"cpu"})
+    monkeypatch.setattr(head, "FP32_ACCUMULATION_DEVICES", {"cpu"})
     monkeypatch.setattr(torch, "mm", wide)
     found = scored(True, slopes, chunk=50)
     assert set(asked) == {(torch.bfloat16, torch.bfloat16, torch.float32)} and len(asked) == 11 * 4
@@ -106,8 +106,8 @@ def test_a_device_with_a_wide_product_gets_operands_in_16_bits(monkeypatch: pyte
 
 
 def test_tiles_are_as_large_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert defaults_of(torch.device("cpu")).head_logits // 151_936 == 27
-    assert defaults_of(torch.device("xpu")).head_logits // 151_936 == 1766
+    assert get_device_defaults(torch.device("cpu")).max_head_logits // 151_936 == 27
+    assert get_device_defaults(torch.device("xpu")).max_head_logits // 151_936 == 1766
     sizes: list[int] = []
     apply = head.ChunkedLogprobs.apply
 
@@ -119,23 +119,23 @@ def test_tiles_are_as_large_as_the_device_allows(monkeypatch: pytest.MonkeyPatch
     slopes = torch.ones(TOKENS)
     whole = scored(False, slopes)
     assert sizes == []  # on a CPU, what fits into one tile is computed once
-    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, head_logits=10 * WORDS))
+    monkeypatch.setattr("rlvr.model.defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, max_head_logits=10 * WORDS))
     tiled = scored(False, slopes)
     assert sizes == [10] and all(apart(a, b) < 1e-5 for a, b in zip(tiled, whole, strict=True))
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite"])
 def test_capped_and_scaled_heads_are_tiled(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows([[3, 1, 4, 1, 5, 9]], [[False, *[True] * 5]])
-    batch = next(rows.batches([0], budget=99))
+    rows = TokenRows([[3, 1, 4, 1, 5, 9]], [[False, *[True] * 5]])
+    batch = next(rows.iter_batches([0], max_tokens=99))
     model = model_of(family)
     policy, found = Policy(model, temperature=0.7), []
-    for form in (None, policy.form):
-        monkeypatch.setattr(policy, "form", form)
+    for form in (None, policy.logit_transform):
+        monkeypatch.setattr(policy, "logit_transform", form)
         scores = policy(batch, entropy=True)
         assert scores.entropy is not None
-        found.append([*scores[:2], *torch.autograd.grad((scores.logprobs + scores.entropy).sum(), list(model.parameters()))])
-        monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, head_logits=64))  # two tokens a tile
+        found.append([*scores[:2], *torch.autograd.grad((scores.logprobs + scores.entropy).parse_sum(), list(model.parameters()))])
+        monkeypatch.setattr("rlvr.model.defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, max_head_logits=64))  # two tokens a tile
         monkeypatch.setattr(model, "forward", None)  # the model's own logits are not computed
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)

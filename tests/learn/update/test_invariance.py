@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from tests.fixtures.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
 
 ROOT = Path(__file__).parents[3]
@@ -44,9 +44,9 @@ def test_the_token_budget_is_a_pure_speed_knob(name: str) -> None:
 def test_packed_and_padded_rows_have_one_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for below in (0.0, 9.0):
-        monkeypatch.setattr("rlvr.learn.update.packing.PACK_BELOW", below)
+        monkeypatch.setattr("rlvr.learn.update.packing.MAX_PACKED_TOKEN_FRACTION", below)
         subject = learner_for(name, Accelerator(cpu=True), budget=40)
-        assert not subject.unpackable
+        assert not subject.padding_reason
         found.append(gradient(subject, fixed_groups()))
     assert apart(*found) < 1e-6
 
@@ -61,8 +61,8 @@ def test_the_order_of_groups_and_members_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_cannot_train_does_not_matter(name: str) -> None:
     groups = fixed_groups()
-    groups[0].append(Episode("t0", "g0", [1, 2], [False, True], [0.0] * 2, [0.0] * 2, End.FAILED, error="a worker died"))
-    groups.append([Episode("t9", "g9", [1, 2, 3], [False, False, False], [0.0] * 3, [0.0] * 3, End.FAILED)])
+    groups[0].append(Episode("t0", "g0", [1, 2], [False, True], [0.0] * 2, [0.0] * 2, StopReason.FAILED, error="a worker died"))
+    groups.append([Episode("t9", "g9", [1, 2, 3], [False, False, False], [0.0] * 3, [0.0] * 3, StopReason.FAILED)])
     assert apart(gradient(learner_for(name, Accelerator(cpu=True)), groups), whole(name)) < 1e-6
 
 
@@ -72,8 +72,8 @@ def test_more_padding_does_not_matter() -> None:
     longer = [
         [
             Episode(
-                e.task_id, e.group, [*e.tokens, 1, 2, 3], [*e.acted, False, False, False], [*e.logprobs, 0.0, 0.0, 0.0],
-                [*e.rewards, 0.0, 0.0, 0.0], e.end, verdict=e.verdict, meta=e.meta,
+                e.task_id, e.group, [*e.tokens, 1, 2, 3], [*e.action_mask, False, False, False], [*e.logprobs, 0.0, 0.0, 0.0],
+                [*e.rewards, 0.0, 0.0, 0.0], e.stop_reason, verdict=e.verdict, meta=e.meta,
             )
             for e in group
         ]

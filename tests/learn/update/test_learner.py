@@ -12,11 +12,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.update import sharded
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.model.defaults import ON_CPU
+from rlvr.model.defaults import CPU_DEFAULTS
 from rlvr.plugins.registry import build
 from rlvr.task import Fault, Verdict
 from tests.fixtures.learning import episode, learn, tiny_model
@@ -45,7 +45,7 @@ def group(rewards: list[float | None], name: str = "g") -> list[Episode]:
         e = episode([1, 2], said, [-2.0] * len(said), reward or 0.0, name)
         if reward is None:
             e = Episode(
-                e.task_id, e.group, e.tokens, e.acted, e.logprobs, [0.0] * len(e.tokens), End.TERMINATED,
+                e.task_id, e.group, e.tokens, e.action_mask, e.logprobs, [0.0] * len(e.tokens), StopReason.TERMINATED,
                 verdict=Verdict(None, "the engine is gone", fault=Fault.INFRA),
             )  # fmt: skip
         rows.append(e)
@@ -57,13 +57,13 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 def test_a_wrapper_that_casts_log_probabilities_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = sharded.prepared
+    prepared = sharded.prepare_with_accelerate
 
     def casting(policy: Any, optimizer: Any, accelerator: Any) -> tuple[Any, Any]:
         policy.register_forward_hook(lambda module, given, scores: scores._replace(logprobs=scores.logprobs.bfloat16()))
         return prepared(policy, optimizer, accelerator)
 
-    monkeypatch.setattr(sharded, "prepared", casting)
+    monkeypatch.setattr(sharded, "prepare_with_accelerate", casting)
     with pytest.raises(RlvrError, match=r"torch\.bfloat16, and must be float32"):
         learner()
 
@@ -81,9 +81,9 @@ def test_a_learner_takes_what_its_device_gets(monkeypatch: pytest.MonkeyPatch) -
     """A fused AdamW without temporary tensors, and the tokens of a forward pass, by device; here that of an accelerator is the CPU's."""
     model = tiny_model()
     assert learner(model=model).optimizer.param_groups[0]["fused"] is None
-    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, fused_optimizer=True, tokens_per_microbatch=7))
+    monkeypatch.setattr("rlvr.model.defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, fused_optimizer=True, tokens_per_microbatch=7))
     subject = learner(model=model, budget="auto")
-    assert subject.optimizer.param_groups[0]["fused"] is True and subject.budget == 7
+    assert subject.optimizer.param_groups[0]["fused"] is True and subject.max_tokens_per_microbatch == 7
     before = weights(subject)
     subject.update([group([1.0, 0.0])])
     assert not torch.equal(before, weights(subject))
@@ -152,7 +152,7 @@ def test_state_brings_a_learner_back_to_the_bit() -> None:
 
 
 def test_in_bfloat16_a_policy_that_has_not_moved_has_no_kl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, head_logits=24))
+    monkeypatch.setattr("rlvr.model.defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, max_head_logits=24))
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         subject = Learner(
@@ -188,7 +188,7 @@ def test_the_reference_moves_by_the_share_that_is_set() -> None:
 def test_a_reference_that_is_an_adapters_base_cannot_be_asked_to_follow() -> None:
     model = tiny_model()
     model.disable_adapter = lambda: None  # what marks a model under an adapter
-    assert learner("grpo", model=model, beta=0.1).reference.adapter is model  # type: ignore[union-attr]
+    assert learner("grpo", model=model, beta=0.1).reference.adapted_model is model  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="ref_model_sync_steps=0"):
         learner("grpo", model=model, beta=0.1, ref_model_sync_steps=2)
 
@@ -215,10 +215,10 @@ def test_the_mismatch_is_measured_before_any_step_also_where_the_sampler_is_beli
 def test_supervision_teaches_the_acted_tokens() -> None:
     subject = learner()
     rows = [([1, 2, 5, 6], [False, False, True, True]), ([2, 1, 7], [False, False, True])]
-    losses = [subject.supervise(rows)["loss"] for _ in range(40)]
+    losses = [subject.train_supervised(rows)["loss"] for _ in range(40)]
     assert losses[-1] < 0.2 * losses[0]
     with pytest.raises(ConfigError, match="acted"):
-        subject.supervise([([1, 2], [False, False])])
+        subject.train_supervised([([1, 2], [False, False])])
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:

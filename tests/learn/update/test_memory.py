@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlvr.episode import Episode
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.model.batch import Batch, Rows
+from rlvr.model.batch import Batch, TokenRows
 from rlvr.plugins.registry import build
 from tests.fixtures.learning import episode, tiny_model
 
@@ -23,20 +23,20 @@ class Live:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made, self.most, self.masks = 0, 0, 0
         self.alive: list[list[weakref.ref[torch.Tensor]]] = []
-        laid = Rows.laid
+        laid = TokenRows.build_batch
 
-        def noted(rows: Rows, *args: Any, **kwargs: Any) -> Batch:
+        def noted(rows: TokenRows, *args: Any, **kwargs: Any) -> Batch:
             batch = laid(rows, *args, **kwargs)
             buckets = batch.layout.buckets if batch.layout is not None else []
             masks = [bucket.mask for bucket in buckets if bucket.mask is not None]
             self.made, self.masks = self.made + 1, self.masks + len(masks)
-            tensors = [batch.input_ids, batch.source, batch.target, batch.row, batch.take, *masks]
+            tensors = [batch.input_ids, batch.source_positions, batch.targets, batch.row_indices, batch.entry_positions, *masks]
             self.alive = [refs for refs in self.alive if any(ref() is not None for ref in refs)]
             self.alive.append([weakref.ref(tensor) for tensor in tensors])
             self.most = max(self.most, len(self.alive))
             return batch
 
-        monkeypatch.setattr(Rows, "laid", noted)
+        monkeypatch.setattr(TokenRows, "build_batch", noted)
 
 
 def six_groups() -> list[list[Episode]]:
@@ -55,7 +55,7 @@ def test_one_micro_batch_at_a_time(checkpointing: bool, monkeypatch: pytest.Monk
     algorithm = build("algorithm", "grpo", beta=0.1, num_iterations=2)  # with passes for the old policy and for the reference
     optimization = Optimization(max_tokens_per_microbatch=40, gradient_checkpointing=checkpointing)
     learner = Learner(tiny_model(), algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=1)
-    assert not learner.unpackable
+    assert not learner.padding_reason
     live = Live(monkeypatch)
     metrics = learner.update(six_groups())
     assert metrics["optimizer_steps"] == 2 and live.made >= 12 and live.masks > 0
@@ -81,7 +81,7 @@ def waits_of(budget: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPa
         accelerator=Accelerator(cpu=True), total_steps=1,
     )  # fmt: skip
     waits, made = Waits(), list[int]()
-    cpu, fetched, loss_of = torch.Tensor.cpu, torch.Tensor.tolist, Learner._loss
+    cpu, fetched, loss_of = torch.Tensor.cpu, torch.Tensor.tolist, Learner._compute_microbatch_loss
 
     def seen(tensor: Any, *args: Any, how: Any = cpu) -> Any:
         waits.count += 1
@@ -94,7 +94,7 @@ def waits_of(budget: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch, waits:
         patch.setattr(torch.Tensor, "cpu", seen)
         patch.setattr(torch.Tensor, "tolist", lambda tensor: seen(tensor, how=fetched))
-        patch.setattr(Learner, "_loss", lost)
+        patch.setattr(Learner, "_compute_microbatch_loss", lost)
         learner.update(six_groups())
     return waits.count, len(made)
 

@@ -20,11 +20,11 @@ from rlvr.algos.base.policy_gradient import PolicyGradient
 from rlvr.config.config import ModelConfig
 from rlvr.learn.train import train
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.learn.update.scorer import ScorerTrainer
-from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model.scorer import scorer_from
+from rlvr.learn.update.scorer import RewardModelTrainer
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.model.scorer import build_reward_model
 from rlvr.plugins.registry import build
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 from tests.fixtures.learning import tiny_model
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.update.test_learner import group, learner, weights
@@ -33,7 +33,7 @@ from tests.learn.update.test_learner import group, learner, weights
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """In the second step either the gradient overflows, or the trainer's own log-probabilities do."""
-    losses, calls = PolicyGradient.losses, [0]
+    losses, calls = PolicyGradient.compute_token_losses, [0]
 
     def spoilt(self: Any, inputs: Any) -> Any:
         calls[0] += 1
@@ -44,7 +44,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
         inputs.new.register_hook(lambda gradient: gradient * math.inf)
         return losses(self, inputs)
 
-    monkeypatch.setattr(PolicyGradient, "losses", spoilt)
+    monkeypatch.setattr(PolicyGradient, "compute_token_losses", spoilt)
 
 
 @pytest.mark.usefixtures("broken")
@@ -54,7 +54,7 @@ def test_one_step_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> Non
     algorithm = {"name": "grpo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "entropy_coef": 0.01}
     changes = {"algorithm": algorithm, "train": {"steps": 4, "learning_rate": 1e-2, "lr_scheduler": "linear"}, "log": {"save_every": 1}}
     train(tiny_run(**changes), out=tmp_path / "a", console=Console(file=screen, width=200))
-    rows = [row for row in rows_of(tmp_path / "a" / "metrics.jsonl") if "loss" in row]
+    rows = [row for row in read_jsonl(tmp_path / "a" / "metrics.jsonl") if "loss" in row]
     assert [row["step/nonfinite"] for row in rows] == [0, 1, 0, 0] and [row["optimizer_steps"] for row in rows] == [1, 0, 1, 1]
     assert "was not finite" in screen.getvalue()
     assert all(row["grad_norm"] > 0 and "policy_loss" in row and "kl" in row for row in rows if not row["step/nonfinite"])
@@ -65,14 +65,14 @@ def test_one_step_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> Non
 
 def test_means_are_over_the_steps_that_moved() -> None:
     whole, halved = learner(), learner(parts=2)
-    descend, calls = halved._descend, [0]
+    descend, calls = halved._backward_and_step, [0]
 
     def spoilt(rows: Any, chosen: Any, loss_of: Any, **kwargs: Any) -> tuple[float, float]:
         calls[0] += 1
         factor = math.nan if calls[0] == 1 else 1.0
         return descend(rows, chosen, lambda *batch: loss_of(*batch) * factor, **kwargs)
 
-    halved._descend = spoilt  # type: ignore[method-assign]
+    halved._backward_and_step = spoilt  # type: ignore[method-assign]
     data = [group([1.0, 0.0, 1.0, 0.0], f"g{k}") for k in range(2)]
     metrics = halved.update(data)
     assert (metrics["step/nonfinite"], metrics["optimizer_steps"]) == (1, 1) and metrics["grad_norm"] > 0
@@ -90,12 +90,12 @@ def test_what_is_not_finite_is_left_out_of_the_record_too() -> None:
 
 
 def test_a_reward_model_goes_on_too() -> None:
-    model = scorer_from(ModelConfig(config=MODEL), tokenizer_from("chars:0123456789+="), 0)
-    subject = ScorerTrainer(model, Optimization(learning_rate=1e-2), total_steps=3, device="cpu")
+    model = build_reward_model(ModelConfig(config=MODEL), load_tokenizer("chars:0123456789+="), 0)
+    subject = RewardModelTrainer(model, Optimization(learning_rate=1e-2), total_steps=3, device="cpu")
     hook = next(subject.scorer.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    rows = [subject.update([([5, 6], [5, 7], 0.0)])]
+    rows = [subject.train_on_pairs([([5, 6], [5, 7], 0.0)])]
     hook.remove()
-    rows.append(subject.update([([5, 6], [5, 7], 0.0)]))
+    rows.append(subject.train_on_pairs([([5, 6], [5, 7], 0.0)]))
     json.dumps(rows, allow_nan=False)
     assert [row["step/nonfinite"] for row in rows] == [1, 0] and rows[1]["grad_norm"] > 0
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlvr.learn.update import packing
-from rlvr.learn.update.head import Form, token_logprobs
+from rlvr.learn.update.head import LogitTransform, compute_token_logprobs
 from rlvr.learn.update.policy import Policy
 from rlvr.model import attention
-from rlvr.model.batch import Rows
+from rlvr.model.batch import TokenRows
 from tests.fixtures.families import FAMILIES, UNUSUAL, model_of
 
 
@@ -28,28 +28,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def rows(seed: int = 0) -> Rows:
+def rows(seed: int = 0) -> TokenRows:
     g = torch.Generator().manual_seed(seed)
     lengths = [3, 12, 7, 7, 2, 9, 12, 5]
     tokens = [torch.randint(0, 32, (n,), generator=g).tolist() for n in lengths]
     acted = [[j > 0 and (j > 2 or n < 4) and j != 6 for j in range(n)] for n in lengths]
-    return Rows(tokens, acted)
+    return TokenRows(tokens, acted)
 
 
-def naive(model: Any, material: Rows, temperature: float) -> Tensor:
+def naive(model: Any, material: TokenRows, temperature: float) -> Tensor:
     """Each row alone through the model's own forward."""
     out = []
-    for tokens, places in zip(material.tokens, material.places, strict=True):
+    for tokens, places in zip(material.tokens, material.acted_positions, strict=True):
         ids = torch.from_numpy(tokens)[None]
         logs = (model(input_ids=ids, use_cache=False).logits[0].float() / temperature).log_softmax(-1)
         out.append(logs[places - 1, tokens[places]])
     return torch.cat(out)
 
 
-def scored(policy: Policy, material: Rows, budget: int) -> Tensor:
-    out = torch.zeros(material.entries)
-    for batch in material.batches(range(len(material.tokens)), budget=budget):
-        out = out.index_copy(0, batch.take, policy(batch).logprobs)
+def scored(policy: Policy, material: TokenRows, budget: int) -> Tensor:
+    out = torch.zeros(material.num_entries)
+    for batch in material.iter_batches(range(len(material.tokens)), max_tokens=budget):
+        out = out.index_copy(0, batch.entry_positions, policy(batch).logprobs)
     return out
 
 
@@ -73,20 +73,20 @@ def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -
     model = model_of(family)
     policy = Policy(model, temperature=0.7)
     before = model.config._attn_implementation
-    reason = packing.fits(model, policy)
+    reason = packing.find_packing_mismatch(model, policy)
     assert bool(reason) == (family in UNUSUAL), reason
     if reason:
         assert model.config._attn_implementation == before
         return
     material = families_of_rows()
-    out = torch.zeros(material.entries)
-    bins, computed = packing.plan(material, range(len(material.tokens)), 16)
+    out = torch.zeros(material.num_entries)
+    bins, computed = packing.plan_packed_batches(material, range(len(material.tokens)), 16)
     assert len(bins) > 1 and sorted(i for part in bins for i in part) == list(range(len(material.tokens)))
     for part in bins:
-        batch = packing.pack(material, part)
+        batch = packing.pack_rows(material, part)
         assert batch.input_ids.numel() <= 16
         computed -= batch.input_ids.numel()
-        out = out.index_copy(0, batch.take, policy(batch).logprobs)
+        out = out.index_copy(0, batch.entry_positions, policy(batch).logprobs)
     assert computed == 0  # the plan's own count, by which it is compared with padded rows
     truth = naive(model, material, 0.7)
     assert float((out - truth).detach().abs().max()) < 1e-5 * (1 + float(truth.detach().abs().max()))
@@ -101,15 +101,15 @@ def test_generation_and_saving_are_untouched_by_packing(tmp_path: Any) -> None:
     ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
     how = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     before = model.generate(ids, **how)
-    assert packing.fits(model, Policy(model)) == "" and model.config._attn_implementation == attention.NAME
+    assert packing.find_packing_mismatch(model, Policy(model)) == "" and model.config._attn_implementation == attention.ATTENTION_NAME
     assert torch.equal(model.generate(ids, **how), before)
     model.save_pretrained(tmp_path)
-    assert attention.NAME not in (tmp_path / "config.json").read_text()
+    assert attention.ATTENTION_NAME not in (tmp_path / "config.json").read_text()
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded.generate(ids, **how), before)
 
 
-def families_of_rows() -> Rows:
+def families_of_rows() -> TokenRows:
     """Three prompts with several answers each (one token and two turns among them), and one that stands alone."""
     g = torch.Generator().manual_seed(2)
     tokens, acted = [], []
@@ -118,14 +118,14 @@ def families_of_rows() -> Rows:
         for n in answers:
             tokens.append(head + torch.randint(0, 32, (n,), generator=g).tolist())
             acted.append([False] * prompt + [j != 2 for j in range(n)])
-    return Rows(tokens, acted)
+    return TokenRows(tokens, acted)
 
 
 def test_a_head_with_more_to_it_is_noticed() -> None:
-    assert Policy(model_of("llama")).form == Policy(model_of("qwen2")).form == Form()
-    assert Policy(model_of("gemma2")).form == Form(cap=5.0) and Policy(model_of("granite")).form == Form(scale=1 / 3)
+    assert Policy(model_of("llama")).logit_transform == Policy(model_of("qwen2")).logit_transform == LogitTransform()
+    assert Policy(model_of("gemma2")).logit_transform == LogitTransform(softcap=5.0) and Policy(model_of("granite")).logit_transform == LogitTransform(scale=1 / 3)
     fresh = model_of("gemma2", final_logit_softcapping=1000.0)  # so wide that it does nothing to the logits of now
-    assert Policy(fresh).form == Form(cap=1000.0) and Policy(model_of("gemma2", final_logit_softcapping=None)).form == Form()
+    assert Policy(fresh).logit_transform == LogitTransform(softcap=1000.0) and Policy(model_of("gemma2", final_logit_softcapping=None)).logit_transform == LogitTransform()
 
 
 def test_a_head_that_its_configuration_does_not_describe_is_left_to_the_model() -> None:
@@ -142,24 +142,24 @@ def test_a_head_that_its_configuration_does_not_describe_is_left_to_the_model() 
     boastful = model_of("llama")
     boastful.config.final_logit_softcapping = 30.0
     for model in (silent, boastful):
-        assert Policy(model).form is None
+        assert Policy(model).logit_transform is None
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize(
-    ("chunk", "form"), [*((n, Form()) for n in (1, 2, 5, 7, 100)), (3, Form(cap=2.0)), (2, Form(0.3, 1.5)), (3, Form(4.0))]
+    ("chunk", "form"), [*((n, LogitTransform()) for n in (1, 2, 5, 7, 100)), (3, LogitTransform(softcap=2.0)), (2, LogitTransform(0.3, 1.5)), (3, LogitTransform(4.0))]
 )
-def test_chunked_equals_full(bias: bool, entropy: bool, chunk: int, form: Form) -> None:
+def test_chunked_equals_full(bias: bool, entropy: bool, chunk: int, form: LogitTransform) -> None:
     g = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 6, generator=g, dtype=torch.float64).requires_grad_() for n in (7, 11))
     offset = torch.randn(11, generator=g, dtype=torch.float64).requires_grad_() if bias else None
     target, slopes = torch.randint(0, 11, (7,), generator=g), torch.randn(2, 7, generator=g, dtype=torch.float64)
     logits = form.scale * torch.nn.functional.linear(hidden, weight, offset)
-    logits = (form.cap * torch.tanh(logits / form.cap) if form.cap else logits) / 0.6
+    logits = (form.softcap * torch.tanh(logits / form.softcap) if form.softcap else logits) / 0.6
     logs = logits.log_softmax(-1)
     expected = (logs.gather(1, target[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
-    got = token_logprobs(hidden, weight, offset, target, temperature=0.6, chunk=chunk, entropy=entropy, form=form)
+    got = compute_token_logprobs(hidden, weight, offset, target, temperature=0.6, chunk=chunk, entropy=entropy, form=form)
     leaves = [x for x in (hidden, weight, offset) if x is not None]
     assert torch.allclose(got[0], expected[0], atol=1e-12)
     total, truth = (got[0] * slopes[0]).sum(), (expected[0] * slopes[0]).sum()
@@ -179,7 +179,7 @@ def test_the_entropy_over_a_real_vocabulary_is_exact_in_pieces_too() -> None:
     found = []
     for dtype, chunk in ((torch.float64, 0), (torch.float32, 3)):
         states = hidden.to(dtype).requires_grad_()
-        _, entropy = token_logprobs(states, weight.to(dtype), offset.to(dtype), target, chunk=chunk, entropy=True)
+        _, entropy = compute_token_logprobs(states, weight.to(dtype), offset.to(dtype), target, chunk=chunk, entropy=True)
         assert entropy is not None
         entropy.sum().backward()
         assert states.grad is not None
@@ -192,9 +192,9 @@ def test_bfloat16_stays_near() -> None:
     g = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 16, generator=g) for n in (9, 50))
     target = torch.randint(0, 50, (9,), generator=g)
-    full, _ = token_logprobs(hidden, weight, None, target)
+    full, _ = compute_token_logprobs(hidden, weight, None, target)
     half = hidden.bfloat16().requires_grad_()
-    got, _ = token_logprobs(half, weight.bfloat16(), None, target, chunk=4)
+    got, _ = compute_token_logprobs(half, weight.bfloat16(), None, target, chunk=4)
     assert got.dtype == torch.float32 and float((got - full).detach().abs().max()) < 0.1
     [grad] = torch.autograd.grad(got.sum(), half)
     assert grad.dtype == torch.bfloat16 and torch.isfinite(grad).all()
@@ -207,17 +207,17 @@ def test_under_autocast_the_second_logits_are_the_first(chunk: int) -> None:
     hidden, weight = torch.randn(8, 16, generator=g).mul_(4).requires_grad_(), torch.randn(40, 16, generator=g).mul_(2).requires_grad_()
     target = torch.randint(0, 40, (8,), generator=g)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logs, _ = token_logprobs(hidden, weight, None, target, chunk=chunk)
+        logs, _ = compute_token_logprobs(hidden, weight, None, target, chunk=chunk)
     assert logs.dtype == torch.float32
     [grad] = torch.autograd.grad(logs.sum(), hidden)
-    wide, _ = token_logprobs(hidden, weight, None, target)
+    wide, _ = compute_token_logprobs(hidden, weight, None, target)
     [truth] = torch.autograd.grad(wide.sum(), hidden)
     assert float((grad - truth).norm() / truth.norm()) < 0.05
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight = torch.randn(5, 4).requires_grad_(), torch.randn(9, 4)
-    logs, _ = token_logprobs(hidden, weight, None, torch.arange(5), chunk=2)
+    logs, _ = compute_token_logprobs(hidden, weight, None, torch.arange(5), chunk=2)
     logs.sum().backward()
     assert hidden.grad is not None and weight.grad is None
 
@@ -231,7 +231,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.long), chunk=8)
+        compute_token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.long), chunk=8)
     assert kept and max(kept) < 64 * 500 / 4
 
 
@@ -243,8 +243,8 @@ def test_dropout_is_off_whatever_mode_is_asked_for() -> None:
 
 def test_a_batch_s_places_stay_on_the_cpu_where_the_step_s_columns_are() -> None:
     rows = families_of_rows()
-    for batch in (rows.padded([0, 1], "meta"), packing.pack(rows, [0, 1], "meta")):
-        assert batch.input_ids.device.type == "meta" and batch.take.device.type == "cpu"
+    for batch in (rows.build_padded_batch([0, 1], "meta"), packing.pack_rows(rows, [0, 1], "meta")):
+        assert batch.input_ids.device.type == "meta" and batch.entry_positions.device.type == "cpu"
 
 
 class _Prompt(np.ndarray[Any, Any]):
@@ -253,6 +253,6 @@ class _Prompt(np.ndarray[Any, Any]):
 
 
 def test_prompts_are_compared_as_bytes() -> None:
-    rows = Rows([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 9, 6]], [[False] * 4 + [True]] * 3)
+    rows = TokenRows([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 9, 6]], [[False] * 4 + [True]] * 3)
     rows.tokens = [row.view(_Prompt) for row in rows.tokens]
-    assert packing.families(rows, [0, 2, 1]) == [(4, [0, 1]), (0, [2])]
+    assert packing.group_by_prompt(rows, [0, 2, 1]) == [(4, [0, 1]), (0, [2])]

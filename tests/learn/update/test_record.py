@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.runs.runlog import episode_row
+from rlvr.runs.runlog import episode_to_json
 from tests.fixtures.learning import episode
 from tests.learn.update.test_learner import group, learner
 
@@ -32,7 +32,7 @@ def test_log_ratios_say_how_far_the_trainer_is_from_the_sampler(name: str, setti
 
 def test_a_record_has_each_tokens_advantage_only_where_they_differ() -> None:
     said = episode([1, 2], [3, 4], [-2.0] * 2, 1.0, "g")
-    alike, apart = episode_row(1, said, [0.0, 0.0, 0.5, 0.5]), episode_row(1, said, [0.0, 0.0, 0.5, 0.25], [0.0, 0.0, 0.125, -0.5])
+    alike, apart = episode_to_json(1, said, [0.0, 0.0, 0.5, 0.5]), episode_to_json(1, said, [0.0, 0.0, 0.5, 0.25], [0.0, 0.0, 0.125, -0.5])
     assert alike["advantage"] == 0.5 and not {"advantages", "log_ratio"} & alike.keys()
     assert apart["advantage"] == 0.25 and apart["advantages"] == [0.0, 0.0, 0.5, 0.25] and apart["log_ratio"] == [0.0, 0.0, 0.125, -0.5]
 
@@ -42,9 +42,9 @@ def test_tokens_are_counted_whatever_figures_an_algorithm_gives() -> None:
     for figures in ({}, {"one": torch.tensor(0.5)}):
         subject = learner(budget=8)
 
-        def losses(inputs: Any, given: Any = subject.algorithm.losses, figures: Any = figures) -> Any:
+        def losses(inputs: Any, given: Any = subject.algorithm.compute_token_losses, figures: Any = figures) -> Any:
             return given(inputs)[0], figures
 
-        subject.algorithm.losses = losses  # type: ignore[method-assign]
+        subject.algorithm.compute_token_losses = losses  # type: ignore[method-assign]
         rows.append(subject.update([group([1.0, 0.0, 1.0, 0.0])]))
     assert rows[0]["tokens/trained"] == rows[1]["tokens/trained"] == 10 and rows[1]["one"] == pytest.approx(0.5)

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn.update.policy import Scores, exact
+from rlvr.learn.update.policy import PolicyOutputs, require_float32
 from rlvr.model.tensorfiles import TensorFolder, TensorWriter
-from rlvr.model.weights import model_from
+from rlvr.model.weights import load_model
 from tests.learn.peers.launch import ROOT, ended, started
 from tests.learn.update.shards import REFERENCE, apart, flat, groups, new
 
@@ -55,7 +55,7 @@ def test_in_bf16_log_probabilities_leave_the_model_in_float32(found: dict[str, A
 
 def test_scores_in_half_precision_are_refused() -> None:
     with pytest.raises(RlvrError, match=r"torch.bfloat16, and must be float32; .* remove output_dtype"):
-        exact(Scores(torch.zeros(3, dtype=torch.bfloat16), None, None))
+        require_float32(PolicyOutputs(torch.zeros(3, dtype=torch.bfloat16), None, None))
 
 
 @pytest.mark.parametrize("kind", ["plain", "reference"])
@@ -87,11 +87,11 @@ def test_a_resumed_run_is_the_run_that_went_on(found: dict[str, Any]) -> None:
 def test_what_two_processes_wrote_is_resumed_in_one(home: Path) -> None:
     state = torch.load(home / "kept" / "state.pt")
     assert not state["optimizer"]["state"] and state["reference"] is None  # both are in the shards
-    model = model_from(ModelConfig(path=str(home / "kept")))
+    model = load_model(ModelConfig(path=str(home / "kept")))
     learner = new(Accelerator(cpu=True), model, REFERENCE, reference=copy.deepcopy(model))
     learner.load_state_dict(state, home / "kept")
     learner.update(groups())
-    assert apart(flat(learner.whole()), torch.load(home / "truth.pt")["reference"]["weights"]) < 1e-6
+    assert apart(flat(learner.gather_model()), torch.load(home / "truth.pt")["reference"]["weights"]) < 1e-6
 
 
 def test_an_engine_gets_matrices_in_its_precision_and_a_folder_that_transformers_loads(home: Path) -> None:
@@ -131,19 +131,19 @@ def test_a_file_is_read_by_rows_and_written_as_announced(tmp_path: Path) -> None
     whole = {"a": torch.randn(6, 3), "b": torch.arange(4, dtype=torch.bfloat16), "c": torch.tensor(2.0), "d": torch.empty(0, 3)}
     with TensorWriter(tmp_path / "model.safetensors", whole) as file:
         for name, tensor in whole.items():
-            file.write(name, tensor)
+            file.write_tensor(name, tensor)
     loaded = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor) and loaded[name].dtype is tensor.dtype for name, tensor in whole.items())
     folder = TensorFolder(tmp_path)
-    assert torch.equal(folder.rows("a", (slice(2, 4), slice(0, 3))), whole["a"][2:4]) and torch.equal(folder.rows("c", ()), whole["c"])
-    assert torch.equal(folder.rows("a", (slice(5, 6), slice(1, 3))), whole["a"][5:6, 1:3])
-    assert folder.rows("a", (slice(6, 6), slice(0, 3))).shape == (0, 3)  # the share of a process for which no row is left
-    assert folder.holds({"a": (6, 3)}) and not folder.holds({"a": (3, 6)}) and not folder.holds({"x": (1,)})
+    assert torch.equal(folder.read_slice("a", (slice(2, 4), slice(0, 3))), whole["a"][2:4]) and torch.equal(folder.read_slice("c", ()), whole["c"])
+    assert torch.equal(folder.read_slice("a", (slice(5, 6), slice(1, 3))), whole["a"][5:6, 1:3])
+    assert folder.read_slice("a", (slice(6, 6), slice(0, 3))).shape == (0, 3)  # the share of a process for which no row is left
+    assert folder.has_tensors({"a": (6, 3)}) and not folder.has_tensors({"a": (3, 6)}) and not folder.has_tensors({"x": (1,)})
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"model.safetensors is not a complete safetensors file: it ends too early"):
         TensorFolder(tmp_path)
     wrong = r"b .*was written, but a with"
     with pytest.raises(ValueError, match=wrong), TensorWriter(tmp_path / "other", whole) as file:
-        file.write("b", whole["b"])
+        file.write_tensor("b", whole["b"])
     with pytest.raises(ValueError, match="4 declared tensors were not written, such as a"), TensorWriter(tmp_path / "other", whole):
         pass

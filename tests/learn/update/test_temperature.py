@@ -13,11 +13,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlvr.algos.parts.preferences import best
+from rlvr.algos.parts.preferences import select_best
 from rlvr.episode import Episode
 from rlvr.learn.train import train
 from rlvr.learn.update.learner import Learner
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 from tests.fixtures.tiny import tiny_run
 
 ROLLOUT = {"prompts_per_step": 4, "num_generations": 4, "temperature": 0.8}
@@ -26,16 +26,16 @@ ROLLOUT = {"prompts_per_step": 4, "num_generations": 4, "temperature": 0.8}
 def run(folder: Path, **changes: Any) -> dict[str, Any]:
     """One step; its numbers."""
     train(tiny_run(train={"steps": 1, "learning_rate": 1e-3}, **changes), out=folder, console=Console(file=io.StringIO()))
-    return next(iter(rows_of(folder / "metrics.jsonl")))
+    return next(iter(read_jsonl(folder / "metrics.jsonl")))
 
 
 def cross_entropy(folder: Path, episodes: Sequence[Episode]) -> tuple[float, float]:
     """The mean over the acted tokens by a plain forward pass of the first checkpoint, and the norm of its gradient."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "checkpoints" / "step-000000").eval()
-    count, loss = sum(e.length for e in episodes), torch.zeros(())
+    count, loss = sum(e.num_policy_tokens for e in episodes), torch.zeros(())
     for e in episodes:
         logs = model(input_ids=torch.tensor([e.tokens]), use_cache=False).logits[0].log_softmax(-1)
-        loss = loss - sum(logs[i - 1, e.tokens[i]] for i, on in enumerate(e.acted) if on) / count
+        loss = loss - sum(logs[i - 1, e.tokens[i]] for i, on in enumerate(e.action_mask) if on) / count
     loss.backward()
     return float(loss.detach()), float(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
 
@@ -46,11 +46,11 @@ def test_imitation_is_cross_entropy(name: str, data: Any, tmp_path: Path, monkey
     update = Learner.update
 
     def noted(self: Learner, groups: Any) -> dict[str, float]:
-        seen.extend(group[i] for group in groups if (i := best([e.reward for e in group])) is not None)
+        seen.extend(group[i] for group in groups if (i := select_best([e.reward for e in group])) is not None)
         return update(self, groups)
 
     monkeypatch.setattr(Learner, "update", noted)
-    start = {"warmstart": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2}} if data is None else {}
+    start = {"sft_warmup": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2}} if data is None else {}
     row = run(tmp_path / "a", algorithm={"name": name}, data=data, rollout=ROLLOUT, **start)
     assert seen
     loss, norm = cross_entropy(tmp_path / "a", seen)

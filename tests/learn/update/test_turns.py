@@ -47,13 +47,13 @@ def with_malformed() -> list[Episode]:
 
 def unsaid(e: Episode) -> Episode:
     """The same episode as if the environment had written the malformed turns."""
-    acted = list(e.acted)
-    for start, end in e.malformed_spans:
+    acted = list(e.action_mask)
+    for start, end in e.malformed_turn_spans:
         acted[start:end] = [False] * (end - start)
     rewards = [0.0] * len(acted)
     if any(acted):
         rewards[max(t for t, own in enumerate(acted) if own)] = e.reward
-    return replace(e, acted=acted, rewards=rewards, meta={})
+    return replace(e, action_mask=acted, rewards=rewards, meta={})
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_masked_turn_is_for_the_gradient_what_the_environment_wrote(name: str,
     masked = gradient(learner(name, mask_malformed_calls=True, **settings_), [group])
     others = learner(name, **settings_)
     algorithm = build("algorithm", name, **settings_)
-    [rows] = algorithm.credit([group])
-    alone = [[0.0 if not own else max(row, key=abs) for own in unsaid(e).acted] for e, row in zip(group, rows, strict=True)]
-    others.algorithm.credit = lambda *_, **__: [alone]  # type: ignore[method-assign] # the mean is over all three in both
+    [rows] = algorithm.compute_advantages([group])
+    alone = [[0.0 if not own else max(row, key=abs) for own in unsaid(e).action_mask] for e, row in zip(group, rows, strict=True)]
+    others.algorithm.compute_advantages = lambda *_, **__: [alone]  # type: ignore[method-assign] # the mean is over all three in both
     assert apart(masked, gradient(others, [[unsaid(e) for e in group]])) < 1e-6
     assert apart(masked, gradient(learner(name, **settings_), [group])) > 1e-2
 
@@ -97,7 +97,7 @@ def test_random_groups_keep_every_token_and_stay_finite(name: str, groups: list[
     metrics = subject.update(groups)
     sampled, trained, masked, zero, unscored = (metrics[f"tokens/{k}"] for k in COUNTS)
     everyone = [e for group in groups for e in group]
-    assert sampled == sum(e.length for e in everyone) == trained + masked + zero + unscored
-    assert unscored == sum(e.length for e in everyone if not e.scored)
-    assert masked == sum(end - start for e in everyone if e.scored for start, end in e.malformed_spans)
+    assert sampled == sum(e.num_policy_tokens for e in everyone) == trained + masked + zero + unscored
+    assert unscored == sum(e.num_policy_tokens for e in everyone if not e.is_scored)
+    assert masked == sum(end - start for e in everyone if e.is_scored for start, end in e.malformed_turn_spans)
     assert all(torch.isfinite(p).all() for p in subject.policy.parameters())

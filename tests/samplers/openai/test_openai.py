@@ -15,10 +15,10 @@ from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 from rlvr.samplers import openai
-from rlvr.samplers._http import Http, NoReply, Reply
-from rlvr.samplers.openai import OpenAISampler, conversation, patience
+from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
+from rlvr.samplers.openai import OpenAISampler, compute_retry_delay, decode_conversation
 from rlvr.task import Task, user
 from tests.fixtures.endpoint import Endpoint, closed_port, drip, endpoint, hang_up, silent
 from tests.fixtures.worlds import Sums
@@ -29,7 +29,7 @@ WORDS = ByteTokenizer()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(openai, "FIRST_RETRY_DELAY_S", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
@@ -39,7 +39,7 @@ def said(text: Any, reason: str | None = "stop", usage: Any = None) -> tuple[int
 
 def sampler(url: str, **settings: Any) -> OpenAISampler:
     made = OpenAISampler(url=url + "/v1", model="tiny", **settings)
-    made.bind(Sums(), WORDS)
+    made.attach(Sums(), WORDS)
     return made
 
 
@@ -67,7 +67,7 @@ def test_a_conversation_is_read_back_turn_by_turn() -> None:
     task = Task("t", ({"role": "system", "content": "be brief"}, *user("1+1=")), reference="2")
     tokens = [*WORDS.render(task.prompt), *WORDS.encode("é 3"), WORDS.eos_id, *WORDS.render_reply("no")]
     tokens += [WORDS.eos_id, *WORDS.render_reply("say something"), *WORDS.encode("4"), WORDS.eos_id, *WORDS.render_reply("")]
-    assert conversation(Request(tokens, 5, task=task), WORDS) == [
+    assert decode_conversation(Request(tokens, 5, task=task), WORDS) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "1+1="},
         {"role": "assistant", "content": "é 3"},
@@ -113,13 +113,13 @@ def test_nobody_at_home_is_a_failed_answer_and_not_a_wrong_one() -> None:
 
 
 def test_retry_after_is_obeyed_and_pauses_grow_out_of_step() -> None:
-    reply = Reply(429, {"retry-after": "7"}, b"")
-    assert patience(reply, 0) == patience(reply, 5) == 7.0
-    date = Reply(503, {"retry-after": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 40))}, b"")
-    assert 30 < patience(date, 0) <= 40 and 0 < patience(Reply(503, {"retry-after": "soon"}, b""), 0) <= 0.01
-    assert all(0 < patience(Reply(503, {"retry-after": odd}, b""), 0) <= 0.01 for odd in ("\u00b2", "-3"))
-    pauses = [[patience(None, attempt) for _ in range(50)] for attempt in (0, 3, 30)]
-    assert max(pauses[0]) < min(pauses[1]) and max(pauses[2]) <= openai.LONGEST_PAUSE_S and len(set(pauses[1])) == 50
+    reply = HttpResponse(429, {"retry-after": "7"}, b"")
+    assert compute_retry_delay(reply, 0) == compute_retry_delay(reply, 5) == 7.0
+    date = HttpResponse(503, {"retry-after": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 40))}, b"")
+    assert 30 < compute_retry_delay(date, 0) <= 40 and 0 < compute_retry_delay(HttpResponse(503, {"retry-after": "soon"}, b""), 0) <= 0.01
+    assert all(0 < compute_retry_delay(HttpResponse(503, {"retry-after": odd}, b""), 0) <= 0.01 for odd in ("\u00b2", "-3"))
+    pauses = [[compute_retry_delay(None, attempt) for _ in range(50)] for attempt in (0, 3, 30)]
+    assert max(pauses[0]) < min(pauses[1]) and max(pauses[2]) <= openai.MAX_RETRY_DELAY_S and len(set(pauses[1])) == 50
     with endpoint(lambda path, body, before: (429, {}, {"Retry-After": "3600"})) as seen:
         (completion,) = ask(seen, deadline_s=5.0)  # an hour is more than there is: not even begun
     assert completion.finish == "error" and len(seen.asked) == 1
@@ -199,11 +199,11 @@ class Chat(Sums):
 
     max_turns, max_new_tokens = 3, 20
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return "go on"
 
-    def answer(self, task: Task, said: Sequence[str]) -> str:
-        return said[0]
+    def answer(self, task: Task, completions: Sequence[str]) -> str:
+        return completions[0]
 
 
 def test_an_evaluation_measures_in_the_endpoint_s_tokens(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_an_evaluation_measures_in_the_endpoint_s_tokens(tmp_path: Path) -> None
     (summary,) = report.envs.values()
     assert [body["max_tokens"] for _, body in seen.asked] == [20, 12, 4]  # what is left, and no byte of ours counted
     assert (summary.tokens, summary.prompt_tokens, summary.truncated, summary.failed) == (24, 300, 1, 0)
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     assert row["text"] == "2" + " " * 500 and row["usage"] == [300, 24]
 
 
@@ -274,11 +274,11 @@ def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
         with pytest.raises(ConfigError, match=words) as raised:
             OpenAISampler(url=url, model="m")
         assert "secret" not in str(raised.value)
-    assert OpenAISampler.policy_settings("http://h/v1#a/b#DIR") == {"url": "http://h/v1", "model": "a/b", "tokenizer": "DIR"}
+    assert OpenAISampler.settings_from_cli("http://h/v1#a/b#DIR") == {"url": "http://h/v1", "model": "a/b", "tokenizer": "DIR"}
     with pytest.raises(ConfigError, match="has no model"):
-        OpenAISampler.policy_settings("http://localhost:8000/v1")
+        OpenAISampler.settings_from_cli("http://localhost:8000/v1")
     with pytest.raises(ConfigError, match="cannot load new weights"):
-        OpenAISampler(url="http://localhost:1", model="m").load(None, 1)
+        OpenAISampler(url="http://localhost:1", model="m").load_model(None, 1)
     with pytest.raises(ConfigError, match="retries is 0; it must be above 0"):
         OpenAISampler(url="http://localhost:1", model="m", retries=-1)
 
@@ -298,13 +298,13 @@ def test_a_refusal_of_one_request_among_others_is_that_request_s_alone(status: i
 
 def test_a_thread_that_was_about_to_ask_when_it_was_closed_leaves_no_connection_open() -> None:
     with endpoint(lambda path, body, before: said("2")) as seen:
-        asked = Http(seen.url)
-        connection, _ = asked._taken()
+        asked = HttpClient(seen.url)
+        connection, _ = asked._take_connection()
         asked.close()
         with pytest.raises(OSError, match="aborted"):
             asked._connect(connection, time.monotonic() + 10)
-        asked._returned(connection)
+        asked._return_connection(connection)
         assert connection.sock is None and not asked._idle
         with pytest.raises(NoReply, match="cannot be used"):
-            asked.ask("GET", "/", until=time.monotonic() + 10)
+            asked.request("GET", "/", deadline=time.monotonic() + 10)
     assert not seen.asked

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.evaluation.evaluate import Report, evaluate
-from rlvr.evaluation.export import export
+from rlvr.evaluation.evaluate import EvalReport, evaluate
+from rlvr.evaluation.export import write_export
 from rlvr.evaluation.rescore import rescore
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 from rlvr.samplers import openai
 from tests.fixtures.endpoint import endpoint
 
@@ -20,7 +20,7 @@ DESKS = "tests/tools/desks.py:Desks"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(openai, "FIRST_RETRY_DELAY_S", 0.01)
 
 
 def said(content: str | None, *calls: tuple[str, str], reason: str = "stop") -> tuple[int, Any]:
@@ -29,7 +29,7 @@ def said(content: str | None, *calls: tuple[str, str], reason: str = "stop") -> 
     return 200, {"choices": [{"message": message, "finish_reason": "tool_calls" if calls else reason}], "usage": {"completion_tokens": 3}}
 
 
-def average(report: Report) -> float | None:
+def average(report: EvalReport) -> float | None:
     found = report.envs["Desks"].avg
     return found.value if found else None
 
@@ -57,7 +57,7 @@ def test_calls_are_run_and_their_results_are_sent_back(tmp_path: Path) -> None:
     results = [message for message in last["messages"] if message["role"] == "tool"]
     assert [call["id"] for call in calls] == [result["tool_call_id"] for result in results] and len({call["id"] for call in calls}) == 5
     assert json.loads(calls[0]["function"]["arguments"]) == {"amount": 3} and calls[2]["function"]["arguments"] == '{"amount": 4'
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     turns = row["session"]["turns"]
     assert [[call.get("status", "ok") for call in turn.get("calls", ())] for turn in turns] == [
         ["ok", "bad_arguments"], ["bad_json", "unknown_tool"], ["ok"], []
@@ -67,11 +67,11 @@ def test_calls_are_run_and_their_results_are_sent_back(tmp_path: Path) -> None:
 
     again = rescore(tmp_path / "run", out=tmp_path / "again")
     assert average(again) == 1.0
-    export(tmp_path / "run", "trl-dataset", tmp_path / "trl.jsonl")
-    (kept,) = rows_of(tmp_path / "trl.jsonl")
+    write_export(tmp_path / "run", "trl-dataset", tmp_path / "trl.jsonl")
+    (kept,) = read_jsonl(tmp_path / "trl.jsonl")
     assert kept["completion"] == [{"role": "assistant", "content": "!add 50"}] and kept["tools"] == first["tools"]
     assert [message["role"] for message in kept["prompt"]] == [message["role"] for message in last["messages"]]
-    export(tmp_path / "run", "inspect", tmp_path / "logs")
+    write_export(tmp_path / "run", "inspect", tmp_path / "logs")
     (log,) = [json.loads(path.read_text()) for path in (tmp_path / "logs").iterdir()]
     shown = log["samples"][0]["messages"]
     assert shown[2]["tool_calls"][0] == {"id": "call00000", "function": "add", "arguments": {"amount": 3}} and shown[3]["function"] == "add"
@@ -82,8 +82,8 @@ def test_calls_in_another_format_fail_alone(calls: Any, tmp_path: Path) -> None:
     answer = 200, {"choices": [{"message": {"content": "", "tool_calls": calls}, "finish_reason": "tool_calls"}]}
     with endpoint(lambda path, body, before: answer) as seen:
         report = evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
-    assert report.envs["Desks"].refused and row["end"] == "failed" and "that is not a chat completion (TypeError)" in row["error"]
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
+    assert report.envs["Desks"].is_headline_withheld and row["end"] == "failed" and "that is not a chat completion (TypeError)" in row["error"]
 
 
 def test_a_call_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
@@ -91,6 +91,6 @@ def test_a_call_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
     answer[1]["choices"][0]["finish_reason"] = "length"
     with endpoint(lambda path, body, before: answer) as seen:
         evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     assert row["end"] == "truncated" and row["session"]["heard"] == [] and row["session"]["turns"][0]["calls"][0]["status"] == "unclosed"
     assert row["session"]["values"] == {"total": 0} and row["verdict"]["score"] == 0.0

@@ -11,9 +11,9 @@ import pytest
 
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.runs.runlog import rows_of
+from rlvr.runs.runlog import read_jsonl
 from rlvr.samplers import openai
-from rlvr.samplers._chat import read, used
+from rlvr.samplers._chat import parse_chat_reply, parse_usage
 from tests.fixtures.endpoint import drip, endpoint, hang_up, silent
 
 Mode = Callable[[dict[str, Any], int], Any]
@@ -22,7 +22,7 @@ SUMS = "tests/fixtures/worlds.py:Sums"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(openai, "FIRST_RETRY_DELAY_S", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -98,7 +98,7 @@ def test_what_can_be_measured_is(name: str, tmp_path: Path) -> None:
         run = evaluate(SUMS, f"openai:{seen.url}{path}#m", tasks=2, max_new_tokens=8, concurrency=1, sampler=settings, out=tmp_path / "r")
     summary = run.envs["Sums"]
     assert summary.avg and (summary.avg.value, summary.truncated, summary.unscored) == (average, truncated * 2, 0)
-    for row in rows_of(tmp_path / "r" / "episodes.jsonl"):
+    for row in read_jsonl(tmp_path / "r" / "episodes.jsonl"):
         assert row.get("reasoning", ["hm"] if "parts" in name or "reasoning" in name else None) in (["hm"], None)
 
 
@@ -154,7 +154,7 @@ def test_what_would_fail_for_all_is_refused_in_one_sentence(name: str) -> None:
 def test_reasoning_is_recorded_and_not_judged(tmp_path: Path) -> None:
     with endpoint(lambda path, body, before: reply(right(body), reasoning_content="is it 7? no")) as seen:
         evaluate(SUMS, f"openai:{seen.url}/v1#m", tasks=1, max_new_tokens=8, out=tmp_path / "run")
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     assert row["reasoning"] == ["is it 7? no"] and "7" not in row["text"] and row["verdict"]["score"] == 1
 
 
@@ -182,16 +182,16 @@ def test_a_suite_sets_how_each_of_its_environments_is_sampled(tmp_path: Path) ->
         with pytest.raises(ConfigError, match="begun with another plan"):
             evaluate(suite, f"openai:{seen.url}/v1#m", sampler={"extra_body": {"effort": "low"}}, out=tmp_path / "run")
     plain, changed = (body for _, body in seen.asked)
-    assert same.sampled == 0 and "stop" not in plain and "top_p" not in plain and plain["effort"] == changed["effort"] == "high"
+    assert same.num_new_samples == 0 and "stop" not in plain and "top_p" not in plain and plain["effort"] == changed["effort"] == "high"
     assert (changed["top_p"], changed["top_k"], changed["temperature"], changed["stop"]) == (0.5, 20, 0.7, ["!"])
     assert changed["messages"][0] == {"role": "system", "content": "Be brief."} and len(plain["messages"]) == 1
-    assert "top_p 0.5, top_k 20 (set)" in report.plan.ways
+    assert "top_p 0.5, top_k 20 (set)" in report.plan.sampling_summary
 
 
 @pytest.mark.parametrize(("usage", "counted"), [(None, (0, 0)), ({"completion_tokens": 1e300}, (0, 0)), ({"prompt_tokens": True}, (1, 0))])
 def test_counts_that_cannot_be_are_none(usage: Any, counted: tuple[int, int]) -> None:
-    assert used(usage) == counted
-    assert read({"choices": [{"message": {"content": "4"}, "finish_reason": ""}], "usage": usage}, 8).reason == "stop"
+    assert parse_usage(usage) == counted
+    assert parse_chat_reply({"choices": [{"message": {"content": "4"}, "finish_reason": ""}], "usage": usage}, 8).finish_reason == "stop"
 
 
 FENCED = 'I look.\n```add\n{"amount": 3}\n```\nResult of add: 99\n```add\n{"amount": 50}\n```\n'
@@ -211,6 +211,6 @@ def test_calls_in_the_text_of_an_endpoint_without_tools_end_the_turn(tmp_path: P
     assert "tools" not in first and "You can call these tools" in first["messages"][0]["content"]
     assert last["messages"][-4] == {"role": "assistant", "content": 'I look.\n```add\n{"amount": 3}\n```'}
     assert last["messages"][-3]["role"] == "user" and last["messages"][-3]["content"] == "Result of add:\n3"
-    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     assert [len(turn.get("calls", ())) for turn in row["session"]["turns"]] == [1, 1, 0]
     assert row["session"]["turns"][0]["text"].endswith("```\n") and "99" not in row["session"]["turns"][0]["text"]

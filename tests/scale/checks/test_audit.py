@@ -15,9 +15,9 @@ from rlvr.commands.running import audit_run
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
 from rlvr.learn.train import train
-from rlvr.model.weights import model_from
+from rlvr.model.weights import load_model
 from rlvr.scale.checks.audit import audit
-from rlvr.scale.checks.compared import Answer, difference
+from rlvr.scale.checks.compared import SampledAnswer, describe_difference
 from tests.fixtures.tiny import tiny_run
 
 ROLLOUT = {"prompts_per_step": 3, "num_generations": 4}
@@ -27,7 +27,7 @@ ROLLOUT = {"prompts_per_step": 3, "num_generations": 4}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit") / "run"
     train(
-        tiny_run(rollout=ROLLOUT, train={"steps": 3, "learning_rate": 1e-3}, eval={"tasks": 0}, log={"save_every": 1, "keep": None}),
+        tiny_run(rollout=ROLLOUT, train={"steps": 3, "learning_rate": 1e-3}, eval={"tasks": 0}, log={"save_every": 1, "save_total_limit": None}),
         out=folder,
     )
     return folder
@@ -44,12 +44,12 @@ def test_other_weights_than_the_recorded_ones_are_found(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(config: ModelConfig) -> Any:
-        made = model_from(config)
+        made = load_model(config)
         for weight in made.parameters():
             weight.data *= 1.5
         return made
 
-    monkeypatch.setattr("rlvr.scale.checks.audit.model_from", wrong)
+    monkeypatch.setattr("rlvr.scale.checks.audit.load_model", wrong)
     assert audit_run(run, groups=3, json=False) == 1
     assert "12 answers of 3 groups sampled again" in (said := capsys.readouterr().out) and "(version " in said
 
@@ -62,7 +62,7 @@ def test_a_changed_token_in_the_record_is_found(run: Path, tmp_path: Path) -> No
     row["tokens"][-1] += 1
     log.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     report = audit(tmp_path / "run", groups=100)
-    assert report.differing == 1 and f"answer 0 of group {row['group']} (version 2 of the weights): token" in report.details[0]
+    assert report.differing == 1 and f"completion 0 of group {row['group']} (version 2 of the weights): token" in report.details[0]
 
 
 Row = dict[str, Any]
@@ -117,7 +117,7 @@ def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) ->
 
 def test_the_groups_of_an_audit_are_drawn_from_the_whole_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = list[int]()
-    monkeypatch.setattr("rlvr.scale.checks.audit.compare", lambda report, group, found: versions.append(group[0]["policy_version"]))
+    monkeypatch.setattr("rlvr.scale.checks.audit.add_comparison", lambda report, group, found: versions.append(group[0]["policy_version"]))
     audit(run, groups=3)
     assert len(versions) == 3 and versions != [0, 0, 0]
 
@@ -143,18 +143,18 @@ def test_answers_in_parts_are_not_audited(run: Path, tmp_path: Path) -> None:
     text = config.read_text("utf-8")
     assert "max_tokens_per_version: null" in text
     config.write_text(text.replace("max_tokens_per_version: null", "max_tokens_per_version: 4"), "utf-8")
-    with pytest.raises(ConfigError, match=r"rollout\.max_tokens_per_version divides them"):
+    with pytest.raises(ConfigError, match=r"rollout\.partial_rollout_tokens mixes versions"):
         audit(tmp_path / "run")
 
 
 def test_what_differs_is_said() -> None:
-    one = Answer([5, 6, 7], [False, True, True], [0.0, -0.5, -1.0])
-    assert difference(one, one._replace(logprobs=[0.0, -0.501, -1.0])) == ""
+    one = SampledAnswer([5, 6, 7], [False, True, True], [0.0, -0.5, -1.0])
+    assert describe_difference(one, one._replace(logprobs=[0.0, -0.501, -1.0])) == ""
     assert (
-        difference(one, one._replace(logprobs=[0.0, -0.6, -1.0]))
+        describe_difference(one, one._replace(logprobs=[0.0, -0.6, -1.0]))
         == "the log-probability of token 1 is -0.5000 in one and -0.6000 in the other"
     )
-    assert "is -0.5000 in one and nan" in difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
-    assert difference(one, Answer([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
-    assert difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
-    assert difference(one, one._replace(acted=[False, False, True])) == "the mask of token 1 is True in one and False in the other"
+    assert "is -0.5000 in one and nan" in describe_difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
+    assert describe_difference(one, SampledAnswer([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
+    assert describe_difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
+    assert describe_difference(one, one._replace(acted=[False, False, True])) == "the mask of token 1 is True in one and False in the other"

@@ -11,9 +11,9 @@ import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError
-from rlvr.scale.actors import ray_of
-from rlvr.scale.checks.doctor import examined
-from rlvr.scale.checks.reach import check_joins, check_listens
+from rlvr.scale.actors import connect_ray
+from rlvr.scale.checks.doctor import check_cluster_ready
+from rlvr.scale.checks.reach import check_can_join, check_port_open
 from tests.fixtures.endpoint import closed_port
 
 CLOSED = closed_port().removeprefix("http://")
@@ -28,7 +28,7 @@ def test_where_nobody_listens_a_run_and_the_doctor_say_so_at_once(address: str, 
     monkeypatch.setitem(
         sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=SimpleNamespace(RayError=OSError))
     )
-    for ask in (ray_of, examined):
+    for ask in (connect_ray, check_cluster_ready):
         began = time.monotonic()
         with pytest.raises(ConfigError, match=rf"no Ray cluster answers at cluster.address '{address}': .*; start one with `ray"):
             ask(ClusterConfig(address=address))
@@ -37,7 +37,7 @@ def test_where_nobody_listens_a_run_and_the_doctor_say_so_at_once(address: str, 
 
 @pytest.mark.parametrize("address", ["auto", "local", "", "/tmp/x", "host:port", "http://x:1", ":6379"])
 def test_other_forms_of_addresses_are_left_to_ray(address: str) -> None:
-    check_listens(address)
+    check_port_open(address)
 
 
 def test_somebody_who_listens_and_says_nothing_is_waited_for_no_longer_than_the_limit() -> None:
@@ -45,14 +45,14 @@ def test_somebody_who_listens_and_says_nothing_is_waited_for_no_longer_than_the_
     with socket.create_server(("127.0.0.1", 0)) as server:
         began = time.monotonic()
         with pytest.raises(ConfigError, match=r"something listens there, but Ray could not join it in 3 s \(is it the port of Ray"):
-            check_joins(f"127.0.0.1:{server.getsockname()[1]}", limit_s=3.0)
+            check_can_join(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=3.0)
         assert 3 <= time.monotonic() - began < 15
 
 
 def test_what_ray_says_to_an_address_is_passed_on() -> None:
     pytest.importorskip("ray")
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'host:port': ValueError: Unable to parse port"):
-        check_joins("host:port")
+        check_can_join("host:port")
 
 
 def test_the_doctor_tries_to_join_in_a_process_of_its_own_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_doctor_tries_to_join_in_a_process_of_its_own_before_it_does(monkeyp
         raise ConfigError("it does not answer")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setattr("rlvr.scale.checks.doctor.check_joins", no)
+    monkeypatch.setattr("rlvr.scale.checks.doctor.check_can_join", no)
     with pytest.raises(ConfigError, match="it does not answer"):
-        examined(ClusterConfig(address="auto"))
+        check_cluster_ready(ClusterConfig(address="auto"))
     assert tried == ["auto"]

@@ -63,7 +63,7 @@ def test_the_language_is_told_by_script_and_frequent_words(text: str, language: 
 
 def test_partial_gives_the_share_of_the_requirements() -> None:
     verdict = make("verifier", "format", tags=["answer"], most_words=3, partial=True).verify(TASK, "one two three")
-    assert (verdict.score, dict(verdict.parts)) == (0.5, {"tags": 0.0, "length": 1.0})
+    assert (verdict.score, dict(verdict.components)) == (0.5, {"tags": 0.0, "length": 1.0})
     assert score("one two three", tags=["answer"], most_words=3) == 0
     assert score(" ", most_words=3, partial=True) == 0, "an empty answer has no form"
 

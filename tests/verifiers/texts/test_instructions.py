@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rlvr import Fault, Task, Verdict, make, user
-from rlvr.conformance.canaries import EMPTY, INJECTED, JUNK
-from rlvr.verifiers._instructions.languages import COMMON, language
-from rlvr.verifiers._instructions.reading import sentences, syllables
-from rlvr.verifiers._instructions.table import IFBENCH, IFEVAL, KINDS
+from rlvr.conformance.canaries import EMPTY_ANSWERS, INJECTION_ANSWERS, JUNK_ANSWERS
+from rlvr.verifiers._instructions.languages import COMMON_WORDS, detect_language
+from rlvr.verifiers._instructions.reading import count_syllables, split_sentences
+from rlvr.verifiers._instructions.table import IFBENCH, IFEVAL, INSTRUCTIONS
 
 STRICT, LOOSE = make("verifier", "instructions"), make("verifier", "instructions", loose=True)
 
@@ -23,39 +23,39 @@ def ask(instructions: Any, answer: str, verifier: Any = STRICT) -> Verdict:
 
 
 def row(name: str) -> list[dict[str, Any]]:
-    return [{"id": name, **KINDS[name].example}]
+    return [{"id": name, **INSTRUCTIONS[name].example_arguments}]
 
 
 def test_the_table_has_every_kind_of_both_benchmarks() -> None:
-    assert (len(IFEVAL), len(IFBENCH), len(KINDS)) == (25, 58, 83)
+    assert (len(IFEVAL), len(IFBENCH), len(INSTRUCTIONS)) == (25, 58, 83)
     assert {kind.id.partition(":")[0] for kind in IFBENCH.values()} == {"count", "ratio", "words", "sentence", "format", "custom", "repeat"}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_a_kind_knows_its_own_examples(name: str) -> None:
-    kind = KINDS[name]
-    assert ask(row(name), kind.right).score == 1.0
-    assert ask(row(name), kind.wrong).score == 0.0
-    assert not kind.differs or kind.differs.endswith(".")
+    kind = INSTRUCTIONS[name]
+    assert ask(row(name), kind.correct).score == 1.0
+    assert ask(row(name), kind.incorrect).score == 0.0
+    assert not kind.difference_note or kind.difference_note.endswith(".")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_no_text_breaks_a_kind_and_nothing_pays_for_silence(name: str) -> None:
     began = time.process_time()
-    for text in EMPTY:
+    for text in EMPTY_ANSWERS:
         assert ask(row(name), text).score == 0.0
     texts = ("* " * 5_000, "*" * 9_001, "a. " * 5_000, "\n" * 9_000 + "x", "\"'" * 5_000, "[" * 9_000 + "]", "🎉" * 5_000)
-    for text in (*INJECTED, *JUNK, *texts):
+    for text in (*INJECTION_ANSWERS, *JUNK_ANSWERS, *texts):
         assert ask(row(name), text).score in (0.0, 1.0)
     assert time.process_time() - began < 20  # a pattern that backtracks without bound would take minutes
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs])
+@pytest.mark.parametrize("name", [name for name, kind in INSTRUCTIONS.items() if kind.argument_types])
 def test_a_missing_or_wrong_argument_gives_no_score(name: str) -> None:
     (given,) = row(name)
-    for argument in KINDS[name].needs:
+    for argument in INSTRUCTIONS[name].argument_types:
         for value in (None, True, -1, [], {}, 2.5, object()):
-            verdict = ask([given | {argument: value}], KINDS[name].right)
+            verdict = ask([given | {argument: value}], INSTRUCTIONS[name].correct)
             assert (verdict.score, verdict.fault) == (None, Fault.TASK), (argument, value)
 
 
@@ -134,7 +134,7 @@ def test_loose_forgives_a_first_line_a_last_line_and_asterisks() -> None:
 def test_a_share_is_the_part_that_is_followed() -> None:
     both = [{"id": "punctuation:no_comma"}, {"id": "startend:quotation"}]
     assert make("verifier", "instructions", score="share").verify(Task("t", user("q"), both), "no marks").score == 0.5
-    assert ask(both, "no marks").parts == {"share": 0.5}
+    assert ask(both, "no marks").components == {"share": 0.5}
 
 
 def test_thoughts_are_no_part_of_the_response() -> None:
@@ -170,13 +170,13 @@ SAMPLES = {
 
 
 def test_languages_are_told_apart() -> None:
-    assert {name: language(text) for name, text in SAMPLES.items()} == {name: name for name in SAMPLES}
-    assert set(COMMON) >= {"nl", "sv", "tr", "id"} and language("!?") == language("") == ""
+    assert {name: detect_language(text) for name, text in SAMPLES.items()} == {name: name for name in SAMPLES}
+    assert set(COMMON_WORDS) >= {"nl", "sv", "tr", "id"} and detect_language("!?") == detect_language("") == ""
 
 
 def test_sentences_and_syllables() -> None:
     text = 'Dr. Lee paid $3.50 at 5 p.m. sharp. "Why?" she asked. 1. It was cheap! J. K. wrote… Done'
-    assert sentences(text) == ["Dr. Lee paid $3.50 at 5 p.m. sharp.", '"Why?" she asked.', "1. It was cheap!", "J. K. wrote…", "Done"]
+    assert split_sentences(text) == ["Dr. Lee paid $3.50 at 5 p.m. sharp.", '"Why?" she asked.', "1. It was cheap!", "J. K. wrote…", "Done"]
     counted = {
         "table": 2,
         "walked": 1,
@@ -189,4 +189,4 @@ def test_sentences_and_syllables() -> None:
         "situation": 4,
         "seeing": 2,
     }
-    assert {word: syllables(word) for word in counted} == counted
+    assert {word: count_syllables(word) for word in counted} == counted

@@ -13,7 +13,7 @@ import pytest
 
 from rlvr import Fault, Task, Verdict, make, user
 from rlvr.errors import ConfigError
-from rlvr.verifiers._decoys import decoy
+from rlvr.verifiers._decoys import make_decoy_reference
 from tests.fixtures.endpoint import endpoint, hang_up
 
 TASK = Task("t", user("The capital of France?"), "Paris")
@@ -51,7 +51,7 @@ def test_it_pays_what_the_judge_finds_right_and_counts_what_it_costs() -> None:
         good, bad = verifier.verify(TASK, "It is paris."), verifier.verify(TASK, "It is Rome.")
         assert (good.score, bad.score) == (1.0, 0.0)
         assert good.detail == {"requests": 2, "tokens_read": 200, "tokens_written": 20, "cost": pytest.approx(0.0004)}
-        assert bad.detail["requests"] == 1 and verifier.spent == {"requests": 3, "tokens_read": 300, "tokens_written": 30}
+        assert bad.detail["requests"] == 1 and verifier.usage_totals == {"requests": 3, "tokens_read": 300, "tokens_written": 30}
         assert verifier.verify(TASK, "Paris").passed and len(seen.asked) == 3  # the plain verifier accepts it without the model
 
 
@@ -159,15 +159,15 @@ def test_the_reason_says_that_replies_had_no_verdict() -> None:
 )  # fmt: skip
 def test_a_decoy_looks_like_a_reference_and_is_another_one(reference: str, shape: str) -> None:
     for seed in range(50):
-        found = decoy(reference, str(seed))
+        found = make_decoy_reference(reference, str(seed))
         assert re.fullmatch(shape, found) and found != reference
-    assert decoy(reference, "1") == decoy(reference, "1")
+    assert make_decoy_reference(reference, "1") == make_decoy_reference(reference, "1")
 
 
 def test_a_decoy_does_not_stand_in_the_answer() -> None:
     answers = [" ".join(str(n) for n in range(11, 50)), "Granite, walnut and mozart"]
     assert all(
-        decoy(reference, str(seed), answer) not in answer
+        make_decoy_reference(reference, str(seed), answer) not in answer
         for seed in range(99)
         for reference, answer in zip(("42", "x"), answers, strict=True)
     )
@@ -187,7 +187,7 @@ def test_a_majority_of_votes_decides() -> None:
 
     with scripted(second) as seen, judge(seen.url, votes=3, temperature=0.7) as verifier:
         verdict = verifier.verify(TASK, "x")
-        assert verdict.score == 1.0 and verdict.parts == {"votes": pytest.approx(2 / 3)}
+        assert verdict.score == 1.0 and verdict.components == {"votes": pytest.approx(2 / 3)}
 
 
 def test_a_judge_that_only_looks_at_the_order_pays_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`choice`, `regex`, `json_schema`, `span`, `table` and `quantity`: what they pay, what they refuse, what they cannot judge."""
+"""`choice`, `regex`, `json_schema`, `span`, `table` and `split_unit`: what they pay, what they refuse, what they cannot judge."""
 
 from __future__ import annotations
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from functools import total_ordering
 from typing import Any
 
-from rlvr.verifiers._math.judge.scalars import Bench, Judged
-from rlvr.verifiers._math.read.tree import Tree, Unreadable, infinite, show, symbols
-from rlvr.verifiers._math.value.points import real
+from rlvr.verifiers._math.judge.scalars import CompareContext, Comparison
+from rlvr.verifiers._math.read.tree import ParseError, Tree, format_tree, free_symbols, infinity_sign
+from rlvr.verifiers._math.value.points import evaluate_real
 
-MINUS: Tree = ("neg", ("const", "oo"))
+MINUS_INFINITY: Tree = ("neg", ("const", "oo"))
 ZERO: Tree = ("num", 0, 1)
-PLUS: Tree = ("const", "oo")
-FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+PLUS_INFINITY: Tree = ("const", "oo")
+FLIPPED_SIGNS = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
-class End:
+class Endpoint:
     """An end point, ordered by its value; `closed` says whether it is included.
 
     >>> End.of(("num", 1, 1), True).closed
@@ -30,30 +30,30 @@ class End:
     closed: bool
 
     @staticmethod
-    def of(tree: Tree, closed: bool) -> End:
+    def from_tree(tree: Tree, closed: bool) -> Endpoint:
         """Make an end point from a tree; raises if its value is not a real number."""
-        sign = infinite(tree)
-        key = float("inf") * sign if sign else real(tree)
+        sign = infinity_sign(tree)
+        key = float("inf") * sign if sign else evaluate_real(tree)
         if key is None:
-            raise Unreadable(f"{show(tree)[:40]} is not an end point")
-        return End(key, tree, closed and not sign)
+            raise ParseError(f"{format_tree(tree)[:40]} is not an end point")
+        return Endpoint(key, tree, closed and not sign)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, End) and bool(self.key == other.key)
+        return isinstance(other, Endpoint) and bool(self.key == other.key)
 
-    def __lt__(self, other: End) -> bool:
+    def __lt__(self, other: Endpoint) -> bool:
         return bool(self.key < other.key)
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
-Span = tuple[End, End]
+Span = tuple[Endpoint, Endpoint]
 Spans = list[Span]
-ALL: Spans = [(End.of(MINUS, False), End.of(PLUS, False))]
+REAL_LINE: Spans = [(Endpoint.from_tree(MINUS_INFINITY, False), Endpoint.from_tree(PLUS_INFINITY, False))]
 
 
-def merged(spans: Spans) -> Spans:
+def merge_spans(spans: Spans) -> Spans:
     """Sort spans, drop empty ones and merge touching ones."""
     kept = [(lo, hi) for lo, hi in spans if lo < hi or (lo == hi and lo.closed and hi.closed)]
     kept.sort(key=lambda span: (span[0].key, not span[0].closed))
@@ -68,81 +68,81 @@ def merged(spans: Spans) -> Spans:
     return out
 
 
-def complement(spans: Spans) -> Spans:
+def complement_spans(spans: Spans) -> Spans:
     """Return the complement on the real line."""
-    at = End.of(MINUS, False)
+    at = Endpoint.from_tree(MINUS_INFINITY, False)
     out: Spans = []
-    for lo, hi in merged(spans):
-        out.append((at, End(lo.key, lo.tree, not lo.closed and not infinite(lo.tree))))
-        at = End(hi.key, hi.tree, not hi.closed and not infinite(hi.tree))
-    out.append((at, End.of(PLUS, False)))
-    return merged(out)
+    for lo, hi in merge_spans(spans):
+        out.append((at, Endpoint(lo.key, lo.tree, not lo.closed and not infinity_sign(lo.tree))))
+        at = Endpoint(hi.key, hi.tree, not hi.closed and not infinity_sign(hi.tree))
+    out.append((at, Endpoint.from_tree(PLUS_INFINITY, False)))
+    return merge_spans(out)
 
 
-def both(a: Spans, b: Spans) -> Spans:
+def intersect_spans(a: Spans, b: Spans) -> Spans:
     """Return the intersection of two sets of spans."""
-    return complement(merged(complement(a) + complement(b)))
+    return complement_spans(merge_spans(complement_spans(a) + complement_spans(b)))
 
 
-def region(tree: Tree) -> Spans | None:
+def parse_region(tree: Tree) -> Spans | None:
     """Parse the set of reals that a tree describes; None if it describes none (an unsolved inequality, several letters)."""
     try:
-        return _region(tree)
-    except Unreadable:
+        return _parse_region(tree)
+    except ParseError:
         return None
 
 
-def _region(tree: Tree) -> Spans:
+def _parse_region(tree: Tree) -> Spans:
     op, args = tree[0], tree[1:]
     if op == "interval":
-        return _between(End.of(args[0], args[2] == "["), End.of(args[1], args[3] == "]"))
+        return _make_interval(Endpoint.from_tree(args[0], args[2] == "["), Endpoint.from_tree(args[1], args[3] == "]"))
     if op == "tuple" and len(args) == 2 and args[0] != args[1]:
-        return _between(End.of(args[0], False), End.of(args[1], False))
+        return _make_interval(Endpoint.from_tree(args[0], False), Endpoint.from_tree(args[1], False))
     if op == "set":
-        return merged([(End.of(arg, True), End.of(arg, True)) for arg in args])
+        return merge_spans([(Endpoint.from_tree(arg, True), Endpoint.from_tree(arg, True)) for arg in args])
     if tree in (("const", "R"), ("text", "all real numbers")):
-        return ALL
+        return REAL_LINE
     if tree == ("text", "no solution"):
         return []
     if op == "union":
-        return merged(_region(args[0]) + _region(args[1]))
+        return merge_spans(_parse_region(args[0]) + _parse_region(args[1]))
     if op == "inter":
-        return both(_region(args[0]), _region(args[1]))
+        return intersect_spans(_parse_region(args[0]), _parse_region(args[1]))
     if op == "minus":
-        return both(_region(args[0]), complement(_region(args[1])))
+        return intersect_spans(_parse_region(args[0]), complement_spans(_parse_region(args[1])))
     if op == "add" and len(args) == 2 and args[0] == ("const", "R") and args[1][0] == "neg" and args[1][1][0] == "set":
-        return complement(_region(args[1][1]))  # R - {2}
+        return complement_spans(_parse_region(args[1][1]))  # R - {2}
     if op == "builder":
-        return _region(args[1] if len(args) == 2 else ("list", *args[1:]))
+        return _parse_region(args[1] if len(args) == 2 else ("list", *args[1:]))
     if op == "rel":
-        return _relation(args)
+        return _parse_relation(args)
     if op == "list":
-        return _listed(args)
-    raise Unreadable("it does not describe a set of real numbers")
+        return _parse_list(args)
+    raise ParseError("it does not describe a set of real numbers")
 
 
-def _between(low: End, high: End) -> Spans:
+def _make_interval(low: Endpoint, high: Endpoint) -> Spans:
     """Make an interval; raises if the ends are in the wrong order: (31, 6) is a point, not the empty set."""
     if high < low:
-        raise Unreadable("the first end is above the second")
-    return merged([(low, high)])
+        raise ParseError("the first end is above the second")
+    return merge_spans([(low, high)])
 
 
-def _listed(args: tuple[Tree, ...]) -> Spans:
+def _parse_list(args: tuple[Tree, ...]) -> Spans:
     for place, arg in enumerate(args):  # `x != 0, 1` leaves out both
         before = args[place - 1] if place else arg
-        if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not symbols(arg) and arg[0] != "rel":
+        if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not free_symbols(arg) and arg[0] != "rel":
             args = (*args[:place], ("rel", before[1], "!=", arg), *args[place + 1 :])
-    if len({name for arg in args for name in symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
-        raise Unreadable("it contains several letters")
-    parts = [_region(arg) for arg in args]
+    if len({name for arg in args for name in free_symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
+        raise ParseError("it contains several letters")
+    parts = [_parse_region(arg) for arg in args]
     whole: Spans = []
     for part in parts:
-        whole = merged(whole + part)
-    shape = [(bool(infinite(lo.tree)), bool(infinite(hi.tree))) for lo, hi in whole]
+        whole = merge_spans(whole + part)
+    shape = [(bool(infinity_sign(lo.tree)), bool(infinity_sign(hi.tree))) for lo, hi in whole]
     common = parts[0]
     for part in parts[1:]:
-        common = both(common, part)
+        common = intersect_spans(common, part)
     if shape == [(True, True)] or all(arg[0] == "rel" and "!=" in arg for arg in args):  # `x > 1, x < 3` means both
         return common
     if any("!=" in arg for arg in args):
@@ -150,71 +150,71 @@ def _listed(args: tuple[Tree, ...]) -> Spans:
     return whole
 
 
-def _relation(args: tuple[Any, ...]) -> Spans:
+def _parse_relation(args: tuple[Any, ...]) -> Spans:
     signs = [sign for sign in args[1::2]]
     values = list(args[0::2])
     if signs == ["in"] and values[0][0] == "sym":
-        return _region(values[1])
+        return _parse_region(values[1])
     if len(values) == 2 and values[0][0] == "fun" and values[0][1] == "abs" and signs[0] in ("<", "<=", ">", ">="):
-        return _absolute(values[0][2], signs[0], values[1])
+        return _parse_absolute(values[0][2], signs[0], values[1])
     insides = [value[2] if value[0] == "fun" and value[1] == "abs" and value[2][0] == "sym" else value for value in values]
     if insides != values:  # `1 <= |x| <= 2`: the condition for a non-negative letter, and its mirror image
-        parts = both(
-            _relation(tuple(insides[k // 2] if k % 2 == 0 else sign for k, sign in enumerate(args))),
-            [(End.of(ZERO, True), End.of(PLUS, False))],
+        parts = intersect_spans(
+            _parse_relation(tuple(insides[k // 2] if k % 2 == 0 else sign for k, sign in enumerate(args))),
+            [(Endpoint.from_tree(ZERO, True), Endpoint.from_tree(PLUS_INFINITY, False))],
         )
-        mirrored = [(End.of(("neg", hi.tree), hi.closed), End.of(("neg", lo.tree), lo.closed)) for lo, hi in parts]
-        return merged(parts + mirrored)
+        mirrored = [(Endpoint.from_tree(("neg", hi.tree), hi.closed), Endpoint.from_tree(("neg", lo.tree), lo.closed)) for lo, hi in parts]
+        return merge_spans(parts + mirrored)
     letters = [place for place, value in enumerate(values) if value[0] == "sym"]
-    if len(letters) != 1 or any(symbols(value) for place, value in enumerate(values) if place != letters[0]):
-        raise Unreadable("it is not solved for one letter")
+    if len(letters) != 1 or any(free_symbols(value) for place, value in enumerate(values) if place != letters[0]):
+        raise ParseError("it is not solved for one letter")
     place = letters[0]
-    out = ALL
+    out = REAL_LINE
     for k, sign in enumerate(signs):
         if sign == "=" and len(signs) == 1:
-            end = End.of(values[1 - place], True)
+            end = Endpoint.from_tree(values[1 - place], True)
             return [(end, end)]
-        if sign not in FLIP or k not in (place - 1, place):
-            raise Unreadable("it is not an inequality in the letter")
-        direction, bound = (sign, values[k + 1]) if k == place else (FLIP[sign], values[k])
-        end = End.of(bound, "=" in direction)
+        if sign not in FLIPPED_SIGNS or k not in (place - 1, place):
+            raise ParseError("it is not an inequality in the letter")
+        direction, bound = (sign, values[k + 1]) if k == place else (FLIPPED_SIGNS[sign], values[k])
+        end = Endpoint.from_tree(bound, "=" in direction)
         if direction == "!=":
-            part = complement([(End(end.key, end.tree, True), End(end.key, end.tree, True))])
+            part = complement_spans([(Endpoint(end.key, end.tree, True), Endpoint(end.key, end.tree, True))])
         else:
-            part = [(End.of(MINUS, False), end)] if direction[0] == "<" else [(end, End.of(PLUS, False))]
-        out = both(out, part)
+            part = [(Endpoint.from_tree(MINUS_INFINITY, False), end)] if direction[0] == "<" else [(end, Endpoint.from_tree(PLUS_INFINITY, False))]
+        out = intersect_spans(out, part)
     return out
 
 
-def _absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
+def _parse_absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
     """Parse an inequality with an absolute value: |x| < 3, |x - 1| >= 2."""
     shift: Tree = ("num", 0, 1)
-    if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not symbols(inner[2]):
+    if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not free_symbols(inner[2]):
         inner, shift = inner[1], ("neg", inner[2])
-    if inner[0] != "sym" or symbols(bound):
-        raise Unreadable("it is not solved for one letter")
+    if inner[0] != "sym" or free_symbols(bound):
+        raise ParseError("it is not solved for one letter")
     low, high = ("add", shift, ("neg", bound)), ("add", shift, bound)
-    inside = merged([(End.of(low, "=" in sign), End.of(high, "=" in sign))])
-    outside = merged([(End.of(MINUS, False), End.of(low, "=" in sign)), (End.of(high, "=" in sign), End.of(PLUS, False))])
+    inside = merge_spans([(Endpoint.from_tree(low, "=" in sign), Endpoint.from_tree(high, "=" in sign))])
+    outside = merge_spans([(Endpoint.from_tree(MINUS_INFINITY, False), Endpoint.from_tree(low, "=" in sign)), (Endpoint.from_tree(high, "=" in sign), Endpoint.from_tree(PLUS_INFINITY, False))])
     return inside if sign[0] == "<" else outside
 
 
-def judge_region(gold: Spans, answer: Spans, bench: Bench) -> Judged:
+def compare_regions(gold: Spans, answer: Spans, context: CompareContext) -> Comparison:
     """Compare two sets of reals: the same spans with the same ends, open or closed."""
     if len(gold) != len(answer):
-        return Judged(False, f"it is {_say(answer)}; the gold is {_say(gold)}")
+        return Comparison(False, f"it is {_describe(answer)}; the gold is {_describe(gold)}")
     for (glo, ghi), (lo, hi) in zip(gold, answer, strict=True):
         for want, have in ((glo, lo), (ghi, hi)):
-            if not (bench.same(want.tree, have.tree)):
-                return Judged(False, f"it is {_say(answer)}; the gold ends at {show(want.tree)}")
+            if not (context.is_same_value(want.tree, have.tree)):
+                return Comparison(False, f"it is {_describe(answer)}; the gold ends at {format_tree(want.tree)}")
             if want.closed != have.closed:
                 state = "closed" if want.closed else "open"
-                return Judged(False, f"parsed as {_say(answer)}; the gold is {state} at {show(want.tree)}")
-    return Judged(True, f"it is {_say(gold)}")
+                return Comparison(False, f"parsed as {_describe(answer)}; the gold is {state} at {format_tree(want.tree)}")
+    return Comparison(True, f"it is {_describe(gold)}")
 
 
-def _say(spans: Spans) -> str:
+def _describe(spans: Spans) -> str:
     if not spans:
         return "the empty set"
-    rows = [f"{'[' if lo.closed else '('}{show(lo.tree)}, {show(hi.tree)}{']' if hi.closed else ')'}" for lo, hi in spans]
+    rows = [f"{'[' if lo.closed else '('}{format_tree(lo.tree)}, {format_tree(hi.tree)}{']' if hi.closed else ')'}" for lo, hi in spans]
     return f"the {'interval' if len(rows) == 1 else 'union'} {' U '.join(rows)}"[:160]

@@ -9,59 +9,59 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers._math.judge.relations import name_of
-from rlvr.verifiers._math.read.parse import parse
-from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, ordered, say
+from rlvr.verifiers._math.judge.relations import find_name
+from rlvr.verifiers._math.read.parse import parse_answer
+from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op, sort_terms
 from rlvr.verifiers._math.value.exact import NotFinite
 
-ARITHMETIC = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
+ARITHMETIC_OPS = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
 MAX_FORMULAS = 200
-_SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
+_MATH_SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[$~]")
-_TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
+_TIMES_SIGN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
 
 
-def restated(gold: str, answer: str, prompt: str) -> str:
+def find_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     r"""Explain why an answer is only a copy from the question; "" if it is not.
 
-    >>> restated("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), restated("391", "391", "Is it 391?")
+    >>> find_prompt_copy("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), find_prompt_copy("391", "391", "Is it 391?")
     ('it is copied from the question: 17*23', '')
     """
-    tree, wanted = _read(answer), _read(gold)
+    tree, wanted = _parse_sorted(answer), _parse_sorted(gold)
     if tree is None or wanted is None:
         return ""
     parts = tree[1::2] if tree[0] == "rel" else (tree,)
-    if not any(has(part, *ARITHMETIC) and not name_of(part) for part in parts):  # AB = 5 is a named number
+    if not any(has_op(part, *ARITHMETIC_OPS) and not find_name(part) for part in parts):  # AB = 5 is a named number
         return ""
-    own = [tree, *tree[1::2]] if tree[0] == "rel" and has(wanted, *ARITHMETIC) else [tree]
+    own = [tree, *tree[1::2]] if tree[0] == "rel" and has_op(wanted, *ARITHMETIC_OPS) else [tree]
     if wanted in own:
         return ""
-    return f"it is copied from the question: {say(tree)}" if tree in _formulas(prompt) or _stands(answer, prompt) else ""
+    return f"it is copied from the question: {describe_tree(tree)}" if tree in _prompt_formulas(prompt) or _is_in_prompt(answer, prompt) else ""
 
 
 @lru_cache(maxsize=8192)
-def _read(text: str) -> Tree | None:
+def _parse_sorted(text: str) -> Tree | None:
     """Parse a text and sort the terms of its tree; None if it cannot be parsed."""
     try:
-        return ordered(parse(text))
-    except (Unreadable, TooBig, NotFinite):
+        return sort_terms(parse_answer(text))
+    except (ParseError, LimitExceeded, NotFinite):
         return None
 
 
 @lru_cache(maxsize=1024)
-def _formulas(prompt: str) -> frozenset[Tree]:
+def _prompt_formulas(prompt: str) -> frozenset[Tree]:
     """Collect the formulas between math delimiters, with the sides of equations and the members of lists."""
-    spans = [next(part for part in match.groups() if part) for match in _SPAN.finditer(prompt)][:MAX_FORMULAS]
-    todo = [tree for span in spans if (tree := _read(span.strip().rstrip("?.,;:!= \n"))) is not None]
+    spans = [next(part for part in match.groups() if part) for match in _MATH_SPAN.finditer(prompt)][:MAX_FORMULAS]
+    todo = [tree for span in spans if (tree := _parse_sorted(span.strip().rstrip("?.,;:!= \n"))) is not None]
     for tree in todo:  # which grows in the loop
         if tree[0] in ("rel", "list", "tuple", "set"):
             todo.extend(arg for arg in tree[1:] if isinstance(arg, tuple))
     return frozenset(todo)
 
 
-def _stands(answer: str, prompt: str) -> bool:
+def _is_in_prompt(answer: str, prompt: str) -> bool:
     """Whether the answer's text is in the prompt literally, and not as a part of something longer."""
-    part, whole = _bare(answer), _bare(prompt)
+    part, whole = _strip_layout(answer), _strip_layout(prompt)
     at = whole.find(part)
     while part and at >= 0:
         before, after = whole[at - 1 : at] if at else " ", whole[at + len(part) : at + len(part) + 1]
@@ -73,8 +73,8 @@ def _stands(answer: str, prompt: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _bare(text: str) -> str:
+def _strip_layout(text: str) -> str:
     """Strip layout commands from a text."""
-    text = _TIMES.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
+    text = _TIMES_SIGN.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
     text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
     return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")

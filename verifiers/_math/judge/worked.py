@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from rlvr.verifiers._math.read.tree import Tree, symbols, walk
+from rlvr.verifiers._math.read.tree import Tree, free_symbols, list_nodes
 
-UNWORKED = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
-PICKED = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
-PICKED |= {"det": "a determinant", "mod": "a remainder"}
+UNEVALUATED_OPS = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
+UNEVALUATED_FUNCTIONS = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
+UNEVALUATED_FUNCTIONS |= {"det": "a determinant", "mod": "a remainder"}
 
 
-def unworked(tree: Tree) -> str:
+def find_unevaluated(tree: Tree) -> str:
     """Find the unevaluated operation in a tree; "" if there is none.
 
-    >>> unworked(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
+    >>> find_unevaluated(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
     'a greatest common divisor'
     """
-    for node in walk(tree):
-        if node[0] in UNWORKED:
-            return UNWORKED[node[0]]
-        if node[0] == "fun" and node[1] in PICKED and not symbols(node):
-            return PICKED[node[1]]
+    for node in list_nodes(tree):
+        if node[0] in UNEVALUATED_OPS:
+            return UNEVALUATED_OPS[node[0]]
+        if node[0] == "fun" and node[1] in UNEVALUATED_FUNCTIONS and not free_symbols(node):
+            return UNEVALUATED_FUNCTIONS[node[1]]
     return ""
 
 
-def worked(tree: Tree) -> Tree:
+def drop_restatement(tree: Tree) -> Tree:
     """Drop a requested sum or limit that an answer repeats before its value."""
-    if tree[0] == "rel" and tree[2] == "=" and unworked(tree[1]) and not any(unworked(part) for part in tree[3::2]):
+    if tree[0] == "rel" and tree[2] == "=" and find_unevaluated(tree[1]) and not any(find_unevaluated(part) for part in tree[3::2]):
         return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
     return tree

@@ -7,112 +7,112 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers._math.read.grammar import GREEK, Reader
+from rlvr.verifiers._math.read.grammar import GREEK_LETTERS, ExpressionParser
 from rlvr.verifiers._math.read.tokens import Token
-from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable
+from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError, Tree
 
-BIG = {r"\sum": "sum", r"\prod": "prod", r"\int": "integral", r"\lim": "limit"}
+BIG_OPERATORS = {r"\sum": "sum", r"\prod": "prod", r"\int": "integral", r"\lim": "limit"}
 ARROWS = (r"\to", r"\rightarrow", r"\longrightarrow")
 ONE: Tree = ("num", 1, 1)
 MAX_INTEGRALS = 8
 
 
-class Calculus(Reader):
+class CalculusParser(ExpressionParser):
     """Parses the operand of a big operator, and its bound variable."""
 
-    def big(self, sign: str) -> Tree:
+    def parse_big_operator(self, sign: str) -> Tree:
         """Parse a sum, a product, an integral or a limit."""
         if sign == r"\lim":
-            return self.limit()
-        low = self.argument(whole=True) if self.accept("_") else None
-        high = self.argument(whole=True) if self.accept("^") else None
+            return self.parse_limit()
+        low = self.parse_argument(whole=True) if self.accept("_") else None
+        high = self.parse_argument(whole=True) if self.accept("^") else None
         if low is None and self.accept("_"):
-            low = self.argument(whole=True)
+            low = self.parse_argument(whole=True)
         if sign == r"\int":
-            body, name = self.integrand()
+            body, name = self.parse_integrand()
             if low is not None and high is not None:
                 return ("integral", body, name, low, high)
             if low is None and high is None:
                 return ("integral", body, name)
-            raise Unreadable("an integral has only one bound")
-        body = self.product()
+            raise ParseError("an integral has only one bound")
+        body = self.parse_product()
         if low is not None and high is not None and low[0] == "rel" and low[2] == "=" and len(low) == 4 and low[1][0] == "sym":
-            return (BIG[sign], body, low[1][1], low[3], high)
-        return (BIG[sign], body, "", *(part for part in (low, high) if part is not None))
+            return (BIG_OPERATORS[sign], body, low[1][1], low[3], high)
+        return (BIG_OPERATORS[sign], body, "", *(part for part in (low, high) if part is not None))
 
-    def limit(self) -> Tree:
+    def parse_limit(self) -> Tree:
         r"""Parse the target and the operand of \lim_{x \to 0^+}."""
         self.expect("_")
         self.expect("{")
-        letter = self.factor()
+        letter = self.parse_factor()
         if letter[0] != "sym" or not self.accept(*ARROWS):
-            raise Unreadable("a limit needs a letter and its target")
+            raise ParseError("a limit needs a letter and its target")
         negative = self.accept("-") or (self.accept("+") and False)
-        point = self.atom()
+        point = self.parse_atom()
         if self.accept("/"):
-            point = ("div", point, self.factor())
+            point = ("div", point, self.parse_factor())
         side = ""
         if self.accept("^"):
             braced = self.accept("{")
-            side = self.take().text
+            side = self.next_token().text
             if side not in ("+", "-"):
-                raise Unreadable("a limit's direction must be one side")
+                raise ParseError("a limit's direction must be one side")
             if braced:
                 self.expect("}")
         self.expect("}")
-        return ("limit", self.product(), letter[1], ("neg", point) if negative else point, side)
+        return ("limit", self.parse_product(), letter[1], ("neg", point) if negative else point, side)
 
-    def integrand(self) -> tuple[Tree, str]:
+    def parse_integrand(self) -> tuple[Tree, str]:
         r"""Parse the integrand before `dx`, and return it with the letter after the d; the dx may be above a fraction bar."""
-        end = self.differential()
+        end = self.find_differential()
         if end is None:
-            body = self.factor()
-            if body[0] == "div" and (top := _without_differential(body[1])) is not None:
+            body = self.parse_factor()
+            if body[0] == "div" and (top := _split_differential(body[1])) is not None:
                 return ("div", top[0], body[2]), top[1]
-            raise Unreadable("an integral has no variable")
-        row, body = self.row, ONE
+            raise ParseError("an integral has no variable")
+        row, body = self.tokens, ONE
         word = row[end].text
         if len(word) > 2:  # xdx
-            self.row = [*row[:end], Token("word", word[:-2], False)]
+            self.tokens = [*row[:end], Token("word", word[:-2], False)]
         else:
-            self.row = row[:end]
-        if self.at < len(self.row):
-            body = self.sum()
-        if self.at != len(self.row):
-            raise Unreadable("an integral cannot be parsed up to its differential")
-        self.row, self.at = row, end + 1
-        return body, word[-1] if len(word) > 1 else self.take().text.lstrip("\\")
+            self.tokens = row[:end]
+        if self.position < len(self.tokens):
+            body = self.parse_sum()
+        if self.position != len(self.tokens):
+            raise ParseError("an integral cannot be parsed up to its differential")
+        self.tokens, self.position = row, end + 1
+        return body, word[-1] if len(word) > 1 else self.next_token().text.lstrip("\\")
 
-    def differential(self) -> int | None:
+    def find_differential(self) -> int | None:
         """Find the position of this integral's `dx`; integrals inside it are skipped."""
         depth, open_integrals = 0, 1
-        for at in range(self.at, len(self.row)):
-            token = self.row[at]
+        for at in range(self.position, len(self.tokens)):
+            token = self.tokens[at]
             depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
             if depth < 0:
                 return None
             if token.text == r"\int" and not depth:
                 open_integrals += 1
                 if open_integrals > MAX_INTEGRALS:
-                    raise TooBig(f"more than {MAX_INTEGRALS} nested integrals")
-            after = self.row[at + 1].text.lstrip("\\") if at + 1 < len(self.row) else ""
-            bare = token.text == "d" and (re.fullmatch("[a-z]", after) or after in GREEK)
+                    raise LimitExceeded(f"more than {MAX_INTEGRALS} nested integrals")
+            after = self.tokens[at + 1].text.lstrip("\\") if at + 1 < len(self.tokens) else ""
+            bare = token.text == "d" and (re.fullmatch("[a-z]", after) or after in GREEK_LETTERS)
             if token.kind == "word" and not depth and (bare or re.fullmatch("[a-z]?d[a-z]", token.text)):
                 open_integrals -= 1
                 if not open_integrals:
                     return at
         return None
 
-    def derivative(self, letter: Tree) -> Tree:
+    def parse_derivative(self, letter: Tree) -> Tree:
         r"""Parse the operand of \frac{d}{dx}."""
-        return ("deriv", self.product(), letter[1])
+        return ("deriv", self.parse_product(), letter[1])
 
 
-def _without_differential(tree: Tree) -> tuple[Tree, str] | None:
+def _split_differential(tree: Tree) -> tuple[Tree, str] | None:
     """Split a product into the part before its last factor `dx`, and the letter; None if there is no such factor."""
     if tree[0] == "mul" and len(tree) == 3 and tree[1] == ("sym", "d") and tree[2][0] == "sym":
         return ONE, tree[2][1]
-    last = _without_differential(tree[-1]) if tree[0] == "mul" else None
+    last = _split_differential(tree[-1]) if tree[0] == "mul" else None
     if last is None or last[0] != ONE:
         return None
     rest = list(tree[1:-1])

@@ -14,46 +14,46 @@ _LEAD = re.compile(
 )
 _LEADING_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]{0,60})\}\s*[:=]?")
 _TITLE = re.compile(r"([A-Z][A-Za-z ]{2,40}:)\s*(?=[-\d$(\\\[{])")
-_STATES = re.compile(r"(?:[a-z]{1,14}[ -]){1,8}(?:is|are|equals?|equal to)\b", re.IGNORECASE)
-_TURNS = re.compile(
+_ANNOUNCEMENT = re.compile(r"(?:[a-z]{1,14}[ -]){1,8}(?:is|are|equals?|equal to)\b", re.IGNORECASE)
+_CHANGING_WORDS = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|or|than|least|most|between|about|almost|nearly|if|maybe|perhaps|possibly|wrong|false|except|only"
     r"|incorrect|invalid|impossible|mistak\w*|naive|tempting|trap|rejected|excluded|half|twice|double|opposite|negative|inverse|reciprocal|complement|less|more|greater)\b|n't",
     re.IGNORECASE,
 )
 
 
-def states(text: str) -> bool:
+def is_announcement(text: str) -> bool:
     """Whether words only announce a value: `the total number of ways is`; no word in them may change the value.
 
     >>> states("the required sum of digits is"), states("half of it is")
     (True, False)
     """
-    return len(text) <= 80 and _STATES.fullmatch(text) is not None and not _TURNS.search(text)
+    return len(text) <= 80 and _ANNOUNCEMENT.fullmatch(text) is not None and not _CHANGING_WORDS.search(text)
 
 
-def entitles(text: str) -> bool:
+def is_title(text: str) -> bool:
     """Whether words with a colon only announce the value that follows: `Total:`.
 
-    >>> entitles("Maximum value:"), entitles("Not the value:")
+    >>> is_title("Maximum value:"), is_title("Not the value:")
     (True, False)
     """
     named = re.fullmatch(r"[a-z]{3,20}(?: [a-z]{1,20}){0,4} ?:", text, re.IGNORECASE)
-    return named is not None and not _TURNS.search(text) and not _GUESSED.search(text)
+    return named is not None and not _CHANGING_WORDS.search(text) and not _GUESS_WORDS.search(text)
 
 
-def without_lead(text: str) -> str:
+def strip_lead(text: str) -> str:
     r"""Strip words that only announce the answer.
 
-    >>> without_lead(r"\text{The answer is } 204")
+    >>> strip_lead(r"\text{The answer is } 204")
     '204'
     """
     command = _LEADING_TEXT.match(text)
     if command is not None:
         said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
-        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or states(said.rstrip(":= ")) or entitles(said):
+        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or is_announcement(said.rstrip(":= ")) or is_title(said):
             return text[command.end() :].strip() or text
     titled = _TITLE.match(text)
-    if titled is not None and entitles(titled[1]):
+    if titled is not None and is_title(titled[1]):
         return text[titled.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text
@@ -69,16 +69,16 @@ _CLOSING = re.compile(
     r"(?:(?:is|as|for) (?:the|our|my) [a-z ]{0,20}(?:answer|solution|result|value|solution set)s?)?(?:,? as (?:required|desired|needed))?",
     re.IGNORECASE,
 )
-_GUESSED = re.compile(
+_GUESS_WORDS = re.compile(
     r"\b(?:guess|hope|hint|estimat|alternativ|other|lower|upper|bound|initial|first|intermediate|step|check|example|assume|suppose|let|where)\w*\b",
     re.IGNORECASE,
 )
 
 
-def stated(text: str) -> str | None:
+def extract_stated_formula(text: str) -> str | None:
     r"""Extract the one formula of a sentence that states it: `The solution is $x > 2$.`; None for anything else.
 
-    >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
+    >>> stated("Thus the required number is $17$."), stated("It is subtract_baseline than $17$.")
     ('17', None)
     """
     text = text.strip()
@@ -92,49 +92,49 @@ def stated(text: str) -> str | None:
         forms.append((_SPAN.sub("it", match[1]), match[2].strip("$"), ""))
     for before, value, after in forms:
         before, after = " ".join(before.split()), after.strip().rstrip(".!").strip()
-        if _OPENING.fullmatch(before) and _CLOSING.fullmatch(after) and not (_TURNS.search(before) or _GUESSED.search(before)):
+        if _OPENING.fullmatch(before) and _CLOSING.fullmatch(after) and not (_CHANGING_WORDS.search(before) or _GUESS_WORDS.search(before)):
             return value.strip()
     return None
 
 
-_COMMA = re.compile(r"(-?\d{1,20}),(\d{1,20})")
+_COMMA_DECIMAL = re.compile(r"(-?\d{1,20}),(\d{1,20})")
 
 
-_COMMON = re.compile(r"\\lg(?![a-zA-Z])|\\log\s*_\s*\{?\s*10(?!\d)\s*\}?")
+_BASE_TEN_LOG = re.compile(r"\\lg(?![a-zA-Z])|\\log\s*_\s*\{?\s*10(?!\d)\s*\}?")
 _SCIENTIFIC = re.compile(r"(\d)e([-+]\d)(?![\d.])")
-_LETTERED = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-J])\)\s*\}?\$?[.:]?\s{1,4}([^()]{1,80})")
-_BARE = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
+_LETTERED_CHOICE = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-J])\)\s*\}?\$?[.:]?\s{1,4}([^()]{1,80})")
+_BARE_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
-def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
+def iter_readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
     r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
     `2e-3` as 2 e - 3 if the gold contains the letter e, and the text after the letter of a choice.
 
-    >>> list(readings("2.75", "2,75")), list(readings(r"\lg 2", r"\log 2"))
+    >>> list(iter_readings("2.75", "2,75")), list(iter_readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
     """
-    if (lettered := _LETTERED.fullmatch(text.strip())) and not _TURNS.search(text):
+    if (lettered := _LETTERED_CHOICE.fullmatch(text.strip())) and not _CHANGING_WORDS.search(text):
         yield gold, lettered[2]
-    if (decimal := pointed(text)) is not None:
+    if (decimal := convert_decimal_comma(text)) is not None:
         yield gold, decimal
-    if (decimal := pointed(gold, 2)) is not None:
+    if (decimal := convert_decimal_comma(gold, 2)) is not None:
         yield decimal, text
     if "e" in gold and _SCIENTIFIC.search(text) and not _SCIENTIFIC.search(gold):
         yield gold, _SCIENTIFIC.sub(r"\1 e\2", text)
     if "\\l" in text and "\\l" in gold:
-        if _COMMON.search(gold) and _BARE.search(text):
-            yield gold, _BARE.sub(r"\\log_{10}", text)
-        elif _COMMON.search(text) and _BARE.search(gold):
-            yield _BARE.sub(r"\\log_{10}", gold), text
+        if _BASE_TEN_LOG.search(gold) and _BARE_LOG.search(text):
+            yield gold, _BARE_LOG.sub(r"\\log_{10}", text)
+        elif _BASE_TEN_LOG.search(text) and _BARE_LOG.search(gold):
+            yield _BARE_LOG.sub(r"\\log_{10}", gold), text
 
 
-def pointed(text: str, places: int = 1) -> str | None:
+def convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:
     """Convert a decimal comma to a decimal point; None for anything else, and for a list of round numbers.
 
     >>> pointed("2,74"), pointed("2, 74"), pointed("5,0")
     ('2.74', None, None)
     """
-    match = _COMMA.fullmatch(text.strip().strip("$"))
+    match = _COMMA_DECIMAL.fullmatch(text.strip().strip("$"))
     if match and len(match[2]) == 3 and match[1].strip("-")[0] != "0" and len(match[1].strip("-")) <= 3:
         return None  # thousands
-    return f"{match[1]}.{match[2]}" if match and match[2].strip("0") and len(match[2]) >= places else None
+    return f"{match[1]}.{match[2]}" if match and match[2].strip("0") and len(match[2]) >= min_digits else None

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from rlvr.verifiers._math.read.tree import TooBig, Unreadable
+from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError
 
 MAX_LENGTH = 6_000
 MAX_DIGITS = 1_000
@@ -26,11 +26,11 @@ class Token(NamedTuple):
 
     kind: str
     text: str
-    spaced: bool
+    has_space_before: bool
     """Whether white space precedes the token."""
 
 
-_SIGNS = {
+_UNICODE_SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
     "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\cbrt ", "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ", "≥": r"\ge ",
     "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "ø": r"\emptyset ",
@@ -42,7 +42,7 @@ _SIGNS = {
     "∨": r"\text{or}", "∧": r"\text{and}", "∠": r"\angle ", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
     "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
-_FOREIGN = {
+_CHINESE_UNITS = {
     "平方厘米": "cm^2", "平方米": "m^2", "平方千米": "km^2", "立方厘米": "cm^3", "立方米": "m^3", "千米": "km", "公里": "km", "米": "m",
     "分米": "dm", "厘米": "cm", "毫米": "mm", "千克": "kg", "公斤": "kg", "克": "g", "吨": "tonnes", "升": "liters", "毫升": "ml",
     "小时": "hours", "分钟": "minutes", "秒": "seconds", "天": "days", "周": "weeks", "个月": "months", "年": "years", "岁": "years",
@@ -50,11 +50,11 @@ _FOREIGN = {
     **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
 }  # fmt: skip
 """Units in Chinese; measure words for counted things become `units`."""
-_FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
+_CHINESE_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_CHINESE_UNITS, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
-_SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
+_UNICODE_SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
 _GREEK = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
-_SIGNS |= {sign: rf"\{name} " for sign, name in zip("ΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)}
+_UNICODE_SIGNS |= {sign: rf"\{name} " for sign, name in zip("ΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)}
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -63,37 +63,37 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 
 
-def plain(text: str) -> str:
+def normalize_characters(text: str) -> str:
     r"""Convert a text to ASCII and Latin letters; raises for a misleading character (a foreign digit, a hidden mark).
 
     >>> plain("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
-    if within(text).isascii():
+    if check_length(text).isascii():
         if _CONTROL.search(text):
-            raise Unreadable("it contains a control character")
+            raise ParseError("it contains a control character")
         return text
-    text = _FOREIGN_UNIT.sub(lambda m: f" {_FOREIGN[m[1]]}", text.strip("\u200b\u2060\ufeff "))
+    text = _CHINESE_UNIT.sub(lambda m: f" {_CHINESE_UNITS[m[1]]}", text.strip("\u200b\u2060\ufeff "))
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda m: "_{" + m[0].translate(_LOWERED) + "}", text)
     text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
     enclosed = next((char for char in text if unicodedata.category(char) in ("No", "Nl")), None)  # a circled digit, a Roman numeral
     if enclosed is not None:
-        raise Unreadable(f"the character U+{ord(enclosed):04X} ({unicodedata.name(enclosed, 'unnamed')}) is not part of an answer")
+        raise ParseError(f"the character U+{ord(enclosed):04X} ({unicodedata.name(enclosed, 'unnamed')}) is not part of an answer")
     out = []
-    for char in unicodedata.normalize("NFKC", "".join(_SIGNS.get(c, c) for c in text)):
-        sign = _SIGNS.get(char, char)
+    for char in unicodedata.normalize("NFKC", "".join(_UNICODE_SIGNS.get(c, c) for c in text)):
+        sign = _UNICODE_SIGNS.get(char, char)
         deceives = not sign.isascii() and not "À" <= sign <= "ɏ"
         if deceives or _CONTROL.match(char):
-            raise Unreadable(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
+            raise ParseError(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
         out.append(sign)
-    return within("".join(out))
+    return check_length("".join(out))
 
 
-def within(text: str) -> str:
+def check_length(text: str) -> str:
     """Return the text; raises if it is too long."""
     if len(text) > MAX_LENGTH:
-        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")
+        raise LimitExceeded(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")
     return text
 
 
@@ -114,11 +114,11 @@ _SCAN = re.compile(
     """.replace("TEXT", _TEXT),
     re.VERBOSE | re.DOTALL,
 )
-_LISTED = re.compile(r"\d{1,3}(?:,[1-9]\d\d)+")
-_SILENT = frozenset((r"\(", r"\)", r"\[", r"\]"))
+_LISTED_NUMBERS = re.compile(r"\d{1,3}(?:,[1-9]\d\d)+")
+_IGNORED_DELIMITERS = frozenset((r"\(", r"\)", r"\[", r"\]"))
 
 
-def tokens(text: str) -> list[Token]:
+def tokenize(text: str) -> list[Token]:
     r"""Split a text with normalized characters into tokens.
 
     >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
@@ -130,21 +130,21 @@ def tokens(text: str) -> list[Token]:
     while at < len(text):
         match = _SCAN.match(text, at)
         if match is None or match.end() == at:
-            raise Unreadable(f"{text[at : at + 12]!r} cannot be read")
+            raise ParseError(f"{text[at : at + 12]!r} cannot be read")
         kind, word, at = match.lastgroup or "", match[0], match.end()
         if kind == "space":
             spaced = True
             continue
         if kind == "text":
-            word, at = _braced(text, at)
+            word, at = _read_braced(text, at)
         elif kind == "num":
-            if depth and _LISTED.fullmatch(word):  # (1,234) is a pair, (1,000) is a number
+            if depth and _LISTED_NUMBERS.fullmatch(word):  # (1,234) is a pair, (1,000) is a number
                 word = word.partition(",")[0]
                 at = match.start() + len(word)
-            word = _numeral(word)
+            word = _clean_numeral(word)
         elif kind in ("begin", "end"):
             word = match["env"] or match["eenv"]
-        elif (word == "$" and dollars % 2 == 0) or word in _SILENT:
+        elif (word == "$" and dollars % 2 == 0) or word in _IGNORED_DELIMITERS:
             continue
         if kind != "text":
             depth += (word in ("(", "[", "{", r"\{") or kind == "begin") - (word in (")", "]", "}", r"\}") or kind == "end")
@@ -154,21 +154,21 @@ def tokens(text: str) -> list[Token]:
         found.append(Token(kind, word, spaced))
         spaced = False
         if depth > MAX_DEPTH or len(found) > MAX_TOKENS:
-            raise TooBig(f"it is nested more than {MAX_DEPTH} deep or has more than {MAX_TOKENS} tokens")
+            raise LimitExceeded(f"it is nested more than {MAX_DEPTH} deep or has more than {MAX_TOKENS} tokens")
     return found
 
 
-def _numeral(word: str) -> str:
+def _clean_numeral(word: str) -> str:
     digits = sum(c.isdigit() for c in word)
     if digits > MAX_DIGITS:
-        raise TooBig(f"it contains a numeral of {digits} digits; at most {MAX_DIGITS} are allowed")
+        raise LimitExceeded(f"it contains a numeral of {digits} digits; at most {MAX_DIGITS} are allowed")
     if "overline" in word:
         head, _, tail = word.replace(r"\overline", "~").partition("~")
         return re.sub(r"[^\d.]", "", head) + "~" + re.sub(r"\D", "", tail)
     return re.sub(r"[^\d.eE+-]", "", word).rstrip(".")
 
 
-def _braced(text: str, at: int) -> tuple[str, int]:
+def _read_braced(text: str, at: int) -> tuple[str, int]:
     """Read the content up to the closing brace, and return it with the position after it."""
     depth, start = 1, at
     while at < len(text):
@@ -179,4 +179,4 @@ def _braced(text: str, at: int) -> tuple[str, int]:
         at += 1
         if not depth:
             return re.sub(r"\\(?:[,;:! ]|q?quad)|~", " ", text[start : at - 1]).strip(), at
-    raise Unreadable("a brace does not close")
+    raise ParseError("a brace does not close")

@@ -26,15 +26,15 @@ MAX_BITS = 60_000
 LEAVES = frozenset(("num", "dec", "sym", "const", "text", "choice"))
 
 
-class Unreadable(Exception):
+class ParseError(Exception):
     """Raised if a text cannot be parsed; the message says where parsing stopped."""
 
 
-class TooBig(Exception):
+class LimitExceeded(Exception):
     """Raised if a text or a computation exceeds a static limit."""
 
 
-def children(tree: Tree) -> Iterator[Tree]:
+def iter_children(tree: Tree) -> Iterator[Tree]:
     """Yield the direct sub-trees."""
     if tree[0] in LEAVES:
         return
@@ -43,28 +43,28 @@ def children(tree: Tree) -> Iterator[Tree]:
             if isinstance(arg[0], str):
                 yield arg
             else:
-                yield from children(("", *arg))
+                yield from iter_children(("", *arg))
 
 
-def walk(tree: Tree) -> list[Tree]:
+def list_nodes(tree: Tree) -> list[Tree]:
     """List every node, without recursion."""
     nodes = [tree]
     for node in nodes:  # which grow in the loop
         if node[0] not in LEAVES:
             for arg in node[1:]:
                 if isinstance(arg, tuple) and arg:
-                    nodes.extend((arg,) if isinstance(arg[0], str) else children(("", *arg)))
+                    nodes.extend((arg,) if isinstance(arg[0], str) else iter_children(("", *arg)))
     return nodes
 
 
-def symbols(tree: Tree) -> frozenset[str]:
+def free_symbols(tree: Tree) -> frozenset[str]:
     """Return the names of the free symbols (the index of a sum or an integral is not free).
 
     >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
     """
     names, bound = set(), set()
-    for node in walk(tree):
+    for node in list_nodes(tree):
         if node[0] == "sym":
             names.add(node[1])
         elif node[0] in ("sum", "prod", "integral", "limit") and len(node) > 3:
@@ -72,11 +72,11 @@ def symbols(tree: Tree) -> frozenset[str]:
     return frozenset(names - bound)
 
 
-def infinite(tree: Tree) -> int:
+def infinity_sign(tree: Tree) -> int:
     """Return 1 or -1 if the tree is exactly plus or minus infinity; else 0."""
     if tree == ("const", "oo"):
         return 1
-    return -infinite(tree[1]) if tree[0] == "neg" else 0
+    return -infinity_sign(tree[1]) if tree[0] == "neg" else 0
 
 
 def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
@@ -90,7 +90,7 @@ def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
     return tuple(substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
-def ordered(tree: Tree) -> Tree:
+def sort_terms(tree: Tree) -> Tree:
     """Sort the terms of sums and the factors of products into a fixed order, and move signs to the front.
 
     >>> one, x = ("num", 1, 1), ("sym", "x")
@@ -99,7 +99,7 @@ def ordered(tree: Tree) -> Tree:
     """
     if tree[0] in LEAVES:
         return tree
-    args = [ordered(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree[1:]]
+    args = [sort_terms(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree[1:]]
     negative = False
     if tree[0] in ("mul", "div"):
         negative = sum(arg[0] == "neg" for arg in args) % 2 == 1
@@ -112,12 +112,12 @@ def ordered(tree: Tree) -> Tree:
     return ("neg", (tree[0], *args)) if negative else (tree[0], *args)
 
 
-def has(tree: Tree, *ops: str) -> bool:
+def has_op(tree: Tree, *ops: str) -> bool:
     """Whether a node of one of these kinds is anywhere in the tree."""
-    return any(node[0] in ops for node in walk(tree))
+    return any(node[0] in ops for node in list_nodes(tree))
 
 
-NAMES = {
+OP_NAMES = {
     "list": "the list",
     "either": "the alternatives",
     "tuple": "the tuple",
@@ -139,78 +139,78 @@ NAMES = {
 }
 
 
-def say(tree: Tree) -> str:
+def describe_tree(tree: Tree) -> str:
     """Describe a tree in words, for reasons: `the interval (1, 2]`.
 
     >>> say(("interval", ("num", 1, 1), ("num", 2, 1), "(", "]"))
     'the interval (1, 2]'
     """
-    shown = show(tree)
+    shown = format_tree(tree)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return f"{NAMES[tree[0]]} {shown}" if tree[0] in NAMES else shown
+    return f"{OP_NAMES[tree[0]]} {shown}" if tree[0] in OP_NAMES else shown
 
 
-_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
-_CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
+_INFIX_SIGNS = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
+_BRACKETED_OPS = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 
-def show(tree: Tree, depth: int = 0) -> str:
+def format_tree(tree: Tree, depth: int = 0) -> str:
     """Format a tree in plain one-line notation; deep parts are left out."""
     op, args = tree[0], tree[1:]
     if depth > 12:
         return "..."
 
     def sub(node: Tree) -> str:
-        text = show(node, depth + 1)
+        text = format_tree(node, depth + 1)
         return f"({text})" if node[0] in ("add", "mul", "div", "neg", "pm") else text
 
     if op == "num":
-        return short(args[0]) if args[1] == 1 else f"{short(args[0])}/{short(args[1])}"
+        return format_integer(args[0]) if args[1] == 1 else f"{format_integer(args[0])}/{format_integer(args[1])}"
     if op == "dec":
-        return _decimal(args[0], args[1])
+        return _format_decimal(args[0], args[1])
     if op in ("sym", "const", "text", "choice"):
         return str(args[0])
-    if op in _INFIX:
-        return _INFIX[op].join(sub(a) if op != "list" else show(a, depth + 1) for a in args)
-    if op in _CLOSED:
-        left, right = _CLOSED[op]
-        return left + ", ".join(show(a, depth + 1) for a in args) + right
+    if op in _INFIX_SIGNS:
+        return _INFIX_SIGNS[op].join(sub(a) if op != "list" else format_tree(a, depth + 1) for a in args)
+    if op in _BRACKETED_OPS:
+        left, right = _BRACKETED_OPS[op]
+        return left + ", ".join(format_tree(a, depth + 1) for a in args) + right
     if op == "interval":
-        return f"{args[2]}{show(args[0], depth + 1)}, {show(args[1], depth + 1)}{args[3]}"
+        return f"{args[2]}{format_tree(args[0], depth + 1)}, {format_tree(args[1], depth + 1)}{args[3]}"
     if op == "rel":
-        return " ".join(part if isinstance(part, str) else show(part, depth + 1) for part in args)
+        return " ".join(part if isinstance(part, str) else format_tree(part, depth + 1) for part in args)
     if op in ("neg", "div", "pow"):
         return f"-{sub(args[0])}" if op == "neg" else f"{sub(args[0])}{'/' if op == 'div' else '^'}{sub(args[1])}"
-    return _show_rest(tree, depth)
+    return _format_rest(tree, depth)
 
 
-def _show_rest(tree: Tree, depth: int) -> str:
+def _format_rest(tree: Tree, depth: int) -> str:
     op, args = tree[0], tree[1:]
     if op == "unit":
-        return f"{show(args[0], depth + 1)} {args[1]}"
+        return f"{format_tree(args[0], depth + 1)} {args[1]}"
     if op == "percent":
-        return f"{show(args[0], depth + 1)}%"
+        return f"{format_tree(args[0], depth + 1)}%"
     if op == "base":
         return f"{args[0]} in base {args[1]}"
     if op == "mod":
-        return f"{show(args[0], depth + 1)} (mod {show(args[1], depth + 1)})"
+        return f"{format_tree(args[0], depth + 1)} (mod {format_tree(args[1], depth + 1)})"
     if op == "pm":
-        return f"{show(args[0], depth + 1)} {args[2]} {show(args[1], depth + 1)}"
+        return f"{format_tree(args[0], depth + 1)} {args[2]} {format_tree(args[1], depth + 1)}"
     if op == "matrix":
-        return "[" + "; ".join(", ".join(show(cell, depth + 1) for cell in row) for row in args[0]) + "]"
+        return "[" + "; ".join(", ".join(format_tree(cell, depth + 1) for cell in row) for row in args[0]) + "]"
     if op == "time":
         return f"{args[0]}:{args[1]:02d}{' ' + args[2] if args[2] else ''}"
     name = args[0] if op == "fun" else op
-    return f"{name}(" + ", ".join(show(a, depth + 1) for a in args if isinstance(a, tuple) and a and isinstance(a[0], str)) + ")"
+    return f"{name}(" + ", ".join(format_tree(a, depth + 1) for a in args if isinstance(a, tuple) and a and isinstance(a[0], str)) + ")"
 
 
-def short(value: int) -> str:
+def format_integer(value: int) -> str:
     """Format an integer in digits, or its size if it is too long to print."""
     return str(value) if value.bit_length() <= 2000 else f"({value.bit_length()}-bit integer)"
 
 
-def _decimal(digits: int, places: int) -> str:
+def _format_decimal(digits: int, places: int) -> str:
     if digits.bit_length() > 2000:
-        return short(digits)
+        return format_integer(digits)
     text = str(abs(digits)).rjust(places + 1, "0")
     return ("-" if digits < 0 else "") + (f"{text[:-places]}.{text[-places:]}" if places > 0 else text)

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 Measure = tuple[tuple[tuple[str, int], ...], Fraction]
 
-MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-MULTIPLES |= {"lakh": 10**5, "crore": 10**7, "quadrillion": 10**15}
+NUMBER_MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+NUMBER_MULTIPLES |= {"lakh": 10**5, "crore": 10**7, "quadrillion": 10**15}
 
-_TABLE = """
+_UNIT_TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
 dm 1/10: dm decimeter decimetre
 in 254/10000: in inch inche | ft 3048/10000: ft foot feet | yd 9144/10000: yd yard | mi 1609344/1000: mi mile
@@ -48,24 +48,24 @@ _DERIVED: Mapping[str, Measure] = {
 """The base units of newtons, joules, watts, pascals, hertz and litres."""
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
-for _entry in re.split(r"[|\n]", _TABLE.strip()):
+for _entry in re.split(r"[|\n]", _UNIT_TABLE.strip()):
     _head, _, _words = _entry.partition(":")
     _name, _factor = _head.split()
     _base = _name.rstrip("@") if _name.endswith("@") else ("m" if "/" not in _name and _name != "mph" else _name)
     for _word in _words.split():
         _UNITS[_word] = (_base, Fraction(1) if _factor == "pi" else Fraction(_factor))
 
-_NOT_THINGS = (
+_NON_UNIT_WORDS = (
     "or and wrong incorrect invalid factorial half halves thirds fourths tenths hundredths plus minus times divided choose not "
     "maybe either neither nor to than is are be was if then else but also approximately about probably answer the a an of in base "
     "mod no yes none all any both true false impossible undefined when where for such that with without from between only "
     "less fewer below above under beyond by out off short remainder point twice thrice too perhaps fails wait double triple "
     "tens hundredths thousandths millionths at most least let suppose assume"
 )
-NOT_THINGS = frozenset(_NOT_THINGS.split())
-_TURNING = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
-_TURNING += " converse contrary reverse negation contrapositive false wrong"
-TURNING = frozenset(_TURNING.split())
+NON_UNIT_WORDS = frozenset(_NON_UNIT_WORDS.split())
+_VALUE_CHANGING_WORDS = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
+_VALUE_CHANGING_WORDS += " converse contrary reverse negation contrapositive false wrong"
+VALUE_CHANGING_WORDS = frozenset(_VALUE_CHANGING_WORDS.split())
 """Words that change the value of the word next to them."""
 _DIGIT = "zero one two three four five six seven eight nine"
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -77,13 +77,13 @@ _STEMS += " twentie thirtie fortie fiftie sixtie seventie eightie ninetie hundre
 _PARTS = re.compile(rf"(?:{'|'.join(_STEMS.split())})ths?|halfs?|halve[sd]?|thirds?|[1-9]\d*(?:st|nd|rd|th)s?")
 _AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones"
 _AMOUNT += " ish fold milliard myriad radical"
-AMOUNTS = frozenset(_AMOUNT.split())
-_SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
-_SIGNED += " det gcd lcm max min abs floor ceil"
-SIGNS = frozenset(_SIGNED.split())
+AMOUNT_WORDS = frozenset(_AMOUNT.split())
+_FUNCTION_WORDS = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
+_FUNCTION_WORDS += " det gcd lcm max min abs floor ceil"
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
-_TURNED = TURNING | {"half", "plus", "minus", "times"}
+_TURNED = VALUE_CHANGING_WORDS | {"half", "plus", "minus", "times"}
 
 
 def is_number_word(word: str) -> bool:
@@ -94,30 +94,30 @@ def is_number_word(word: str) -> bool:
     """
     if _TURNED & set(word.lower().split("-")):  # half-hours
         return True
-    word = word.lower().rstrip("s") if word.lower() not in AMOUNTS | SIGNS else word.lower()
-    counted = word in CARDINALS or word in AMOUNTS or word in SIGNS or _PARTS.fullmatch(word) is not None
+    word = word.lower().rstrip("s") if word.lower() not in AMOUNT_WORDS | FUNCTION_WORDS else word.lower()
+    counted = word in CARDINALS or word in AMOUNT_WORDS or word in FUNCTION_WORDS or _PARTS.fullmatch(word) is not None
     return counted or re.fullmatch(r"(?:[a-z]*-)?(?:[a-z]*illion|[a-z]+ty-[a-z]+)|googol(?:plex)?", word) is not None
 
 
-_VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
+_VERDICT_WORD = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
 """Words that a counted thing cannot end with: `42 rejected`, `42 possibly`."""
-_LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
-_SINGLE = frozenset("mgshLlNJWV")
+_UNIT_WORDS = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(NUMBER_MULTIPLES) - {"in", "percent"}
+_UNIT_LETTERS = frozenset("mgshLlNJWV")
 
 
 def is_unit(word: str) -> bool:
     """Whether a word of two letters or more is a unit of the table, in singular or plural."""
     word = word.lower()
-    return word in _LONG or (word.endswith("s") and word[:-1] in _LONG)
+    return word in _UNIT_WORDS or (word.endswith("s") and word[:-1] in _UNIT_WORDS)
 
 
 def is_letter_unit(letter: str) -> bool:
     """Whether one letter after a numeral and a space is a unit."""
-    return letter in _SINGLE
+    return letter in _UNIT_LETTERS
 
 
 @lru_cache(maxsize=4096)
-def measure(label: str) -> Measure | None:
+def parse_unit_label(label: str) -> Measure | None:
     """Parse a unit label into powers of base units and a factor; None for words that count nothing ("or 43", "not").
 
     >>> measure("square inches")
@@ -139,7 +139,7 @@ def measure(label: str) -> Measure | None:
     factor = Fraction(1)
     for place, part in enumerate(over):
         sign = 1 if place == 0 else -1
-        read = _part(part)
+        read = _parse_product(part)
         if read is None:
             return None
         for base, power in read[0]:
@@ -153,7 +153,7 @@ def measure(label: str) -> Measure | None:
     return tuple(sorted((base, power) for base, power in powers.items() if power and base != "unit")), factor
 
 
-def _part(text: str) -> Measure | None:
+def _parse_product(text: str) -> Measure | None:
     words = text.replace("*", " ").replace("(", " ").replace(")", " ").split()
     powers: dict[str, int] = {}
     factor = Fraction(1)
@@ -166,15 +166,15 @@ def _part(text: str) -> Measure | None:
         if name in ("squared", "cubed"):
             raised = 2 if name == "squared" else 3
             continue
-        if (name in NOT_THINGS and not (name == "in" and (power or raised > 1 or len(words) == 1))) or (
+        if (name in NON_UNIT_WORDS and not (name == "in" and (power or raised > 1 or len(words) == 1))) or (
             power and not re.fullmatch(r"-?\d", power)
         ):
             return None
-        if name in MULTIPLES:
-            factor *= MULTIPLES[name]
+        if name in NUMBER_MULTIPLES:
+            factor *= NUMBER_MULTIPLES[name]
             continue
-        if name.endswith("s") and name[:-1] in MULTIPLES:
-            factor *= MULTIPLES[name[:-1]]
+        if name.endswith("s") and name[:-1] in NUMBER_MULTIPLES:
+            factor *= NUMBER_MULTIPLES[name[:-1]]
             continue
         unit = _UNITS.get(name) or (_UNITS.get(name[:-1]) if name.endswith("s") else None)
         if unit and not things:
@@ -182,11 +182,11 @@ def _part(text: str) -> Measure | None:
             powers[unit[0]] = powers.get(unit[0], 0) + exponent
             factor *= unit[1] ** exponent
         elif re.fullmatch(r"[a-zà-ɏ](?:[a-zà-ɏ'-]*[a-zà-ɏ'])?", name) and not is_number_word(name):
-            things.append(_singular(name) + (f"^{power}" if power else ""))
+            things.append(_to_singular(name) + (f"^{power}" if power else ""))
         else:
             return None
     if things:
-        if _VERDICT.fullmatch(words[-1]) and len(words[-1]) > 4:
+        if _VERDICT_WORD.fullmatch(words[-1]) and len(words[-1]) > 4:
             return None
         powers[" ".join(things)] = 1
     if raised > 1 and not powers:
@@ -194,7 +194,7 @@ def _part(text: str) -> Measure | None:
     return tuple((base, power * raised) for base, power in powers.items()), factor**raised
 
 
-def _singular(word: str) -> str:
+def _to_singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and len(word) > 3 and not word.endswith("ss") else word
 
 
@@ -203,7 +203,7 @@ def is_angle(meaning: Measure | None) -> bool:
     return meaning is not None and meaning[0] == (("angle", 1),)
 
 
-def is_base(name: str) -> bool:
+def is_base_unit(name: str) -> bool:
     """Whether a name is one of the table's base units, and not a counted thing."""
     return any(base == name for base, _ in _UNITS.values())
 

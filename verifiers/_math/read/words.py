@@ -6,16 +6,16 @@ import re
 from typing import NamedTuple
 
 from rlvr.verifiers._math.read.tree import Tree
-from rlvr.verifiers._math.read.units import CARDINALS, MULTIPLES, TURNING
+from rlvr.verifiers._math.read.units import CARDINALS, NUMBER_MULTIPLES, VALUE_CHANGING_WORDS
 
 _COMMAND = re.compile(
     r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
 )
 _FUNCTION_WORDS = "sin cos tan cot sec csc log ln exp sqrt pi oo inf infinity infty det max min gcd lcm"
 _FUNCTION_WORDS += " and or arcsin arccos arctan tg ctg arctg arcctg mod"
-_MATHS = frozenset(_FUNCTION_WORDS.split())
+_MATH_WORDS = frozenset(_FUNCTION_WORDS.split())
 _SHORT_WORDS = "yes no odd even true both none all any red blue one two six ten east west dne saturday sunday monday"
-_SHORT = frozenset(_SHORT_WORDS.split())
+_SHORT_ANSWERS = frozenset(_SHORT_WORDS.split())
 _WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
 _RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
 _BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
@@ -23,21 +23,21 @@ _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
-class Saying(NamedTuple):
+class Phrase(NamedTuple):
     """Several wordings of one answer: the pattern, the canonical wording, and one example, which a test runs.
 
-    >>> Saying(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
+    >>> Phrase(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
     True
     """
 
     pattern: re.Pattern[str]
-    becomes: str
+    meaning: str
     example: str
 
 
 _OF_WHAT = "(?:(?:the |this )?(?:series|integral|sequence) )?"
-SAYINGS = tuple(
-    Saying(re.compile(pattern), becomes, example)
+PHRASES = tuple(
+    Phrase(re.compile(pattern), becomes, example)
     for pattern, becomes, example in (
         (
             r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?"
@@ -58,35 +58,35 @@ _DATE = re.compile(rf"(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS})(?
 _AMERICAN_DATE = re.compile(rf"({_MONTHS}) (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?")
 _ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 ORDINALS = tuple(_ORDINAL_WORDS.split())
-_SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
-_SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
-_SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
+_SPOKEN_VALUES: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
+_SPOKEN_VALUES |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
+_SPOKEN_VALUES |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
 
 
-_DENIED = re.compile(
+_DENIAL_WORDS = re.compile(
     r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap"
     r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
     re.IGNORECASE,
 )
 """Words after the letter of a choice that deny it or make it conditional."""
-_RELATED = re.compile(
+_RELATION_SIGN = re.compile(
     r"[-+*/=^(]|\\(?:n?eq?|not(?:in)?|cup|cap|in|[lg]e?q?|[lg]t|to|pm|mp|sim|approx|equiv|l?or|vee|wedge|land|lnot|neg)(?![a-zA-Z])"
 )
 """Signs after the letter of a choice that make it part of a formula."""
 
 
-def _denied(rest: str) -> bool:
+def _is_denied(rest: str) -> bool:
     """Whether the words after the letter of a choice deny it; the option's own text may be a denial: `(B) False`."""
-    return rest not in ("False", "No", "Never") and _DENIED.search(rest) is not None
+    return rest not in ("False", "No", "Never") and _DENIAL_WORDS.search(rest) is not None
 
 
-def unwrap(text: str) -> str:
+def strip_wrapping(text: str) -> str:
     r"""Strip math delimiters, a text command around the whole text, and a final period.
 
-    >>> unwrap(r"$\text{(C)}.$")
+    >>> strip_wrapping(r"$\text{(C)}.$")
     '(C)'
     """
     text = text.strip()
@@ -108,7 +108,7 @@ def unwrap(text: str) -> str:
                 text = inside
                 break
         match = _COMMAND.match(text)
-        if match and text.endswith("}") and _closes(text, match.end()):
+        if match and text.endswith("}") and _is_closed_at_end(text, match.end()):
             text = text[match.end() : -1]
         text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
@@ -117,7 +117,7 @@ def unwrap(text: str) -> str:
     return text.replace(" ", "") if " " in text and _GROUPED.fullmatch(text) else text
 
 
-def _closes(text: str, at: int) -> bool:
+def _is_closed_at_end(text: str, at: int) -> bool:
     """Whether the brace opened before `at` closes only at the very end."""
     depth = 1
     for place in range(at, len(text)):
@@ -127,7 +127,7 @@ def _closes(text: str, at: int) -> bool:
     return False
 
 
-def choice(text: str) -> str | None:
+def parse_choice(text: str) -> str | None:
     """Parse a multiple-choice answer and return its letter as a capital: `(C)`, `C.`, `(C) 12`, `option c`; None for other texts."""
     if len(text) > 300:
         return None
@@ -144,14 +144,14 @@ def choice(text: str) -> str | None:
         other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
             r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
         )
-        if not marked or other or _denied(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+        if not marked or other or _is_denied(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
-        if bracketed and (not bracketed.isupper() or _RELATED.match(rest)):
+        if bracketed and (not bracketed.isupper() or _RELATION_SIGN.match(rest)):
             return None
     return letter.upper() if letter.isupper() or bracketed or rest == "" else None
 
 
-def lettered(text: str) -> Tree | None:
+def parse_lettered_numeral(text: str) -> Tree | None:
     r"""Parse a numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
 
     >>> lettered("1A_{16}")
@@ -166,7 +166,7 @@ def lettered(text: str) -> Tree | None:
     return ("base", match[1].upper().lstrip("0") or "0", base)
 
 
-def words(text: str, *, strict: bool) -> Tree | None:
+def parse_words(text: str, *, strict: bool) -> Tree | None:
     """Parse a text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
     if len(text) > 200:
         return None
@@ -178,30 +178,30 @@ def words(text: str, *, strict: bool) -> Tree | None:
         return None
     runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
     low = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", shown.lower())
-    if low in _SAID:
-        return _SAID[low]
-    number = number_in_words(low)
+    if low in _SPOKEN_VALUES:
+        return _SPOKEN_VALUES[low]
+    number = parse_number_words(low)
     if number is not None:
         return ("num", number, 1)
-    said = next((saying.becomes for saying in SAYINGS if saying.pattern.fullmatch(low)), "") or dated(low)
+    said = next((saying.meaning for saying in PHRASES if saying.pattern.fullmatch(low)), "") or parse_date(low)
     if said:
         return ("text", said)
     if strict:
-        if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
+        if any(c.isdigit() for c in shown) or any(run.lower() in _MATH_WORDS for run in runs):
             return None
         if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
             return None
-        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and (shown[1:].islower() or shown.isupper()))):
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT_ANSWERS or (shown[0].isupper() and (shown[1:].islower() or shown.isupper()))):
             return None
         if all(len(run) == 1 for run in runs):
             return None
     return ("text", low)
 
 
-def number_in_words(text: str) -> int | None:
+def parse_number_words(text: str) -> int | None:
     """Parse an integer in words; None for anything else.
 
-    >>> number_in_words("twenty-one"), number_in_words("three hundred and five"), number_in_words("five two")
+    >>> parse_number_words("twenty-one"), parse_number_words("three hundred and five"), parse_number_words("five two")
     (21, 305, None)
     """
     total, group, last = 0, 0, ""
@@ -217,18 +217,18 @@ def number_in_words(text: str) -> int | None:
             group += value
         elif word == "hundred" and 0 < group < 10:
             group *= 100
-        elif word in ("thousand", "million", "billion", "trillion") and group > 0 and (not total or total % (MULTIPLES[word] * 1000) == 0):
-            total, group = total + group * MULTIPLES[word], 0
-        elif word != "and" or last not in MULTIPLES:
+        elif word in ("thousand", "million", "billion", "trillion") and group > 0 and (not total or total % (NUMBER_MULTIPLES[word] * 1000) == 0):
+            total, group = total + group * NUMBER_MULTIPLES[word], 0
+        elif word != "and" or last not in NUMBER_MULTIPLES:
             return None
         last = word
     return None if last == "and" else total + group
 
 
-def dated(text: str) -> str:
+def parse_date(text: str) -> str:
     """Parse a date and return it in one standard wording; "" for anything else.
 
-    >>> dated("14 march"), dated("march 14th, 2020"), dated("march past")
+    >>> parse_date("14 march"), parse_date("march 14th, 2020"), parse_date("march past")
     ('march 14', 'march 14 2020', '')
     """
     if match := _DATE.fullmatch(text):
@@ -240,58 +240,58 @@ def dated(text: str) -> str:
     return " ".join([month, str(int(day)), *([year] if year else [])])
 
 
-def spelled(text: str) -> Tree | None:
+def parse_spelled_word(text: str) -> Tree | None:
     r"""Parse two or three letters in a text command as a word: `\text{ba}`; a bare `ba` is a product.
 
     >>> spelled(r"$\text{ba}$")
     ('text', 'ba')
     """
     match = re.fullmatch(r"\$?\\(?:text(?:bf|it|rm)?|mbox)\s*\{\s*([a-zA-Z]{2,3})\s*\}\$?", text.strip())
-    return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
+    return ("text", match[1].lower()) if match and match[1].lower() not in _MATH_WORDS else None
 
 
 _SUBJECTS = "function graph series integral sequence answer number result statement triangle matrix system relation limit product sum"
 _SUBJECTS += " value integer expression polynomial curve conic equation shape figure quadrilateral polygon set parity claim proposition"
 _SUBJECTS += " lines planes vectors events variables solution day winner color colour"
 _SUBJECT = f"(?:given |whole |resulting |final |original |above |correct )?(?:{'|'.join(_SUBJECTS.split())})"
-_STATED = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])")
+_STATEMENT = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])")
 """A statement about the subject of the question; one about another subject, such as its derivative, is another answer."""
 
 
-_CONGRUENT = re.compile(
+_CONGRUENCE_THEOREM = re.compile(
     r"(?:by )?(?:the )?(sss|sas|asa|aas|hl|rhs|aa)(?: (congruence|similarity))?(?: (?:criterion|postulate|theorem|rule|condition))?"
 )
 """A theorem about triangles: `by SAS congruence`."""
 
 
-def same_words(gold: str, answer: str) -> bool:
+def is_same_wording(gold: str, answer: str) -> bool:
     """Whether two texts in words are equal: articles and marks are ignored, and names joined by `and` match in any order.
 
-    >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
+    >>> is_same_wording("alice and bob", "bob, alice"), is_same_wording("an even number", "odd number")
     (True, False)
     """
-    theorem, mine = _CONGRUENT.fullmatch(gold), _CONGRUENT.fullmatch(answer)
+    theorem, mine = _CONGRUENCE_THEOREM.fullmatch(gold), _CONGRUENCE_THEOREM.fullmatch(answer)
     if theorem and mine:
         return theorem[1] == mine[1] and (theorem[2] == mine[2] or not theorem[2])
-    wanted, given = _parts(gold), _parts(answer)
+    wanted, given = _split_names(gold), _split_names(answer)
     if " and " in gold and len(wanted) == len(given) > 1:
         return sorted(wanted) == sorted(given)
     return wanted == given
 
 
-def _parts(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text)).replace("right angled", "right")
-    stated = _STATED.match(bare)
-    if stated and not TURNING & set(stated[0].split()):  # the function is even
+    stated = _STATEMENT.match(bare)
+    if stated and not VALUE_CHANGING_WORDS & set(stated[0].split()):  # the function is even
         bare = bare[stated.end() :]
     named = (" ".join(w for w in part.split() if w not in ("the", "a", "an")) for part in re.split(r",| and ", f" {bare} "))
     return [part for part in named if part]
 
 
-def enclosed(text: str) -> Tree | None:
+def parse_circled_numbers(text: str) -> Tree | None:
     """Parse circled numbers as names of statements, in any order; None for anything else.
 
-    >>> enclosed("②①") == enclosed("①, ②")
+    >>> parse_circled_numbers("②①") == parse_circled_numbers("①, ②")
     True
     """
     bare = re.sub(r"[\s,;、，$]|\\(?:text|mathrm|,|;|quad)|[{}]", "", text[:200])

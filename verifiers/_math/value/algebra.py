@@ -19,15 +19,15 @@ FUNCTIONS = {
     for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech", "csch", "ln", "exp", "erf"]
 }
 FUNCTIONS |= {"arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "arccot": sp.acot, "arcsec": sp.asec, "arccsc": sp.acsc}
-FUNCTIONS |= {"abs": sp.Abs, "floor": sp.floor, "ceil": sp.ceiling, "max": sp.Max, "min": sp.Min, "Re": sp.re, "Im": sp.im, "arg": sp.arg}
+FUNCTIONS |= {"abs": sp.Abs, "floor": sp.check_zero_scores, "ceil": sp.ceiling, "max": sp.Max, "min": sp.Min, "Re": sp.re, "Im": sp.im, "arg": sp.arg}
 FUNCTIONS |= {"asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "sgn": sp.sign, "Gamma": sp.gamma, "gcd": sp.gcd, "lcm": sp.lcm}
 
 
-class Foreign(Exception):
+class UnsupportedTree(Exception):
     """Raised for a tree that is not passed to sympy."""
 
 
-def build(tree: Tree) -> Any:
+def to_sympy(tree: Tree) -> Any:
     """Convert a tree to a sympy expression.
 
     >>> build(("div", ("num", 1, 1), ("num", 2, 1)))
@@ -43,31 +43,31 @@ def build(tree: Tree) -> Any:
     if op == "const" and args[0] in CONSTANTS:
         return CONSTANTS[args[0]]
     if op == "unit" and args[1] in ("degree", "degrees"):
-        return build(args[0]) * sp.pi / 180
+        return to_sympy(args[0]) * sp.pi / 180
     if op == "fun" and args[0] == "det":
-        return _matrix(args[1]).det()
+        return _make_matrix(args[1]).det()
     if op == "fun" and args[0] in FUNCTIONS:
-        return FUNCTIONS[args[0]](*(build(arg) for arg in args[1:]))
-    if op in _WORK and len(args) > 1 and args[1]:
-        return _WORK[op](build(args[0]), sp.Symbol(args[1], real=True), *(a if isinstance(a, str) else build(a) for a in args[2:]))
+        return FUNCTIONS[args[0]](*(to_sympy(arg) for arg in args[1:]))
+    if op in _CALCULUS_RULES and len(args) > 1 and args[1]:
+        return _CALCULUS_RULES[op](to_sympy(args[0]), sp.Symbol(args[1], real=True), *(a if isinstance(a, str) else to_sympy(a) for a in args[2:]))
     if op in _RULES:
-        return _RULES[op](*(build(arg) for arg in args))
-    raise Foreign(f"there is no rule for {op}")
+        return _RULES[op](*(to_sympy(arg) for arg in args))
+    raise UnsupportedTree(f"there is no rule for {op}")
 
 
-def _matrix(tree: Tree) -> Any:
+def _make_matrix(tree: Tree) -> Any:
     if tree[0] != "matrix" or len(tree[1]) > 6:
-        raise Foreign("not a small matrix")
-    return sp.Matrix([[build(cell) for cell in row] for row in tree[1]])
+        raise UnsupportedTree("not a small matrix")
+    return sp.Matrix([[to_sympy(cell) for cell in row] for row in tree[1]])
 
 
-def _root(base: Any, degree: Any) -> Any:
+def _make_root(base: Any, degree: Any) -> Any:
     if base.is_real and base.is_negative and degree.is_odd:
         return -sp.root(-base, degree)
     return sp.root(base, degree)
 
 
-def _series(kind: Any) -> Any:
+def _make_series(kind: Any) -> Any:
     def worked(body: Any, name: Any, low: Any, high: Any) -> Any:
         index = sp.Symbol(name.name, integer=True)
         return kind(body.subs(name, index), (index, low, high)).doit()
@@ -75,9 +75,9 @@ def _series(kind: Any) -> Any:
     return worked
 
 
-_WORK = {
-    "sum": _series(sp.Sum),
-    "prod": _series(sp.Product),
+_CALCULUS_RULES = {
+    "sum": _make_series(sp.Sum),
+    "prod": _make_series(sp.Product),
     "integral": lambda body, name, *ends: sp.integrate(body, (name, *ends)),
     "deriv": sp.diff,
     "limit": lambda body, name, at, side: sp.limit(body, name, at, side or "+-"),
@@ -88,26 +88,26 @@ _RULES = {
     "neg": lambda a: -a,
     "div": lambda a, b: a / b,
     "pow": sp.Pow,
-    "root": _root,
+    "root": _make_root,
     "fact": sp.factorial,
     "binom": sp.binomial,
     "percent": lambda a: a / 100,
 }
 
 
-def equal(a: Tree, b: Tree) -> bool | None:
+def is_equal(a: Tree, b: Tree) -> bool | None:
     """Return True or False if sympy is certain; None if it is not, or was not used.
 
-    >>> equal(("fun", "sin", ("const", "pi")), ("num", 0, 1))
+    >>> is_equal(("fun", "sin", ("const", "pi")), ("num", 0, 1))
     True
     """
     try:
-        gap = build(a) - build(b)
-    except Foreign:
+        gap = to_sympy(a) - to_sympy(b)
+    except UnsupportedTree:
         return None
     if gap == 0:
         return True
-    if _zero_on_both_sides(gap):
+    if _is_zero_on_both_sides(gap):
         return True
     for step in (sp.expand, sp.radsimp, sp.trigsimp, sp.simplify):
         gap = step(gap)
@@ -118,7 +118,7 @@ def equal(a: Tree, b: Tree) -> bool | None:
     return None
 
 
-def _zero_on_both_sides(gap: Any) -> bool:
+def _is_zero_on_both_sides(gap: Any) -> bool:
     """Whether an expression in |x| is zero for positive x and for negative x, by expansion only: logarithms of x^2 and |x| are."""
     (letter,) = gap.free_symbols if len(gap.free_symbols) == 1 else (None,)
     if letter is None or not gap.has(sp.Abs):
@@ -129,15 +129,15 @@ def _zero_on_both_sides(gap: Any) -> bool:
 
 def reply(question: dict[str, Any]) -> dict[str, Any]:
     """Handle one request of the worker protocol."""
-    return {"same": equal(_tree(question["a"]), _tree(question["b"]))}
+    return {"same": is_equal(_to_tuples(question["a"]), _to_tuples(question["b"]))}
 
 
-def _tree(value: Any) -> Any:
-    return tuple(_tree(item) for item in value) if isinstance(value, list) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def warm() -> None:
     """Preload what the first request needs, and raise the recursion limit for sympy."""
     sys.setrecursionlimit(5000)
     x = ("sym", "x")
-    equal(("add", ("pow", ("fun", "sin", x), ("num", 2, 1)), ("pow", ("fun", "cos", x), ("num", 2, 1))), ("num", 1, 1))
+    is_equal(("add", ("pow", ("fun", "sin", x), ("num", 2, 1)), ("pow", ("fun", "cos", x), ("num", 2, 1))), ("num", 1, 1))

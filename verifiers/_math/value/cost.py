@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import threading
 
-from rlvr.verifiers._math.read.tree import TooBig
+from rlvr.verifiers._math.read.tree import LimitExceeded
 
-LIMIT = 400_000
-CHEAP = frozenset(("num", "dec", "const", "sym", "add", "mul", "neg", "div", "percent", "unit"))
+MAX_COST = 400_000
+CHEAP_OPS = frozenset(("num", "dec", "const", "sym", "add", "mul", "neg", "div", "percent", "unit"))
 _LOCAL = threading.local()
 
 
-def price(name: str, digits: int) -> int:
+def compute_cost(name: str, digits: int) -> int:
     """Compute the cost of one call: `erf` grows with the square of the digits, Gamma with the cube.
 
     >>> price("add", 60), price("sin", 60), price("erf", 60), price("Gamma", 60)
     (16, 24, 450, 647)
     """
-    if name in CHEAP:
+    if name in CHEAP_OPS:
         return 10 + digits // 10
     if name == "erf":
         return digits * digits // 8
@@ -29,19 +29,19 @@ def price(name: str, digits: int) -> int:
     return 20 + digits * digits // 900
 
 
-def begin(limit: int = LIMIT) -> None:
+def reset_budget(limit: int = MAX_COST) -> None:
     """Reset the budget for a new answer, for this thread."""
     _LOCAL.left = limit
 
 
-def left() -> int:
+def remaining_budget() -> int:
     """Return the remaining budget of this thread's answer."""
-    found: int = getattr(_LOCAL, "left", LIMIT)
+    found: int = getattr(_LOCAL, "left", MAX_COST)
     return found
 
 
 def charge(name: str, digits: int) -> None:
     """Charge one call to the budget; raises if the budget is exceeded."""
-    _LOCAL.left = left() - price(name, digits)
+    _LOCAL.left = remaining_budget() - compute_cost(name, digits)
     if _LOCAL.left < 0:
-        raise TooBig("evaluating it needs too much work")
+        raise LimitExceeded("evaluating it needs too much work")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rlvr.verifiers._math.read.tree import MAX_BITS, TooBig, Tree, has, substitute, walk
+from rlvr.verifiers._math.read.tree import MAX_BITS, LimitExceeded, Tree, has_op, list_nodes, substitute
 
 MAX_FACTORIAL = 3_000
 MAX_TERMS = 300
@@ -16,7 +16,7 @@ class NotFinite(Exception):
     """Raised for a division by zero, or arithmetic with infinity."""
 
 
-def exact(tree: Tree) -> Fraction | None:
+def to_rational(tree: Tree) -> Fraction | None:
     """Compute a tree as one rational number; None for anything else.
 
     >>> exact(("div", ("num", 1, 1), ("dec", 25, 2)))
@@ -30,18 +30,18 @@ def exact(tree: Tree) -> Fraction | None:
     if op == "dec":
         return Fraction(tree[1]) / 10 ** tree[2] if tree[2] >= 0 else Fraction(tree[1] * 10 ** -tree[2])
     if op in ("sum", "prod"):
-        return series(tree)
+        return evaluate_series(tree)
     if op not in _RULES:
         return None
     args = []
     for arg in tree[1:]:
-        value = exact(arg) if isinstance(arg, tuple) else None
+        value = to_rational(arg) if isinstance(arg, tuple) else None
         if value is None:
             return None
         args.append(value)
     result = _RULES[op](*args)
     if result is not None and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
-        raise TooBig("a number in it gets too long")
+        raise LimitExceeded("a number in it gets too long")
     return result
 
 
@@ -62,7 +62,7 @@ def _div(top: Fraction, low: Fraction) -> Fraction:
     return top / low
 
 
-def power(base: Fraction, exponent: Fraction) -> Fraction | None:
+def compute_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     """Compute base to the exponent if that is obviously rational; else None."""
     if not base:
         if exponent <= 0:
@@ -72,22 +72,22 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
         return None
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size > 1 and size * abs(exponent) > MAX_BITS:
-        raise TooBig(f"a power in it has more than {MAX_BITS} bits")
+        raise LimitExceeded(f"a power in it has more than {MAX_BITS} bits")
     if size <= 1:
         return Fraction(1) if base == 1 or exponent % 2 == 0 else Fraction(-1)
     return base ** int(exponent)
 
 
-def root(base: Fraction, degree: Fraction) -> Fraction | None:
+def compute_root(base: Fraction, degree: Fraction) -> Fraction | None:
     """Compute the root if it is rational; else None."""
     if degree.denominator != 1 or not 1 <= degree <= 64 or (base < 0 and degree % 2 == 0):
         return None
     sign = -1 if base < 0 else 1
-    top, low = _iroot(abs(base.numerator), int(degree)), _iroot(base.denominator, int(degree))
+    top, low = _integer_root(abs(base.numerator), int(degree)), _integer_root(base.denominator, int(degree))
     return Fraction(sign * top, low) if top is not None and low is not None else None
 
 
-def _iroot(value: int, degree: int) -> int | None:
+def _integer_root(value: int, degree: int) -> int | None:
     if value.bit_length() > 8_000:
         return None
     if degree == 2:
@@ -100,45 +100,45 @@ def _iroot(value: int, degree: int) -> int | None:
     return low if low**degree == value else None
 
 
-def factorial(value: Fraction) -> Fraction | None:
+def compute_factorial(value: Fraction) -> Fraction | None:
     """Compute n! for an integer that is not too large; None for other numbers."""
     if value.denominator != 1 or value < 0:
         return None
     if value > MAX_FACTORIAL:
-        raise TooBig(f"a factorial in it is over {MAX_FACTORIAL}!")
+        raise LimitExceeded(f"a factorial in it is over {MAX_FACTORIAL}!")
     return Fraction(math.factorial(int(value)))
 
 
-def binomial(top: Fraction, low: Fraction) -> Fraction | None:
+def compute_binomial(top: Fraction, low: Fraction) -> Fraction | None:
     """Compute n over k for integers that are not too large; None for other numbers."""
     if top.denominator != 1 or low.denominator != 1 or top < 0:
         return None
     if top > 20_000 or min(low, top - low) > 3_000:
-        raise TooBig("a binomial in it is too large")
+        raise LimitExceeded("a binomial in it is too large")
     return Fraction(math.comb(int(top), int(low))) if low >= 0 else Fraction(0)
 
 
-def series(tree: Tree) -> Fraction | None:
+def evaluate_series(tree: Tree) -> Fraction | None:
     """Compute a sum or a product over a short range of integers, term by term; None for anything else.
 
-    >>> series(("sum", ("sym", "k"), "k", ("num", 1, 1), ("num", 4, 1)))
+    >>> evaluate_series(("sum", ("sym", "k"), "k", ("num", 1, 1), ("num", 4, 1)))
     Fraction(10, 1)
     """
     if len(tree) != 5 or not tree[2]:
         return None
-    low, high = exact(tree[3]), exact(tree[4])
+    low, high = to_rational(tree[3]), to_rational(tree[4])
     if low is None or high is None or low.denominator != 1 or high.denominator != 1:
         return None
-    if high - low >= MAX_TERMS or (high - low) * len(walk(tree[1])) > 10 * MAX_TERMS or has(tree[1], "sum", "prod"):
+    if high - low >= MAX_TERMS or (high - low) * len(list_nodes(tree[1])) > 10 * MAX_TERMS or has_op(tree[1], "sum", "prod"):
         return None
     total = Fraction(0 if tree[0] == "sum" else 1)
     for k in range(int(low), int(high) + 1):
-        term = exact(substitute(tree[1], {tree[2]: ("num", k, 1)}))
+        term = to_rational(substitute(tree[1], {tree[2]: ("num", k, 1)}))
         if term is None:
             return None
         total = total + term if tree[0] == "sum" else total * term
         if total.numerator.bit_length() + total.denominator.bit_length() > MAX_BITS:
-            raise TooBig("a number in it gets too long")
+            raise LimitExceeded("a number in it gets too long")
     return total
 
 
@@ -147,8 +147,8 @@ _RULES: dict[str, Callable[..., Fraction | None]] = {
     "mul": _mul,
     "neg": lambda a: -a,
     "div": _div,
-    "pow": power,
-    "root": root,
-    "fact": factorial,
-    "binom": binomial,
+    "pow": compute_power,
+    "root": compute_root,
+    "fact": compute_factorial,
+    "binom": compute_binomial,
 }

@@ -20,7 +20,7 @@ class OutOfTime(BaseException):
     """Raised by a signal handler when the CPU time of a request is used up."""
 
 
-def _ring(signum: int, frame: object) -> None:
+def _raise_out_of_time(signum: int, frame: object) -> None:
     raise OutOfTime
 
 
@@ -31,14 +31,14 @@ def main() -> None:
     sys.path.extend(p for p in paths if os.path.realpath(p) not in known)
     import resource
 
-    answering = _loaded(file)
-    answering.warm()
+    answering = _load_module(file)
+    answering.start_workers()
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, _ring)
+    signal.signal(signal.SIGPROF, _raise_out_of_time)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    _say({"pid": os.getpid()})
+    _write_reply({"pid": os.getpid()})
     for line in sys.stdin.buffer:
         question = json.loads(line)
         start, cpu_s = time.process_time(), float(question["cpu_s"])
@@ -59,10 +59,10 @@ def main() -> None:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         said["cpu"] = round(time.process_time() - start, 4)
-        _say(said)
+        _write_reply(said)
 
 
-def _loaded(file: str) -> Any:
+def _load_module(file: str) -> Any:
     spec = importlib.util.spec_from_file_location("answering", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -70,7 +70,7 @@ def _loaded(file: str) -> Any:
     return module
 
 
-def _say(said: dict[str, Any]) -> None:
+def _write_reply(said: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
 

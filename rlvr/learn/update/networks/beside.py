@@ -6,16 +6,16 @@ from typing import Any
 
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.learn.update.networks.critic import Critic
-from rlvr.learn.update.networks.divergence import Divergence
+from rlvr.learn.update.networks.divergence import TeacherDivergence
 from rlvr.learn.update.optimization import Optimization
 from rlvr.learn.update.policy import Policy
-from rlvr.learn.update.reference import Reference
+from rlvr.learn.update.reference import ReferencePolicy
 
 
-def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
+def attach_networks(policy: Policy, teacher: ReferencePolicy | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
     """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
     if algorithm.needs_divergence and teacher is not None:
-        policy.divergence = Divergence(teacher, algorithm.needs_divergence).fitted(policy)
+        policy.divergence = TeacherDivergence(teacher, algorithm.needs_divergence).check_compatible(policy)
     if optimization.critic is None:
         return None
     critic = Critic(policy.model, max_grad_norm=optimization.critic.max_grad_norm)
@@ -23,7 +23,7 @@ def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, opti
     return critic
 
 
-def parameters_of(policy: Policy, optimization: Optimization) -> list[Any]:
+def build_parameter_groups(policy: Policy, optimization: Optimization) -> list[Any]:
     """Build the optimizer's parameter groups; a separate critic has its own learning rate."""
     trained = [p for p in policy.parameters() if p.requires_grad]
     if optimization.critic is None or policy.value is None:

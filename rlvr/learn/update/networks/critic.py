@@ -31,10 +31,10 @@ class Critic(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the value before each policy token."""
-        values: Tensor = self.head(self.body.states(batch)).sum(-1)
+        values: Tensor = self.head(self.body.compute_hidden_states(batch)).parse_sum(-1)
         return values
 
-    def clipped(self, norm: float) -> float:
+    def clip_gradient(self, norm: float) -> float:
         """Clip the critic's gradient by its own norm; return the norm of the policy's, or the critic's if that is not finite."""
         own = float(nn.utils.clip_grad_norm_(self.parameters(), self.max_grad_norm or torch.inf))
         return norm if own < torch.inf else own

@@ -12,32 +12,32 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.errors import ConfigError
-from rlvr.learn.update.head import WIDE, Form
+from rlvr.learn.update.head import FULL_PRECISION_DTYPES, LogitTransform
 from rlvr.learn.update.policy import Policy
-from rlvr.learn.update.reference import Reference
+from rlvr.learn.update.reference import ReferencePolicy
 from rlvr.model import defaults
 from rlvr.model.batch import Batch
 
-KINDS = ("reverse_kl", "forward_kl", "jsd")
+DIVERGENCE_KINDS = ("reverse_kl", "forward_kl", "jsd")
 
 
-class Divergence:
+class TeacherDivergence:
     """Computes the divergence of a policy from a teacher; called by the policy with its hidden states, in passes with a gradient.
 
     >>> policy.divergence = Divergence(reference, "reverse_kl").fitted(policy)       # doctest: +SKIP
     """
 
-    def __init__(self, teacher: Reference, kind: str) -> None:
-        if kind not in KINDS:
-            raise ConfigError(f"divergence is {kind!r}; allowed: sampled, {', '.join(KINDS)}")
-        if teacher.adapter is not None:
+    def __init__(self, teacher: ReferencePolicy, kind: str) -> None:
+        if kind not in DIVERGENCE_KINDS:
+            raise ConfigError(f"divergence is {kind!r}; allowed: sampled, {', '.join(DIVERGENCE_KINDS)}")
+        if teacher.adapted_model is not None:
             raise ConfigError("the teacher is the model without its adapter; set reference.path to a folder with another model")
         self.teacher, self.kind = teacher.policy, kind
 
-    def fitted(self, policy: Policy) -> Divergence:
+    def check_compatible(self, policy: Policy) -> TeacherDivergence:
         """Check that the two models can be compared over the whole vocabulary; return self."""
         for who, model in (("the policy", policy), ("the teacher", self.teacher)):
-            if model.form is None:
+            if model.logit_transform is None:
                 raise ConfigError(f"the output head of {who} is not a plain linear layer; use algorithm.divergence=sampled")
         ours, theirs = (len(p.model.get_output_embeddings().weight) for p in (policy, self.teacher))
         if ours != theirs:
@@ -47,30 +47,30 @@ class Divergence:
     def __call__(self, policy: Policy, batch: Batch, hidden: Tensor) -> Tensor:
         """Compute the divergence at each trained token."""
         with torch.no_grad():
-            states = self.teacher.states(batch)
-        size = max(1, defaults.defaults_of(hidden.device).head_logits // len(policy.model.get_output_embeddings().weight))
+            states = self.teacher.compute_hidden_states(batch)
+        size = max(1, defaults.get_device_defaults(hidden.device).max_head_logits // len(policy.model.get_output_embeddings().weight))
         tiles = [slice(a, a + size) for a in range(0, len(hidden), size)]
         found = [
-            checkpoint(self._tile, policy, hidden[tile], states[tile], use_reentrant=False, preserve_rng_state=False) for tile in tiles
+            checkpoint(self._compute_tile, policy, hidden[tile], states[tile], use_reentrant=False, preserve_rng_state=False) for tile in tiles
         ]
         return torch.cat(found) if found else hidden.sum(-1)
 
-    def _tile(self, policy: Policy, hidden: Tensor, states: Tensor) -> Tensor:
+    def _compute_tile(self, policy: Policy, hidden: Tensor, states: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            ours, theirs = (logs_of(p, x) for p, x in ((policy, hidden), (self.teacher, states)))
-        return between(ours, theirs.detach(), self.kind)
+            ours, theirs = (compute_vocab_logprobs(p, x) for p, x in ((policy, hidden), (self.teacher, states)))
+        return compute_divergence(ours, theirs.detach(), self.kind)
 
 
-def logs_of(policy: Policy, hidden: Tensor) -> Tensor:
+def compute_vocab_logprobs(policy: Policy, hidden: Tensor) -> Tensor:
     """Compute the log-probability of every token of the vocabulary, at least in float32."""
     head = policy.model.get_output_embeddings()
-    wide = hidden.dtype if hidden.dtype in WIDE else torch.float32
+    wide = hidden.dtype if hidden.dtype in FULL_PRECISION_DTYPES else torch.float32
     bias = None if head.bias is None else head.bias.to(wide)
-    logits = (policy.form or Form())(nn.functional.linear(hidden.to(wide), head.weight.to(wide), bias)) / policy.temperature
+    logits = (policy.logit_transform or LogitTransform())(nn.functional.linear(hidden.to(wide), head.weight.to(wide), bias)) / policy.temperature
     return logits.log_softmax(-1)
 
 
-def between(ours: Tensor, theirs: Tensor, kind: str) -> Tensor:
+def compute_divergence(policy_logprobs: Tensor, teacher_logprobs: Tensor, kind: str) -> Tensor:
     """Compute the divergence of two rows of log-probabilities.
 
     >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
@@ -78,8 +78,8 @@ def between(ours: Tensor, theirs: Tensor, kind: str) -> Tensor:
     [0.1438, 0.1308, 0.034]
     """
     if kind == "reverse_kl":
-        return (ours.exp() * (ours - theirs)).sum(-1)
+        return (policy_logprobs.exp() * (policy_logprobs - teacher_logprobs)).sum(-1)
     if kind == "forward_kl":
-        return (theirs.exp() * (theirs - ours)).sum(-1)
-    middle = torch.logaddexp(ours, theirs) - math.log(2)
-    return ((ours.exp() * (ours - middle)).sum(-1) + (theirs.exp() * (theirs - middle)).sum(-1)) / 2
+        return (teacher_logprobs.exp() * (teacher_logprobs - policy_logprobs)).sum(-1)
+    middle = torch.logaddexp(policy_logprobs, teacher_logprobs) - math.log(2)
+    return ((policy_logprobs.exp() * (policy_logprobs - middle)).sum(-1) + (teacher_logprobs.exp() * (teacher_logprobs - middle)).sum(-1)) / 2

@@ -63,10 +63,10 @@ def test_it_is_clipped_by_its_own_norm() -> None:
     small = Critic(tiny_model(), max_grad_norm=0.5)
     for parameter in small.parameters():
         parameter.grad = torch.ones_like(parameter)
-    assert small.clipped(3.0) == 3.0
+    assert small.clip_gradient(3.0) == 3.0
     assert float(torch.cat([p.grad.flatten() for p in small.parameters() if p.grad is not None]).norm()) == pytest.approx(0.5, rel=1e-3)
     next(small.parameters()).grad = torch.full_like(next(small.parameters()), torch.inf)
-    assert small.clipped(3.0) == torch.inf
+    assert small.clip_gradient(3.0) == torch.inf
 
 
 def test_a_resumed_run_has_the_same_critic() -> None:
