@@ -24,9 +24,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlvr.learn import checkpoint
-from rlvr.learn.checkpoint import CheckpointWriter, Progress
-from rlvr.learn.update.heap import keep_freed_memory
+from rlvr.training import checkpoint
+from rlvr.training.checkpoint import CheckpointWriter, Progress
+from rlvr.training.update.malloc_settings import keep_freed_memory
 
 BAR = 0.5
 LAYER = 3_146_752

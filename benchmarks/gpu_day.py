@@ -41,7 +41,7 @@ from typing import Any, TextIO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlvr.runs.owner import temporary_folder  # noqa: E402
+from rlvr.runs.folder_owner import temporary_folder  # noqa: E402
 
 PARTS: dict[str, tuple[str, float]] = {
     "facts": ("benchmarks._gpu.kernels", 40.0),

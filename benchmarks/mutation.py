@@ -1,4 +1,4 @@
-"""Mutation tests of the algorithms: change every operator, number and branch of `rlvr/algos/`, one at a time, and run the tests.
+"""Mutation tests of the algorithms: change every operator, number and branch of `rlvr/algorithms/`, one at a time, and run the tests.
 
     pip install cosmic-ray
     python benchmarks/mutation.py                    all mutants
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ALGOS = Path("rlvr/algos")
+ALGOS = Path("rlvr/algorithms")
 TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "formulas", "open_parts", "preferences", "distill")
 FIRST = {
     "settings": "recipes",
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--after", type=int, default=0, help="skip so many of the sample: they were run before")
-    parser.add_argument("--only", nargs="*", default=[], help="file names inside rlvr/algos")
+    parser.add_argument("--only", nargs="*", default=[], help="file names inside rlvr/algorithms")
     asked = parser.parse_args()
     everything = mutants(asked.only)
     chosen = list(everything)

@@ -90,7 +90,9 @@ def compare_formulas(sandbox: Sandbox, answer: str, reference: str, *, names: fr
     if not is_formula(answer, names):
         return Verdict(0.0, f"{answer!r:.80} is not a formula of {', '.join(sorted(names))}")
     asked = {"said": answer, "right": reference, "names": sorted(names), "derive": derive}
-    program = Program(COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": build_sympy_archive()}, limits=COMPARE_LIMITS)
+    program = Program(
+        COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": build_sympy_archive()}, limits=COMPARE_LIMITS
+    )
     outcome = sandbox.run(program)
     words = outcome.stdout.decode("utf-8", "replace").split()
     if outcome.status is ExitStatus.OK and words in (["ready", "same"], ["ready", "different"]):

@@ -46,7 +46,7 @@ class Arithmetic(Environment):
             verifier: verifies the answer; it must accept a bare number, and with `show_steps` one after `#### `.
             levels: digits of the first number, operation, digits of the second; each task draws one of them.
             seed: another seed gives different tasks; the split of a question does not depend on it.
-            worked: whether the gold solution shows its steps before the answer.
+            show_steps: whether the gold solution shows its steps before the answer.
             instruction: a system message, for models that need one.
         """
         self.verifier = verifier

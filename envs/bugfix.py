@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Session
-from rlvr.envs._box import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
-from rlvr.envs._families import FAMILIES, Bug
+from rlvr.envs._bugfix_families import FAMILIES, Bug
+from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call

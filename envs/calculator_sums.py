@@ -52,8 +52,9 @@ class CalculatorSums(Environment):
             tools: the tools of the policy; without any it must add by itself.
             sandbox: for tools that need a sandbox; the calculator does not.
             digits: the smallest and the largest number of digits of each number.
-            turns: the most turns of the policy, turns with tool calls included.
-            shown: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on a small
+            max_turns: the most turns of the policy, turns with tool calls included.
+            tool_call_fraction: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on a
+                small
                 fraction, the reward must teach when to call.
             seed: another seed gives different tasks; the split of a question does not depend on it.
             instruction: a system message, for models that need one.
@@ -62,7 +63,13 @@ class CalculatorSums(Environment):
         if isinstance(tool_call_fraction, bool) or not isinstance(tool_call_fraction, int | float) or not 0 <= tool_call_fraction <= 1:
             raise ConfigError(f"tool_call_fraction is {tool_call_fraction!r}; it must be a number from 0 to 1")
         self.verifier, self.tools, self.sandbox = verifier, tools, sandbox
-        self.min_digits, self.max_digits, self.tool_call_fraction, self.seed, self.instruction = few, most, tool_call_fraction, seed, instruction
+        self.min_digits, self.max_digits, self.tool_call_fraction, self.seed, self.instruction = (
+            few,
+            most,
+            tool_call_fraction,
+            seed,
+            instruction,
+        )
         self.max_turns = max_turns
         self.max_prompt_tokens = 2 * most + 8 + len(instruction.encode())  # at most one token for each byte
         self.max_new_tokens = 64 + max_turns * (3 * most + 16)  # a call with its name, and the result as the answer

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._contest import FAMILIES, Problem
-from rlvr.envs._problems import parse_problems, read_problem_rows
+from rlvr.envs._contest_families import FAMILIES, Problem
+from rlvr.envs._problem_files import parse_problems, read_problem_rows
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 
@@ -59,7 +59,9 @@ class CodeContest(Environment):
                 raise ConfigError(f"there is no family {family!r}; {suggest(str(family), FAMILIES)}")
         self.verifier, self.shown, self.hidden, self.seed, self.instruction = verifier, shown, hidden, seed, instruction
         self.families = sorted(families or FAMILIES)
-        self._rows = parse_problems(read_problem_rows(Path(path).expanduser(), ("problems.jsonl",)), _parse_row, "code_contest") if path else None
+        self._rows = (
+            parse_problems(read_problem_rows(Path(path).expanduser(), ("problems.jsonl",)), _parse_row, "code_contest") if path else None
+        )
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`; a hash of the statement decides its split."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Verifier
 from rlvr.envs._data.rows import read_file_rows
-from rlvr.envs._problems import download_rows, parse_problems, parse_rows
+from rlvr.envs._problem_files import download_rows, parse_problems, parse_rows
 from rlvr.errors import ConfigError, NotFound
+from rlvr.extraction import extract_answer
 from rlvr.task import Task, user
 
 INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
@@ -71,12 +71,16 @@ class CompetitionMath(Environment):
         if split not in self.splits:
             raise ConfigError(f"competition_math has no split {split!r}; allowed: {', '.join(self.splits)}")
         if split not in self._rows and self.path is None:
-            self._rows[split] = self._filter_subject(parse_problems(download_rows("HuggingFaceH4/MATH-500", None, "test"), _complete_row, "competition"))
+            self._rows[split] = self._filter_subject(
+                parse_problems(download_rows("HuggingFaceH4/MATH-500", None, "test"), _complete_row, "competition")
+            )
         if split not in self._rows and self.path is not None:
             file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
             if not file.is_file():
                 raise NotFound(f"{self.path} has no {split}.jsonl; put the {split} split there")
-            self._rows[split] = self._filter_subject(parse_rows(read_file_rows(file), _complete_row, "each line needs problem, solution, answer"))
+            self._rows[split] = self._filter_subject(
+                parse_rows(read_file_rows(file), _complete_row, "each line needs problem, solution, answer")
+            )
         return self._rows[split]
 
     def _filter_subject(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

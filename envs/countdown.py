@@ -28,7 +28,7 @@ class Countdown(Environment):
         Args:
             verifier: verifies the expression.
             numbers: number of given numbers, from 2 to 8.
-            largest: the largest number, at least 5.
+            max_number: the largest number, at least 5.
             seed: another seed gives different tasks.
             instruction: a system message, for models that need one.
         """

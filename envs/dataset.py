@@ -16,7 +16,7 @@ from rlvr.envs._data.columns import (
     is_empty,
     make_unknown_column_error,
 )
-from rlvr.envs._data.judged import RowVerifier, build_verifier
+from rlvr.envs._data.row_verifier import RowVerifier, build_verifier
 from rlvr.envs._data.rows import Row
 from rlvr.envs._data.splits import build_prompt, hold_out, load_source, make_question_key, row_matches, split_by_column
 from rlvr.errors import ConfigError, suggest
@@ -32,7 +32,8 @@ GOLD_FORMATS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```pyt
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
-    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`), unless several
+    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`), unless
+    several
     match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
 
     >>> import rlvr
@@ -81,7 +82,7 @@ class Dataset(Environment):
             holdout: without `test`, the fraction of questions that is held out; 0 holds out none.
             split: a column with the split of each row, train or test.
             where: rows to keep, by column: a value, a list of values, or {min: ..., max: ...}.
-            longest: leave out rows whose question has more characters.
+            max_question_chars: leave out rows whose question has more characters.
             limit: use at most this many rows of each split, the first ones.
             skip_bad_rows: leave rows out that have no question or no reference; by default they are an error.
             meta: columns that go into the tasks' meta, for a curriculum or a verifier that reads them.
@@ -237,7 +238,14 @@ class Dataset(Environment):
         return Task(row.location, prompt, reference, meta)
 
     def _report_source(
-        self, where: str, rows: Sequence[Row], kept: Sequence[Row], templates: Mapping[str, Template], extract: str, bad: list[str], long: int
+        self,
+        where: str,
+        rows: Sequence[Row],
+        kept: Sequence[Row],
+        templates: Mapping[str, Template],
+        extract: str,
+        bad: list[str],
+        long: int,
     ) -> None:
         """Add the message about one source that is printed before a run."""
         used = [f"{name} = {templates[name].text}" for name in ("question", "reference") if name in templates]
@@ -249,7 +257,11 @@ class Dataset(Environment):
         ]
         less = "".join(f"; {count} left out {why}" for count, why in out if count)
         files = list(dict.fromkeys(row.location.rpartition(":")[0] for row in rows))
-        names = f" of {', '.join(Path(file).name for file in files[:MAX_LISTED_ROWS])}{', ...' * (len(files) > MAX_LISTED_ROWS)}" if files != [where] else ""
+        names = (
+            f" of {', '.join(Path(file).name for file in files[:MAX_LISTED_ROWS])}{', ...' * (len(files) > MAX_LISTED_ROWS)}"
+            if files != [where]
+            else ""
+        )
         self._warnings.append(f"{where}: {len(rows)} rows{names}, {', '.join(used)}{less}")
 
     def _separate_splits(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
@@ -292,7 +304,9 @@ class Dataset(Environment):
         return tuple({"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True))
 
 
-def _check_settings(path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, max_question_chars: int | None) -> None:
+def _check_settings(
+    path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, max_question_chars: int | None
+) -> None:
     """Raise ConfigError for invalid settings."""
     if not path and not test:
         raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), or test")

@@ -32,7 +32,7 @@ class DigitSum(Environment):
         Args:
             verifier: verifies the digit.
             digits: number of digits that are added, from 2 to 8.
-            largest: the largest digit that occurs, from 1 to 9.
+            max_digit: the largest digit that occurs, from 1 to 9.
             seed: another seed gives different tasks.
             instruction: a system message, for models that were not trained on these prompts.
         """

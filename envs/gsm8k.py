@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.envs._data.rows import read_file_rows
-from rlvr.envs._problems import download_rows, parse_rows
+from rlvr.envs._problem_files import download_rows, parse_rows
 from rlvr.errors import ConfigError, NotFound
 from rlvr.task import Task, user
 

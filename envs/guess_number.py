@@ -10,9 +10,9 @@ import random
 import re
 from collections.abc import Sequence
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Task, user
 
 NUMBER_PATTERN = r"([0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})"
@@ -62,8 +62,8 @@ class GuessNumber(Environment):
 
         Args:
             verifier: verifies the last guess; it also decides when the conversation ends, so score and ending cannot disagree.
-            largest: the largest possible secret, at least 10.
-            turns: the most guesses.
+            max_number: the largest possible secret, at least 10.
+            max_turns: the most guesses.
             seed: another seed gives different secrets.
             instruction: a system message, for models that were not trained on these prompts.
         """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._problems import download_rows, parse_problems, read_problem_rows
+from rlvr.envs._problem_files import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 

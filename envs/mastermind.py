@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Task, user
 from rlvr.turns import Turn
 
-LEAD_PATTERN = r"(?:(?:i|i['’]ll|let me|let['’]s)\s+(?:guess|try|say)|(?:my\s+)?(?:(?:next|last|final)\s+)?(?:guess|answer|code)(?:\s+is)?|is\s+it)"
+LEAD_PATTERN = (
+    r"(?:(?:i|i['’]ll|let me|let['’]s)\s+(?:guess|try|say)|(?:my\s+)?(?:(?:next|last|final)\s+)?(?:guess|answer|code)(?:\s+is)?|is\s+it)"
+)
 """Words that may precede a guess."""
 EMPHASIS_PATTERN = re.compile(r"[*_`]{1,3}")
 MAX_GUESS_CHARS = 200
@@ -55,7 +57,7 @@ class Mastermind(Environment):
             verifier: compares the last guess with the code.
             length: number of symbols of the code.
             symbols: the alphabet: letters or digits, each once. At most 10,000 codes are possible.
-            turns: the most guesses.
+            max_turns: the most guesses.
             seed: another seed gives different codes.
             instruction: a system message, for models that were not trained on these prompts.
         """

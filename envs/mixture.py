@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.contracts import Begun, Environment, Session, Transcript, Verifier
 from rlvr.errors import ConfigError, suggest
-from rlvr.plugins.registry import build_from_config
+from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
 
 MAX_CYCLE_TASKS = 100
@@ -128,7 +128,10 @@ class Mixture(Environment):
         self.max_prompt_tokens = max(environment.max_prompt_tokens for environment in every)
         self.max_new_tokens = max(environment.max_new_tokens for environment in every)
         shares = ", ".join(f"{name} {self.cycle.count(name) / len(self.cycle):.0%}" for name in self.environments)
-        self.warnings = [f"mixture: {shares}", *(f"{name}: {note}" for name, environment in self.environments.items() for note in environment.warnings)]
+        self.warnings = [
+            f"mixture: {shares}",
+            *(f"{name}: {note}" for name, environment in self.environments.items() for note in environment.warnings),
+        ]
 
     def _build_order(self, split: str) -> list[tuple[str, int]] | None:
         """Return the order of the held-out tasks, each once; None if they are endless."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
 from rlvr.contracts.environment import StatelessSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
@@ -93,7 +93,7 @@ class SearchQa(Environment):
             verifier: compares the answer with the correct name or number.
             tools: the tools of the policy.
             hops: the possible numbers of passages that lead to the answer: 2, 3 or both.
-            things: number of passages of a task, from 40 to 400.
+            num_entities: number of passages of a task, from 40 to 400.
             seed: another seed gives different entities.
             max_turns: the most turns of the policy, turns with tool calls included.
             dialect: how calls are written; by default as the model's chat template does.
@@ -132,7 +132,9 @@ class SearchQa(Environment):
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session with the passages of the task. They never change, so `seed` is ignored."""
-        return SearchSession(task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=StatelessSession(self, task))
+        return SearchSession(
+            task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=StatelessSession(self, task)
+        )
 
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the answer that the last turn declares, without Markdown emphasis; the whole turn if it declares none."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlvr.contracts import Session
-from rlvr.envs._box import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
+from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
@@ -75,7 +75,9 @@ def executable(draw: random.Random, root: str) -> ShellTask:
     paths = [f"{root}/bin/{name}{draw.randrange(10)}.sh" for name in draw.sample(NAME_STEMS, 8)]
     some = sorted(draw.sample(paths, draw.randint(2, 6)))
     files = {path: f"#!/bin/sh\necho {position}\n" for position, path in enumerate(paths)}
-    question = f"Write the paths of all files below {root}/bin that are executable to {root}/list.txt, one on a line, sorted. {FINAL_INSTRUCTION}"
+    question = (
+        f"Write the paths of all files below {root}/bin that are executable to {root}/list.txt, one on a line, sorted. {FINAL_INSTRUCTION}"
+    )
     command = f"find {root}/bin -type f -perm -u+x | LC_ALL=C sort > {root}/list.txt"
     return ShellTask(question, files, command, expected_files={**files, f"{root}/list.txt": _join_lines(some)}, executable=tuple(some))
 
@@ -111,9 +113,16 @@ def order(draw: random.Random, root: str) -> ShellTask:
 def once(draw: random.Random, root: str) -> ShellTask:
     """A list without its repeated lines."""
     some = [f"{draw.choice(NAME_STEMS)}-{draw.randrange(4)}" for _ in range(30)]
-    question = f"Remove the repeated lines from {root}/items.txt: of equal lines only the first stays, and the order stays. {FINAL_INSTRUCTION}"
+    question = (
+        f"Remove the repeated lines from {root}/items.txt: of equal lines only the first stays, and the order stays. {FINAL_INSTRUCTION}"
+    )
     command = f"awk '!seen[$0]++' {root}/items.txt > tmp.$$ && mv tmp.$$ {root}/items.txt"
-    return ShellTask(question, {f"{root}/items.txt": _join_lines(some)}, command, expected_files={f"{root}/items.txt": _join_lines(list(dict.fromkeys(some)))})
+    return ShellTask(
+        question,
+        {f"{root}/items.txt": _join_lines(some)},
+        command,
+        expected_files={f"{root}/items.txt": _join_lines(list(dict.fromkeys(some)))},
+    )
 
 
 def rename(draw: random.Random, root: str) -> ShellTask:
@@ -137,9 +146,7 @@ def change(draw: random.Random, root: str) -> ShellTask:
         port = old if position == 0 else draw.choice((old, old + 1))
         text = f"# port = {old}\nname = {draw.choice(NAME_STEMS)}\nport = {{}}\nreport = {old}\nsize = {old}\n"
         files[path], wanted[path] = text.format(port), text.format(new if port == old else port)
-    question = (
-        f"In every .conf file below {root}, change the setting port from {old} to {new}, in lines that are exactly `port = {old}`. {FINAL_INSTRUCTION}"
-    )
+    question = f"In every .conf file below {root}, change the setting port from {old} to {new}, in lines that are exactly `port = {old}`. {FINAL_INSTRUCTION}"
     command = f"find {root} -name '*.conf' -exec sed -i 's/^port = {old}$/port = {new}/' {{}} +"
     return ShellTask(question, files, command, expected_files=wanted)
 
@@ -184,7 +191,9 @@ class Shell(SandboxEnvironment):
         kind = draw.choice(self.kinds)
         root = draw_name_for_split(draw, split, lambda: f"{draw.choice(NAME_STEMS)}-{draw.randrange(16**4):04x}")
         posed = self._build_task(kind, root)
-        reference = ({"answer": list(posed.answers)} if posed.answers else {}) | ({"files": dict(posed.expected_files)} if posed.expected_files else {})
+        reference = ({"answer": list(posed.answers)} if posed.answers else {}) | (
+            {"files": dict(posed.expected_files)} if posed.expected_files else {}
+        )
         meta = {"kind": kind, "folder": root}
         return Task(f"shell/{split}/{self.seed}.{index}", user(posed.question, system=self.instruction), reference, meta)
 
@@ -201,7 +210,9 @@ class Shell(SandboxEnvironment):
         """Open a sandbox session with the files of the task."""
         posed = self._build_task(**_get_kind_and_root(task))
         files = {path: text.encode() for path, text in posed.files.items()}
-        return SandboxFilesSession(task, self.tools, sandbox=self.sandbox, seed=seed, files=files, artifact_paths=posed.expected_files, executable=posed.executable)
+        return SandboxFilesSession(
+            task, self.tools, sandbox=self.sandbox, seed=seed, files=files, artifact_paths=posed.expected_files, executable=posed.executable
+        )
 
     def _build_task(self, kind: str, root: str) -> ShellTask:
         return KINDS[kind](random.Random(f"shell/{self.seed}/{kind}/{root}"), shlex.quote(root))

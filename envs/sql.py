@@ -11,8 +11,8 @@ from typing import Any
 
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
 from rlvr.contracts.tool import Tool
-from rlvr.envs._queries import QUESTION_KINDS, SqlQuestion
-from rlvr.envs._tables import DOMAINS, Layout
+from rlvr.envs._sql_databases import DOMAINS, Layout
+from rlvr.envs._sql_questions import QUESTION_KINDS, SqlQuestion
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 from rlvr.turns import Call

@@ -33,7 +33,7 @@ from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, ToolError
 from rlvr.mdp._gymnasium import register_when_imported as _announce
-from rlvr.plugins.registry import build as make
+from rlvr.registry.plugins import build as make
 from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
 from rlvr.turns import Turn
 

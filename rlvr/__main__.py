@@ -1,6 +1,6 @@
 """Enables `python -m rlvr`."""
 
-from rlvr.commands.cli import main
+from rlvr.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -138,7 +138,9 @@ class Verdict:
         return ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
 
     def _check_components(self) -> None:
-        object.__setattr__(self, "components", {name: _check_unit_interval(value, f"component {name!r}") for name, value in self.components.items()})
+        object.__setattr__(
+            self, "components", {name: _check_unit_interval(value, f"component {name!r}") for name, value in self.components.items()}
+        )
         object.__setattr__(self, "step_rewards", tuple(e if isinstance(e, StepReward) else StepReward(**e) for e in self.step_rewards))
         total = math.fsum(e.amount for e in self.step_rewards)
         if self.step_rewards and (self.score is None or abs(total - self.score) > 1e-6):
@@ -157,7 +159,9 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
-        row |= ({"parts": dict(self.components)} if self.components else {}) | ({"detail": to_plain_json(self.detail)} if self.detail else {})
+        row |= ({"parts": dict(self.components)} if self.components else {}) | (
+            {"detail": to_plain_json(self.detail)} if self.detail else {}
+        )
         return row | ({"earned": [asdict(e) for e in self.step_rewards]} if self.step_rewards else {})
 
 

@@ -18,10 +18,10 @@ from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, Sandbo
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox._outside.boxes import SessionPool
-from rlvr.sandbox._outside.channel import check_language, check_program_fits
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
+from rlvr.sandbox._outside.sessions import SessionPool
+from rlvr.sandbox._outside.supervisor_connection import check_language, check_program_fits
 
 RESERVED_PROCESSES = 16  # our own processes in a container; the rest is for a program and its checker
 
@@ -55,7 +55,7 @@ class DockerSandbox(Sandbox):
                 program, and gives CAP_SYS_ADMIN to the container's zygote, which never reads data of a program. False: programs
                 are killed by user id, and the control group's process count confirms that none is left.
             queue_timeout_s: timeout for a program to get a free container, or for a session to get a free slot.
-            boxes: how many sessions may be open at once, each in a container of its own.
+            max_sessions: how many sessions may be open at once, each in a container of its own.
         """
         for name, value, least in (
             ("containers", containers, 0),
@@ -120,7 +120,9 @@ class DockerSandbox(Sandbox):
                     client = engine.connect()
                     try:
                         engine.ensure_image(client, self.image)
-                        engine.remove_orphaned_containers(client)  # containers whose owner died; the label was there before the container was
+                        engine.remove_orphaned_containers(
+                            client
+                        )  # containers whose owner died; the label was there before the container was
                     finally:
                         client.close()
                     self._prepared_pid = os.getpid()

@@ -25,11 +25,12 @@ from pathlib import Path
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.runs.owner import create_owned_folder, remove_folder, remove_orphaned_folders
-from rlvr.sandbox._inside.box import groups
+from rlvr.runs.folder_owner import create_owned_folder, remove_folder, remove_orphaned_folders
+from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox._inside.frames import ConnectionBroken
-from rlvr.sandbox._outside.boxes import SessionPool
-from rlvr.sandbox._outside.channel import (
+from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
+from rlvr.sandbox._outside.sessions import SessionPool
+from rlvr.sandbox._outside.supervisor_connection import (
     BOOTSTRAP_CODE,
     SupervisorConnection,
     check_language,
@@ -37,7 +38,6 @@ from rlvr.sandbox._outside.channel import (
     wait_readable,
     wait_writable,
 )
-from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
 
 FOLDER_PREFIX = "rlvr-sandbox-"
 MAX_PROCESSES = 4096
@@ -67,7 +67,11 @@ class LocalSupervisor(SupervisorConnection):
             self.id = os.path.basename(self._folder)
             os.chmod(self._folder, 0o711)
             self._process = subprocess.Popen(
-                [find_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
+                [find_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
             )
             uid = random.SystemRandom().randrange(1 << 20, 1 << 30) if os.geteuid() == 0 else None
             place = os.path.join(self._folder, "work")
@@ -167,7 +171,7 @@ class ProcessSandbox(Sandbox):
             memory_mb: memory of one program.
             disk_mb: space for the files that a program writes.
             queue_timeout_s: timeout for a program to get a free supervisor, or for a session to get a free slot.
-            boxes: how many sessions may be open at once.
+            max_sessions: how many sessions may be open at once.
         """
         if trusted is not True:
             raise ConfigError(
@@ -184,8 +188,12 @@ class ProcessSandbox(Sandbox):
         for name in groups.list_parent_cgroups(FOLDER_PREFIX):
             if not Path(tempfile.gettempdir(), name).exists():
                 groups.remove_parent_cgroup(name)
-        self._pool: SupervisorPool[LocalSupervisor] = SupervisorPool(lambda: LocalSupervisor(disk_mb), processes or count_processors(), queue_timeout_s)
-        self._sessions: SessionPool[LocalSupervisor] = SessionPool(lambda place: LocalSupervisor(place.disk_mb, serves_sessions=True), max_sessions, queue_timeout_s)
+        self._pool: SupervisorPool[LocalSupervisor] = SupervisorPool(
+            lambda: LocalSupervisor(disk_mb), processes or count_processors(), queue_timeout_s
+        )
+        self._sessions: SessionPool[LocalSupervisor] = SessionPool(
+            lambda place: LocalSupervisor(place.disk_mb, serves_sessions=True), max_sessions, queue_timeout_s
+        )
         self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
         atexit.register(self._finalizer)
 

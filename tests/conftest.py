@@ -15,7 +15,7 @@ import pytest
 
 from rlvr.contracts import Sandbox
 from rlvr.errors import RlvrError
-from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
+from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from tests.fixtures import browser
 
 os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests run is not that of what they read
@@ -136,7 +136,7 @@ def libraries_unchanged() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def docker_sandbox() -> Iterator[Sandbox]:
     """The docker sandbox, one for all tests."""
-    from rlvr.plugins.registry import build
+    from rlvr.registry.plugins import build
 
     with build("sandbox", "docker") as sandbox:
         yield sandbox
@@ -145,7 +145,7 @@ def docker_sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def process_sandbox() -> Iterator[Sandbox]:
     """The process sandbox, for tests of what needs no engine."""
-    from rlvr.plugins.registry import build
+    from rlvr.registry.plugins import build
 
     with build("sandbox", "process", trusted=True) as sandbox:
         yield sandbox

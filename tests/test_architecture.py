@@ -254,19 +254,19 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (direction, "envs/a.py", DOC + "from rlvr.verifiers.b import x\nmake = 1\n", "must not know verifiers"),
     (direction, "envs/a.py", DOC + "import rlvr.samplers.b\nmake = 1\n", "must not know samplers"),
     (direction, "verifiers/a.py", DOC + "import importlib\nimportlib.import_module('rlvr.sandbox.b')\nmake = 1\n", "must not know sandbox"),
-    (direction, "rlvr/samplers/a.py", DOC + "from rlvr.algos import b\n", "must not know algos"),
+    (direction, "rlvr/samplers/a.py", DOC + "from rlvr.algorithms import b\n", "must not know algos"),
     (direction, "rlvr/samplers/a.py", DOC + "from ..learn import b\n", "must not know learn"),
-    (direction, "rlvr/task.py", DOC + "def f():\n    from rlvr.plugins.registry import build\n", "task must not know plugins"),
-    (direction, "rlvr/mdp/env.py", DOC + "import rlvr.commands.cli\n", "mdp must not know commands"),
-    (direction, "rlvr/commands/a.py", DOC + "from rlvr.envs.a import A\n", "commands must not know envs"),
+    (direction, "rlvr/task.py", DOC + "def f():\n    from rlvr.registry.plugins import build\n", "task must not know plugins"),
+    (direction, "rlvr/mdp/env.py", DOC + "import rlvr.cli.commands\n", "mdp must not know commands"),
+    (direction, "rlvr/cli/a.py", DOC + "from rlvr.envs.a import A\n", "commands must not know envs"),
     (direction, "tests/../rlvr/mdp/env.py", DOC + "from verifiers import numeric\n", "say rlvr.verifiers"),
     (
         direction,
         "rlvr/mdp/env.py",
-        DOC + "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import rlvr.learn.train\n",
+        DOC + "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import rlvr.training.train\n",
         "mdp must not know learn",
     ),
-    (direction, "rlvr/viewer/a.py", DOC + "import rlvr.learn.train\n", "viewer must not know learn"),
+    (direction, "rlvr/viewer/a.py", DOC + "import rlvr.training.train\n", "viewer must not know learn"),
     (direction, "rlvr/novelty/__init__.py", DOC, "has no floor"),
     (circles, "rlvr/mdp/env.py", DOC + "import rlvr.rollout.rollout\n", "rlvr.mdp.env -> rlvr.rollout.rollout -> rlvr.mdp.env"),
     (
@@ -275,7 +275,7 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
         DOC + "def f():\n    import rlvr.rollout.rollout\n",
         "rlvr.mdp.env -> rlvr.rollout.rollout -> rlvr.mdp.env",
     ),
-    (circles, "verifiers/_b.py", DOC + "def f():\n    from rlvr.verifiers._math.judge import b\n", "judge.b -> rlvr.verifiers._b"),
+    (circles, "verifiers/_b.py", DOC + "def f():\n    from rlvr.verifiers.math.compare import b\n", "judge.b -> rlvr.verifiers._b"),
     (sizes, "rlvr/mdp/env.py", DOC + "x = 1\n" * 350, "351 lines"),
     (sizes, "tests/test_a.py", "def f():\n" + "    x = 1\n" * 60, "61 lines"),
     (names, "rlvr/utils.py", DOC, "one noun"),
@@ -297,12 +297,12 @@ def test_a_planted_violation_is_caught(tmp_path: Path, law: Callable[[Path], lis
     clean = {
         "pyproject.toml": pyproject,
         "rlvr/__init__.py": DOC,
-        "rlvr/plugins/registry.py": DOC,
+        "rlvr/registry/plugins.py": DOC,
         "rlvr/rollout/rollout.py": DOC + "from rlvr.mdp.env import TokenEnv\n",
-        "rlvr/mdp/env.py": DOC + "from rlvr.plugins.registry import build\n",
-        "rlvr/commands/cli.py": DOC,
+        "rlvr/mdp/env.py": DOC + "from rlvr.registry.plugins import build\n",
+        "rlvr/cli/commands.py": DOC,
         **{f"{folder_of(name)}/__init__.py": DOC for name in listed if name.split(".")[-1] not in ROOMS},
-        "verifiers/_math/judge/b.py": DOC + "from rlvr.verifiers import _b\n",
+        "verifiers/math/compare/b.py": DOC + "from rlvr.verifiers import _b\n",
         **{f"{room}/_b.py": DOC for room in ROOMS},
     }
     for name, content in clean.items():
@@ -319,7 +319,7 @@ def test_a_planted_violation_is_caught(tmp_path: Path, law: Callable[[Path], lis
 
 
 def test_crowded_folders_are_caught(tmp_path: Path) -> None:
-    for folder in ("rlvr/learn", "envs", "tests"):
+    for folder in ("rlvr/training", "envs", "tests"):
         (tmp_path / folder).mkdir(parents=True)
         for number in range(17):
             (tmp_path / folder / f"a{number}.py").write_text(DOC, "utf-8")
@@ -328,7 +328,7 @@ def test_crowded_folders_are_caught(tmp_path: Path) -> None:
     assert crowds(tmp_path) == [
         f"rlvr/ has {MOST_ENTRIES + 1} entries, at most {MOST_ENTRIES}",
         "tests/ has 17 files, at most 16",
-        "rlvr/learn/ has 17 files, at most 16",
+        "rlvr/training/ has 17 files, at most 16",
     ]
 
 
@@ -369,7 +369,7 @@ def test_the_blocker_blocks() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     heavy = {*HEAVY, "gymnasium", "numpy", "pydantic", "yaml", "rich"}
-    code = f"import rlvr.commands.cli, sys; code = rlvr.commands.cli.run(['--help']); print(code, sorted(set(sys.modules) & {heavy!r}))"
+    code = f"import rlvr.cli.commands, sys; code = rlvr.cli.commands.run(['--help']); print(code, sorted(set(sys.modules) & {heavy!r}))"
     done = python(code)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 []"), done.stdout + done.stderr
 

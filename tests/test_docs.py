@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.plugins.registry import check_settings, get_parameters, load_factory
+from rlvr.registry.plugins import check_settings, get_parameters, load_factory
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"

@@ -44,7 +44,9 @@ def _make_candidate(reference: str, random_bytes: bytes) -> str:
     if not named and re.search(r"[0-9]", reference):
         return "".join(_replace_digit(reference, at, random_bytes[at % len(random_bytes)]) for at in range(len(reference)))
     if not named and letters.isascii() and letters:
-        return re.sub(r"\\[a-zA-Z]+|[a-zA-Z]", lambda found: _replace_letter(found[0], random_bytes[found.start() % len(random_bytes)]), reference)
+        return re.sub(
+            r"\\[a-zA-Z]+|[a-zA-Z]", lambda found: _replace_letter(found[0], random_bytes[found.start() % len(random_bytes)]), reference
+        )
     count, words = min(max(len(reference.split()), 1), MAX_DECOY_WORDS), DECOY_WORDS.split()
     chosen = [words[random_bytes[at] % len(words)] for at in range(count)]
     return " ".join(word.capitalize() if not at or reference.istitle() else word for at, word in enumerate(chosen))

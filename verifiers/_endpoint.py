@@ -96,7 +96,9 @@ async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeou
     raise EndpointUnavailable(why, status)
 
 
-async def send_request(url: str, data: bytes | None, api_key: str, extra_headers: Mapping[str, str] = NO_HEADERS) -> tuple[int, bytes, dict[bytes, bytes]]:
+async def send_request(
+    url: str, data: bytes | None, api_key: str, extra_headers: Mapping[str, str] = NO_HEADERS
+) -> tuple[int, bytes, dict[bytes, bytes]]:
     """Send one request on a new connection and return status, body and headers. Without data the request is a GET."""
     parts = urlsplit(url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None

@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 
 OPTION_LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SURROUNDING_PATTERNS: tuple[tuple[str, str], ...] = (
@@ -40,7 +40,9 @@ class Choice(Verifier):
     """
 
     examples = (
-        Example("B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}),
+        Example(
+            "B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}
+        ),
         Example(["A", "C"], correct=("A and C", "C, A"), incorrect=("A", "A, B, C"), meta={"options": ["2", "4", "3"]}),
     )
 
@@ -48,7 +50,7 @@ class Choice(Verifier):
         """Set where the answer is declared.
 
         Args:
-            channel: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
         """
         extract_answer("", extractor)  # raises now for an unknown channel
         self.extractor = extractor

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import build_from_config
+from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
 DEFAULT_COMPONENTS = {"numeric": {"verifier": "numeric"}}
@@ -30,12 +30,14 @@ class Composite(Verifier):
         """Set the component verifiers and their weights.
 
         Args:
-            parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
+            components: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
                 or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}.
         """
         if not isinstance(components, Mapping) or not components:
             raise ConfigError(f"parts is {components!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
-        components = {name: {"verifier": name, "weight": part} if isinstance(part, int | float) else part for name, part in components.items()}
+        components = {
+            name: {"verifier": name, "weight": part} if isinstance(part, int | float) else part for name, part in components.items()
+        }
         self.weights = {name: _parse_weight(name, part) for name, part in components.items()}
         if not sum(self.weights.values()):
             raise ConfigError("all weights are 0; at least one must be above 0")

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-from rlvr.answers import Extraction, extract_answer, strip_thinking
 from rlvr.contracts import Example, Verifier
+from rlvr.extraction import Extraction, extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 
 NOTATION_RULES = (
@@ -84,7 +84,7 @@ class Countdown(Verifier):
 
         Args:
             use_all: whether every number must be used; in any case each may be used only once.
-            channel: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
+            extractor: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
         """
         extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
         self.use_all, self.extractor = use_all, extractor
@@ -210,11 +210,17 @@ class _ExpressionParser:
         if self.current_token == r"\frac":
             self.next_token()
             return self.divide(self.parse_group("{", "}"), self.parse_group("{", "}"))
-        return self.parse_group(self.current_token, BRACKETS[self.current_token]) if self.current_token in BRACKETS else self.parse_group("(", ")")
+        return (
+            self.parse_group(self.current_token, BRACKETS[self.current_token])
+            if self.current_token in BRACKETS
+            else self.parse_group("(", ")")
+        )
 
     def parse_group(self, opens: str, closes: str) -> Fraction:
         if self.current_token != opens:
-            raise ValueError(f"a number or a bracket is missing {'before ' + repr(self.current_token) if self.current_token else 'at its end'}")
+            raise ValueError(
+                f"a number or a bracket is missing {'before ' + repr(self.current_token) if self.current_token else 'at its end'}"
+            )
         self.next_token()
         self.depth += 1
         if self.depth > 50:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 
 
 class Exact(Verifier):
@@ -29,7 +29,7 @@ class Exact(Verifier):
         """Set where the answer is declared and which differences are ignored.
 
         Args:
-            channel: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
+            extractor: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
             ignore_case: whether upper and lower case count as equal.
             markdown: whether Markdown and LaTeX markup is removed, so that `**Paris**` is `Paris`.
         """

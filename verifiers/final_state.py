@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Transcript, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
 REFERENCE_FORMAT = "write {'answer': [text, ...]}, {'files': {path: text, or null where nothing may be}}, or both"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.answers import strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
+from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._instructions.kind import BadArguments, Instruction
-from rlvr.verifiers._instructions.table import INSTRUCTIONS
+from rlvr.verifiers.instruction_checks.instruction import BadArguments, Instruction
+from rlvr.verifiers.instruction_checks.registry import INSTRUCTIONS
 
 ParsedInstructions = list[tuple[Instruction, dict[str, Any]]]
 SCORE_MODES = ("all", "share")
@@ -23,7 +23,7 @@ class Instructions(Verifier):
     The reference is `{"instruction_id_list": [...], "kwargs": [...]}`, as published, or a list of `{"id": ..., parse_argument: value}`.
     Unknown kinds and missing arguments give no score. With `loose`, a response also counts if it follows an instruction without its
     first line, its last line or its asterisks, as in the published loose accuracy. Thoughts are removed first. The verdict is a function
-    of the text alone: nothing is drawn or downloaded. The rows in `verifiers/_instructions/` list each difference from the published
+    of the text alone: nothing is drawn or downloaded. The rows in `verifiers/instruction_checks/` list each difference from the published
     checkers.
 
     >>> import rlvr

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import extract_answer, strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import MissingExtra
+from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
 
 MAX_ANSWER_CHARS, MAX_DEPTH = 1_000_000, 200
 """Maximum characters of an answer, and maximum nesting depth of its lists and objects."""
@@ -71,7 +71,9 @@ class JsonSchema(Verifier):
         except ValueError as error:
             return Verdict(0.0, f"no JSON document: {error}"[:300])
         try:
-            said = self.pool.send_request({"do": "validate", "schema": schema, "value": document, "formats": self.formats}, self.pool.new_budget())
+            said = self.pool.send_request(
+                {"do": "validate", "schema": schema, "value": document, "formats": self.formats}, self.pool.new_budget()
+            )
         except BudgetExceeded as error:
             return Verdict(0.0, f"validation did not finish: {error}", fault=Fault.ANSWER)
         except WorkersFailed as error:

@@ -99,8 +99,8 @@ class _RewardModel:
     """One reward model and its tokenizer. One thread at a time computes, also for the pending rows of other threads."""
 
     def __init__(self, folder: Path, device: str | None) -> None:
-        from rlvr.model.device import resolve_device
-        from rlvr.model.scorer import load_reward_model  # torch comes with it
+        from rlvr.models.device import resolve_device
+        from rlvr.models.reward_model import load_reward_model  # torch comes with it
 
         place = resolve_device(device)
         self.tokenizer, self.scorer = load_tokenizer(str(folder)), load_reward_model(folder).to(place)

@@ -15,11 +15,11 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 NUMERAL = re.compile(
@@ -73,7 +73,9 @@ class Numeric(Verifier):
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         Example(
-            "95", correct=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"), incorrect=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0")
+            "95",
+            correct=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"),
+            incorrect=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0"),
         ),
         Example(
             "280",
@@ -104,7 +106,7 @@ class Numeric(Verifier):
         Args:
             tolerance: the largest difference that still counts as equal.
             relative: the largest difference as a fraction of the reference; the larger of the two tolerances applies.
-            channel: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
+            extractor: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
             percent: whether `50%` means 0.5; if not, the sign is ignored.
         """
         for name, value in (("tolerance", tolerance), ("relative", relative)):

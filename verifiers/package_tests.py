@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rlvr.contracts import Example, Transcript, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._code.blocks import extract_code
+from rlvr.verifiers.code.blocks import extract_code
 
 REFERENCE_FORMAT = "write {'files': [path, ...], 'cases': [{'module': ..., 'function': ..., 'args': [...], 'expected': ...}, ...]}"
 MAX_FILE_BYTES = 100_000
@@ -72,7 +72,9 @@ class PackageTests(Verifier):
             return self._verify_files(task, {})
         found, files = extract_code(answer, "python"), task.reference.get("files")
         one = found.text is not None and isinstance(files, list) and len(files) == 1
-        return self._verify_files(task, {files[0]: found.text.encode("utf-8", "replace")} if one and found.text is not None and files else {})
+        return self._verify_files(
+            task, {files[0]: found.text.encode("utf-8", "replace")} if one and found.text is not None and files else {}
+        )
 
     def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify the files in the artifacts; the text of the answer does not count."""

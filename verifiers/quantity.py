@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 from rlvr.verifiers._units import Dimensions, parse_unit
 
 LATEX_RULES: tuple[tuple[str, str, str], ...] = (
@@ -58,7 +58,7 @@ class Quantity(Verifier):
         """Set where the answer is declared and how it is compared.
 
         Args:
-            channel: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
             tolerance: the largest relative difference; 0 allows only floating-point rounding (one part in 10^9).
             convert: whether another unit of the same kind is accepted.
         """

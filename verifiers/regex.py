@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
 
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.UNICODE}
 MAX_PATTERN_CHARS, MAX_TEXT_CHARS = 10_000, 200_000
@@ -40,7 +40,7 @@ class Regex(Verifier):
         """Set where the answer is declared and how it is matched.
 
         Args:
-            channel: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
+            extractor: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
             search: whether a match of a part of the answer is enough.
             workers: the maximum number of worker processes.
             cpu_s: processor seconds for one answer.

@@ -6,11 +6,11 @@ import re
 import unicodedata
 from collections import Counter
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 
 METRICS = ("exact", "f1")
 HEDGE_WORDS = {"not", "no", "never", "neither", "nor", "or", "either", "maybe", "perhaps", "possibly", "unless", "except"}
@@ -48,7 +48,7 @@ class Span(Verifier):
         """Set where the answer is declared and which metric is the score.
 
         Args:
-            channel: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
             metric: exact (0 or 1), or f1 (the overlap of words, from 0 to 1).
         """
         extract_answer("", extractor)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Example, Verifier
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers import _sqlrun
+from rlvr.verifiers import _sql_runner as _sqlrun
 
 QUERY_START = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:select|with|values)\b", re.IGNORECASE | re.DOTALL)
 """The beginning of a query, after comments. Anything else is not run."""
@@ -43,7 +43,10 @@ class SqlRows(Verifier):
 
     examples = (
         Example(
-            {"query": "select name from item where price > 2", "databases": [f"{EXAMPLE_SCRIPT}('a', 1), ('b', 3)", f"{EXAMPLE_SCRIPT}('c', 9), ('d', 2.5)"]},
+            {
+                "query": "select name from item where price > 2",
+                "databases": [f"{EXAMPLE_SCRIPT}('a', 1), ('b', 3)", f"{EXAMPLE_SCRIPT}('c', 9), ('d', 2.5)"],
+            },
             correct=(
                 "SELECT name FROM item WHERE price > 2",
                 "select name from item where not price <= 2 order by price;",

@@ -44,15 +44,20 @@ class Structure(Verifier):
     )
 
     def __init__(
-        self, *, verifier: Verifier, sections: Sequence[str] = ("think", "answer"), answer_section: str = "answer", malformed_factor: float = 0.0
+        self,
+        *,
+        verifier: Verifier,
+        sections: Sequence[str] = ("think", "answer"),
+        answer_section: str = "answer",
+        malformed_factor: float = 0.0,
     ) -> None:
         """Declare the format.
 
         Args:
             verifier: verifies the content of the answer section.
             sections: the tags, in the required order.
-            judged: the section with the answer.
-            soft: the factor for the score of a malformed answer, from 0 (scores 0) to 1 (the format does not matter).
+            answer_section: the section with the answer.
+            malformed_factor: the factor for the score of a malformed answer, from 0 (scores 0) to 1 (the format does not matter).
         """
         if isinstance(sections, str) or not sections or not all(isinstance(s, str) and TAG_NAME.fullmatch(s) for s in sections):
             raise ConfigError(f"sections is {sections!r}; it must be a list of tag names, such as ['think', 'answer']")
@@ -62,7 +67,12 @@ class Structure(Verifier):
             raise ConfigError(f"judged is {answer_section!r}; it must be one of the sections: {', '.join(sections)}")
         if isinstance(malformed_factor, bool) or not isinstance(malformed_factor, int | float) or not 0 <= malformed_factor <= 1:
             raise ConfigError(f"soft is {malformed_factor!r}; it must be a number from 0 to 1")
-        self.verifier, self.sections, self.answer_section, self.malformed_factor = verifier, tuple(sections), answer_section, float(malformed_factor)
+        self.verifier, self.sections, self.answer_section, self.malformed_factor = (
+            verifier,
+            tuple(sections),
+            answer_section,
+            float(malformed_factor),
+        )
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the format, verify the content, multiply the scores."""

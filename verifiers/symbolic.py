@@ -17,21 +17,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlvr.answers import EXTRACTORS, Extraction, extract_answer
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
+from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.judge.kinds import compare_normalized, compare_trees
-from rlvr.verifiers._math.judge.restated import find_prompt_copy
-from rlvr.verifiers._math.judge.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
-from rlvr.verifiers._math.judge.worked import UNEVALUATED_OPS
-from rlvr.verifiers._math.policy import MathPolicy
-from rlvr.verifiers._math.read.notation import iter_readings
-from rlvr.verifiers._math.read.parse import parse_answer
-from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op
-from rlvr.verifiers._math.value.cost import reset_budget
-from rlvr.verifiers._math.value.exact import NotFinite
-from rlvr.verifiers._math.value.workers import BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.compare.dispatch import compare_normalized, compare_trees
+from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
+from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
+from rlvr.verifiers.math.compare.unevaluated import UNEVALUATED_OPS
+from rlvr.verifiers.math.parsing.notation import iter_readings
+from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op
+from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.values.cost import reset_budget
+from rlvr.verifiers.math.values.rational import NotFinite
+from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
 
 MAX_CANDIDATES = 6
 GOLD_CPU_FACTOR = 4
@@ -73,7 +73,7 @@ class Symbolic(Verifier):
         """Set where answers are declared and how they are compared.
 
         Args:
-            channel: where the answer is declared, one of `rlvr.answers`; a task's `meta["channel"]` overrides it.
+            extractor: where the answer is declared, one of `rlvr.extraction`; a task's `meta["channel"]` overrides it.
             policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
             workers: the maximum number of algebra processes; the first starts when an answer needs it, another one when an
                 answer would have to wait, and all of them when `ready` is called.
@@ -109,7 +109,9 @@ class Symbolic(Verifier):
             return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
         gold = _gold_text(task.reference)
         if gold is None:
-            return _invalid_gold_verdict(repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number")
+            return _invalid_gold_verdict(
+                repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number"
+            )
         try:
             why = self._get_cached(self._find_gold_flaw, gold, None, policy)
             if why:
@@ -215,7 +217,16 @@ class Symbolic(Verifier):
         budget = self.pool.new_budget()
         if has_op(gold, *UNEVALUATED_OPS):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
-        return compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget), compare_trees=compare_trees, compare_normalized=compare_normalized))
+        return compare_trees(
+            gold,
+            answer,
+            CompareContext(
+                policy,
+                algebra=lambda a, b: self.pool.is_equal(a, b, budget),
+                compare_trees=compare_trees,
+                compare_normalized=compare_normalized,
+            ),
+        )
 
     def _get_cached(self, work: Callable[..., Any], gold: str, found: Extraction | None, policy: MathPolicy) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.answers import strip_thinking
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._marks import strip_markup
+from rlvr.verifiers._markup import strip_markup
 
 Rows = list[list[str]]
 MAX_CELLS = 100_000
@@ -81,7 +81,9 @@ class Table(Verifier):
     def _compare_cells(self, mine: Rows, gold: Rows) -> Verdict:
         if not self.ordered:
             mine, gold = _align_rows(mine, gold, self._is_equal_cell)
-        wrong = [(a, b) for one, two in zip(mine, gold, strict=True) for a, b in zip(one, two, strict=True) if not self._is_equal_cell(a, b)]
+        wrong = [
+            (a, b) for one, two in zip(mine, gold, strict=True) for a, b in zip(one, two, strict=True) if not self._is_equal_cell(a, b)
+        ]
         cells = sum(map(len, gold))
         parts = {"cells": 1 - len(wrong) / cells}
         reason = f"{wrong[0][0]!r:.60} where the reference has {wrong[0][1]!r:.60}" if wrong else "every cell is right"

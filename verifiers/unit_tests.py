@@ -18,14 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Checker, Example, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier
 from rlvr.errors import ConfigError, suggest
+from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._code.blocks import extract_code, insert_prelude
-from rlvr.verifiers._code.examine import PreparedTest
-from rlvr.verifiers._code.tests import UnitTestSpec, parse_limits, parse_reference
-from rlvr.verifiers._code.texts import is_same_text
+from rlvr.verifiers.code.blocks import extract_code, insert_prelude
+from rlvr.verifiers.code.compare_text import is_same_text
+from rlvr.verifiers.code.reference import UnitTestSpec, parse_limits, parse_reference
+from rlvr.verifiers.code.test_analysis import PreparedTest
 
 CODE_DIR = Path(__file__).parent / "_code"
 ABORTING_STATUSES = (ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT, ExitStatus.OUTPUT_LIMIT, ExitStatus.SANDBOX_VIOLATION)
@@ -58,7 +58,10 @@ class UnitTests(Verifier):
         Example(
             reference={"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]},
             correct=("```python\ndef f(x):\n    return x * x\n```",),
-            incorrect=("```python\ndef f(x):\n    return 9\n```", "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```"),
+            incorrect=(
+                "```python\ndef f(x):\n    return 9\n```",
+                "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```",
+            ),
         ),
         Example(
             reference={"kind": "asserts", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9\n"},
@@ -67,13 +70,15 @@ class UnitTests(Verifier):
         ),
     )
 
-    def __init__(self, *, sandbox: Sandbox, score: str = "all", extractor: str = "fence", limits: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, *, sandbox: Sandbox, score: str = "all", extractor: str = "fence", limits: Mapping[str, float] | None = None
+    ) -> None:
         """Set how tests become a score.
 
         Args:
             sandbox: where the code runs.
             score: all: 1 if every test passes, else 0; fraction: the share of passed tests, by weight.
-            channel: where the code is declared; fence, or another extractor of `rlvr.answers`.
+            extractor: where the code is declared; fence, or another extractor of `rlvr.extraction`.
             limits: the limits of one run, such as {wall_s: 2, memory_mb: 128}; the limits of a task override them.
         """
         if score not in ("all", "fraction"):
@@ -99,7 +104,11 @@ class UnitTests(Verifier):
             return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
         if unfit := self._check_tests(tests):
             return unfit
-        found = extract_code(answer, tests.language, tests.function) if self.extractor == "fence" else extract_answer(answer, self.extractor, multiple_answers="last")
+        found = (
+            extract_code(answer, tests.language, tests.function)
+            if self.extractor == "fence"
+            else extract_answer(answer, self.extractor, multiple_answers="last")
+        )
         if found.text is None:
             return Verdict(0.0, f"no code: {found.reason}")
         source = insert_prelude(tests.prelude, found.text) if tests.language == "python" else f"{tests.prelude}\n{found.text}"
@@ -112,7 +121,11 @@ class UnitTests(Verifier):
             outcome = self.sandbox.run(Program(source, case.inputs, tests.language, tests.limits))
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 return _infra_verdict(outcome)
-            ok = outcome.status is ExitStatus.OK and not outcome.truncated and is_same_text(outcome.stdout, case.expected, tests.comparison_rule)
+            ok = (
+                outcome.status is ExitStatus.OK
+                and not outcome.truncated
+                and is_same_text(outcome.stdout, case.expected, tests.comparison_rule)
+            )
             why = "" if ok else STATUS_MESSAGES.get(outcome.status, "the output differs")
             records[index] = {"ok": ok, "why": why, **_resource_usage(outcome)}
             if not ok:
@@ -157,7 +170,11 @@ class UnitTests(Verifier):
             return Verdict(0.0, "the checker was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_resource_usage(outcome))
         if not ended and not calls:
             records = {index: row for index, row in records.items() if not row["ok"]}  # passed tests are only reported at the end
-        broke = STATUS_MESSAGES[outcome.status] if outcome.status in ABORTING_STATUSES else over or ("" if ended else "the tests did not finish")
+        broke = (
+            STATUS_MESSAGES[outcome.status]
+            if outcome.status in ABORTING_STATUSES
+            else over or ("" if ended else "the tests did not finish")
+        )
         names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(total)]
         weights = [case.weight for case in tests.cases] if calls else [1.0] * total
         return self._make_verdict(records, weights, names, broke, _resource_usage(outcome))

@@ -36,12 +36,14 @@ def preload() -> None:
 def engine_of(bench: Bench, dtype: str, **settings: Any) -> Iterator[Any]:
     """A sampler `vllm`, of any version."""
     needed(*NEEDED)
-    from rlvr.plugins.registry import build_from_config
+    from rlvr.registry.plugins import build_from_config
     from rlvr.samplers import _vllm_version
 
     _vllm_version.VERSION_RANGES["engine"] = ((0, 0), (99, 0))
     own = {"kv_cache_gb": 0.1, "enforce_eager": True, "max_num_seqs": 8} if bench.tiny else {"memory_fraction": 0.4, "max_num_seqs": 1024}
-    with build_from_config("sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}) as sampler:
+    with build_from_config(
+        "sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}
+    ) as sampler:
         sampler.prepare(precision=dtype, max_length=bench.pick(2048, 96))
         yield sampler
 
@@ -230,8 +232,8 @@ def training(bench: Bench) -> None:
     from rich.console import Console
 
     from rlvr.config.config import validate_config
-    from rlvr.learn.train import train
     from rlvr.samplers import _vllm_version
+    from rlvr.training.train import train
 
     _vllm_version.VERSION_RANGES["engine"] = ((0, 0), (99, 0))
     hidden, inner, layers, heads = bench.pick((512, 1024, 8, 8), (64, 128, 2, 2))

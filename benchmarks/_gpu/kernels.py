@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks._gpu.bench import Bench
-from rlvr.learn.update.head import compute_token_logprobs
-from rlvr.model.varlen import attend_reference, build_segment_lengths, choose_kernel
+from rlvr.models.varlen import attend_reference, build_segment_lengths, choose_kernel
+from rlvr.training.update.output_head import compute_token_logprobs
 
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "flash_attn", "peft", "trl", "vllm", "pydantic", "gymnasium", "PyYAML")
 

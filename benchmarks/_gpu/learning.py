@@ -36,8 +36,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def preload() -> None:
     """Import what most parts need."""
-    import rlvr.learn.train
-    import rlvr.samplers.hf  # noqa: F401
 
 
 def needed(*packages: str) -> None:
@@ -88,8 +86,8 @@ def learner_of(bench: Bench, model: Any, *, precision: str, **settings: Any) -> 
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    from rlvr.learn.update.learner import Learner, Optimization
-    from rlvr.plugins.registry import build
+    from rlvr.registry.plugins import build
+    from rlvr.training.update.learner import Learner, Optimization
 
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=bench.device.type == "cpu", mixed_precision=precision)
@@ -105,7 +103,7 @@ def updates(
     weights = sum(p.numel() for p in model.parameters())
     learner, groups = learner_of(bench, model, precision=precision, **settings), groups_of(bench, prompts)
     tokens = sum(len(episode.tokens) for group in groups for episode in group)
-    uncompiled = importlib.import_module("rlvr.learn.crew").compiled(learner) if compiled else "not asked for"
+    uncompiled = importlib.import_module("rlvr.training.trainer").compiled(learner) if compiled else "not asked for"
     found = []
     for _ in range(1 + times):
         began = bench.settled()
@@ -212,7 +210,7 @@ def again(bench: Bench, *, deterministic: bool) -> None:
     """A run twice: how many of its lines are equal."""
     needed("transformers", "accelerate", "pydantic", "gymnasium")
     from rlvr.config.config import validate_config
-    from rlvr.learn.train import train
+    from rlvr.training.train import train
 
     run: dict[str, Any] = {
         "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "sft_warmup": None,

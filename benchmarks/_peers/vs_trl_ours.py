@@ -15,12 +15,12 @@ from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 from rlvr.config.config import validate_config
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
-from rlvr.learn.crew import build_trainer, setup_learner
-from rlvr.learn.one_step import run_training_step
-from rlvr.learn.processes import build_accelerator
-from rlvr.runs.runlog import RunLog
+from rlvr.runs.run_log import RunLog
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
+from rlvr.training.processes import build_accelerator
+from rlvr.training.trainer import build_trainer, setup_learner
+from rlvr.training.training_step import run_training_step
 
 
 class Share(Verifier):

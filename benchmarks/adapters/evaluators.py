@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rlvr
 from rlvr import Fault, Task, Verdict, Verifier
-from rlvr.adapters.exporting import export_env
+from rlvr.integrations.exporting import export_env
 from rlvr.turns import Call
 
 KINDS = ("right", "wrong", "hedged")
@@ -69,7 +69,7 @@ def inspect(count: int) -> dict[str, Any]:
     from inspect_ai import eval as run
     from inspect_ai.model import ModelAPI, ModelOutput, modelapi
 
-    from rlvr.adapters.inspect_task import make_inspect_task
+    from rlvr.integrations.inspect_task import make_inspect_task
 
     script: dict[str, Any] = {}
 

@@ -165,7 +165,7 @@ def main() -> int:
     folder, wrong = parser.parse_args().wheels, 0
     print(f"{'package':12s} {'version':8s} {'followed':12s} {'compared':>8s}  differs")
     for package, adapter in ADAPTERS.items():
-        module = import_module(f"rlvr.adapters.{adapter}")
+        module = import_module(f"rlvr.integrations.{adapter}")
         tested = (str(module.TESTED), *getattr(module, "ALSO", ()))
         archives = [path for path in sorted(folder.iterdir()) if path.name.replace("_", "-").startswith(f"{package}-")]
         archives = [path for path in archives if path.name.replace("_", "-")[len(package) + 1].isdigit()]

@@ -29,10 +29,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 import rlvr
-from rlvr.adapters.rows import make_rows
-from rlvr.adapters.texts import Conversation, extract_final_text
-from rlvr.adapters.trl import EnvironmentFactory, RolloutFunction, make_reward_function
-from rlvr.mdp.rules import TokenMDP
+from rlvr.integrations.rows import make_rows
+from rlvr.integrations.texts import Conversation, extract_final_text
+from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, make_reward_function
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from tests.fixtures.templates import tokenizer_for
 

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import rlvr.learn.one_step as module
-import rlvr.learn.train as loop
-from rlvr.commands.cli import main
+import rlvr.training.train as loop
+import rlvr.training.training_step as module
+from rlvr.cli.commands import main
 
 
 def watched(out: Path) -> None:

@@ -23,9 +23,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.algos.reference import ADVANTAGES, Answer, Settings, scored, trained
 from benchmarks.algos.reference_loss import DIRECT, New, policy_loss
 from rlvr.episode import Episode, StopReason
-from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
+from rlvr.training.update.learner import Learner, Optimization
 
 TEMPERATURE, LONGEST = 0.8, 12
 MODES: dict[str, dict[str, Any]] = {

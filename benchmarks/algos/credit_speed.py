@@ -20,7 +20,7 @@ import numpy as np
 
 from rlvr.contracts.algorithm import TokenStats
 from rlvr.episode import Episode, StopReason
-from rlvr.plugins.registry import build, list_entries
+from rlvr.registry.plugins import build, list_entries
 from rlvr.task import Verdict
 
 BAR_S = 0.3
@@ -39,7 +39,15 @@ def made_groups(answers: int, tokens: int, size: int) -> list[list[Episode]]:
             acted = [False] * 16 + [True] * (tokens - 16)
             group.append(
                 Episode(
-                    f"t{g}", f"g{g}", [1] * tokens, acted, [0.0] * tokens, rewards, StopReason.TERMINATED, verdict=Verdict(reward, ""), meta=meta
+                    f"t{g}",
+                    f"g{g}",
+                    [1] * tokens,
+                    acted,
+                    [0.0] * tokens,
+                    rewards,
+                    StopReason.TERMINATED,
+                    verdict=Verdict(reward, ""),
+                    meta=meta,
                 )
             )
         groups.append(group)

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.algos._plot import Line, plotted
 from benchmarks.algos.distillation import REVERSE, STUDENT, run
 from rlvr.runs.report import compute_trailing_mean
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 
 NEWEST = ("gtpo", "high_entropy", "clip_cov", "kl_cov", "dppo", "max_rl")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,13 @@ def main() -> int:
         print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:
         lines = [
-            Line(one["preset"], colour, (range(1, asked.steps + 1),), compute_trailing_mean(one["curve"], 10), ":" if one["preset"] == "grpo" else "-")
+            Line(
+                one["preset"],
+                colour,
+                (range(1, asked.steps + 1),),
+                compute_trailing_mean(one["curve"], 10),
+                ":" if one["preset"] == "grpo" else "-",
+            )
             for one, colour in zip(runs, COLOURS * len(runs), strict=False)
         ]
         plotted(lines, asked.picture, units=("step",), height="mean reward of the last 10 steps", start=1)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algos._plot import Line, plotted
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 
 STUDENT = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -95,7 +95,14 @@ def main() -> int:
     goal, runs = teacher - asked.near, list[dict[str, Any]]()
     for seed in asked.seeds:
         model = {"config": STUDENT}
-        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0, "sft_warmup.target_accuracy": asked.until}
+        once = {
+            "seed": seed,
+            "model": model,
+            "train.steps": 1,
+            "train.learning_rate": 0.0,
+            "eval.tasks": 0,
+            "sft_warmup.target_accuracy": asked.until,
+        }
         first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
         for kind in asked.kinds:
             settings: dict[str, Any] = TASKS[asked.task] | {

@@ -21,9 +21,9 @@ import torch
 from accelerate import Accelerator
 
 from rlvr.episode import Episode, StopReason
-from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Verdict
+from rlvr.training.update.learner import Learner, Optimization
 from tests.fixtures.learning import VOCABULARY, tiny_model
 
 ENOUGH = 0.9

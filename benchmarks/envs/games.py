@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 import rlvr
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
-from rlvr.envs.gymnasium import CATALOG_IDS
-from rlvr.envs.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
+from rlvr.envs.external.gymnasium import CATALOG_IDS
+from rlvr.envs.external.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
 from rlvr.task import Task
 
 BRACKETS = re.compile(r"\[[^\[\]]{1,20}\]")
@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--games", type=int, default=3)
     given = parser.parse_args()
-    named = [("gymnasium", "id", name) for name in CATALOG_IDS] + [("textarena", "game", name) for name in (*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES)]
+    named = [("gymnasium", "id", name) for name in CATALOG_IDS] + [
+        ("textarena", "game", name) for name in (*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES)
+    ]
     rows = []
     for env, key, name in named:
         if given.env in ("", env) and (not given.only or name in given.only.split(",")):

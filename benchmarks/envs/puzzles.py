@@ -23,8 +23,8 @@ from typing import Any
 import rlvr
 from rlvr.conformance import envkit
 from rlvr.conformance.checks import iter_checks
-from rlvr.envs._host import ForeignError
-from rlvr.envs._offered import (
+from rlvr.envs.external._foreign_host import ForeignError
+from rlvr.envs.external._reasoning_catalog import (
     ANSWER_PATTERNS,
     COMPARED_BY_ALGEBRA,
     COMPARED_EXACTLY,
@@ -96,7 +96,13 @@ COLUMNS = ("set", "offered", "scored by", "right paid", "wrong paid", "wrong tha
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     """The line of a set in the table."""
-    offered = "without gold" if row["name"] in WITHOUT_GOLD else "own check" if row["name"] in {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS} else "yes"
+    offered = (
+        "without gold"
+        if row["name"] in WITHOUT_GOLD
+        else "own check"
+        if row["name"] in {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS}
+        else "yes"
+    )
     paid, theirs = f"{len(row['paid'])}/{row['wrong']}", str(row["theirs"]) if row["name"] not in COMPARED_BY_ALGEBRA else "not asked"
     right = f"{row['right'] - len(row['refused'])}/{row['right']}" if row["right"] else "-"
     return row["name"], offered, describe_scoring(row["name"]), right, paid, theirs, str(len(row["unscored"])), row["kit"] or "-"

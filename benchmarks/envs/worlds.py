@@ -30,13 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rlvr
 from benchmarks.envs.games import wandered
-from rlvr.conformance import canaries, envkit
+from rlvr.conformance import adversarial_answers as canaries
+from rlvr.conformance import envkit
 from rlvr.conformance.checks import iter_checks
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
-from rlvr.envs._offered import DATASET_NAMES
-from rlvr.envs.bfcl import MULTI_TURN_CATEGORIES, SINGLE_TURN_CATEGORIES
-from rlvr.envs.gymnasium import CATALOG_IDS
-from rlvr.envs.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
+from rlvr.envs.external._reasoning_catalog import DATASET_NAMES
+from rlvr.envs.external.bfcl import MULTI_TURN_CATEGORIES, SINGLE_TURN_CATEGORIES
+from rlvr.envs.external.gymnasium import CATALOG_IDS
+from rlvr.envs.external.textarena import ONE_PLAYER_GAMES, TWO_PLAYER_GAMES
 from rlvr.errors import RlvrError
 from tests.fixtures.theirs.folders import FOLDERS, written
 
@@ -150,7 +151,10 @@ def folders(given: argparse.Namespace, folder: Path) -> Iterator[World]:
 
 def calls(given: argparse.Namespace, folder: Path) -> Iterator[World]:
     """Every category that is offered."""
-    yield from (World(f"bfcl/{name}", "bfcl", {"category": name, "python": given.python}) for name in (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES))
+    yield from (
+        World(f"bfcl/{name}", "bfcl", {"category": name, "python": given.python})
+        for name in (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES)
+    )
 
 
 def tasksets(given: argparse.Namespace, folder: Path) -> Iterator[World]:

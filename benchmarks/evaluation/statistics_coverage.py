@@ -113,7 +113,9 @@ def intervals(rounds: int) -> list[dict[str, object]]:
             for name, k in [("avg", 1)] + ([("pass", samples // 2 or 1), ("maj", samples // 2 or 1)] if samples in (4, 16) else []):
                 label = name if name == "avg" else f"{name}@{k}"
                 shown = coverage(tasks, samples, name, k, rounds, by=wilson_interval)
-                other = coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap_interval(values, draws=1000)) if samples == 16 else []
+                other = (
+                    coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap_interval(values, draws=1000)) if samples == 16 else []
+                )
                 said = f"{np.mean(other):.1f} ({min(other):.1f})" if other else ""
                 print(f"{tasks:>6} {samples:>8}  {label:<8} {np.mean(shown):>8.1f} ({min(shown):.1f}) {said:>16}", flush=True)
                 rows.append({"tasks": tasks, "samples": samples, "figure": label, "mean": float(np.mean(shown)), "lowest": min(shown)})

@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks._peers.served import TOKEN, Service, lines_of, serving  # noqa: E402
-from rlvr.commands.service.rows import format_verdict_line, parse_row  # noqa: E402
-from rlvr.plugins.registry import build  # noqa: E402
+from rlvr.registry.plugins import build  # noqa: E402
+from rlvr.serve.rows import format_verdict_line, parse_row  # noqa: E402
 from rlvr.task import Task, Verdict, user  # noqa: E402
 from rlvr.verifiers.remote import ServiceClient  # noqa: E402
 

@@ -21,9 +21,9 @@ from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import Episode, StopReason
-from rlvr.learn.update.heap import keep_freed_memory
-from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
+from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.malloc_settings import keep_freed_memory
 
 START = {"group": 4, "length": 16, "vocabulary": 500}
 DOUBLINGS, PROMPTS, PROMPT, REPEATS = 4, 4, 16, 5

@@ -28,10 +28,10 @@ from rich.console import Console  # noqa: E402
 
 from rlvr.config.config import validate_config  # noqa: E402
 from rlvr.errors import CheckFailed  # noqa: E402
-from rlvr.learn.train import train  # noqa: E402
-from rlvr.plugins.registry import build  # noqa: E402
-from rlvr.runs.runlog import read_jsonl  # noqa: E402
+from rlvr.registry.plugins import build  # noqa: E402
+from rlvr.runs.run_log import read_jsonl  # noqa: E402
 from rlvr.task import Task, user  # noqa: E402
+from rlvr.training.train import train  # noqa: E402
 
 WEAK = '''
 from rlvr import Task, Verdict

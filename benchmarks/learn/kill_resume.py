@@ -29,7 +29,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S, ATTEMPTS = 600.0, 20
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ahead", type=int, default=0, help="rollout.max_staleness of the runs")
     args = parser.parse_args()
-    for heavy in ("rlvr.learn.train", "rlvr.samplers.hf"):  # before the first fork, so that no child imports them again
+    for heavy in ("rlvr.training.train", "rlvr.samplers.hf"):  # before the first fork, so that no child imports them again
         importlib.import_module(heavy)
     began, dice = time.monotonic(), random.Random(args.seed)
     hit: Counter[str] = Counter()

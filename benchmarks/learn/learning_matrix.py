@@ -66,8 +66,8 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
 def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
     """The quickstart's crew, from its own warm start or ready to train one."""
     from rlvr.config.config import load_config, validate_config
-    from rlvr.learn.crew import build_trainer
-    from rlvr.learn.processes import build_accelerator
+    from rlvr.training.processes import build_accelerator
+    from rlvr.training.trainer import build_trainer
 
     data = load_config("quickstart", [f"seed={seed}", f"sft_warmup.target_accuracy={WARM_UNTIL}"]).model_dump() | {
         "algorithm": {"name": preset} | SETTINGS.get(("quickstart", preset), {})
@@ -83,8 +83,8 @@ def warm_up(seed: int, folder: Path) -> None:
     import torch
     from rich.console import Console
 
-    from rlvr.learn.warmstart import run_sft_warmup
     from rlvr.runs.progress import ProgressReporter
+    from rlvr.training.sft_warmup import run_sft_warmup
 
     torch.set_num_threads(2)
     with ExitStack() as stack:
@@ -96,9 +96,9 @@ def warm_up(seed: int, folder: Path) -> None:
 
 def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     """Train on the quickstart task until the result is clear: the reward at the end, and the number of steps."""
-    from rlvr.learn.crew import setup_learner
-    from rlvr.learn.one_step import run_training_step
-    from rlvr.runs.runlog import RunLog
+    from rlvr.runs.run_log import RunLog
+    from rlvr.training.trainer import setup_learner
+    from rlvr.training.training_step import run_training_step
     from tests.fixtures.learning import turned
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

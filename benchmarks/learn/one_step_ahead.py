@@ -108,8 +108,8 @@ def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> d
     import torch
     from rich.console import Console
 
-    from rlvr.learn.train import train
-    from rlvr.runs.runlog import read_jsonl
+    from rlvr.runs.run_log import read_jsonl
+    from rlvr.training.train import train
 
     torch.set_num_threads(1)
     sampler = {"name": "vllm", "placement": "server", "urls": [server.url]}
@@ -154,7 +154,7 @@ def both(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 def times(asked: Any, hidden: int, home: Path) -> dict[str, Any]:
     """The time of a step in both modes, with a model of one width."""
     from rlvr.mdp.tokenizers import load_tokenizer
-    from rlvr.model.weights import load_model
+    from rlvr.models.model_loading import load_model
 
     data = load_config("quickstart", [f"train.steps={asked.times_steps}", "eval.tasks=1", "train.learning_rate=1e-4"]).model_dump()
     heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}

@@ -8,7 +8,8 @@
 One step of GRPO (HF sampler, copy_reverse, a tiny model, no warm start) runs under a tracer from the call of `train()` to the
 first `optimizer.step()`. It counts all functions of the tree that ran, in any file and thread: `to read` is every line of
 them (signature, docstring and comments too, each line once), `executed` the lines that ran. Modules and class bodies are not counted.
-`step` is what ran inside `run_training_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not included;
+`step` is what ran inside `run_training_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not
+included;
 the checkpoint before it, which a thread writes, is complete when the step begins.
 """
 
@@ -89,7 +90,7 @@ def traced(root: Path) -> Tracer:
     """Run one step under the tracer."""
     torch: Any = importlib.import_module("torch")
     rich: Any = importlib.import_module("rich.console")
-    loop: Any = importlib.import_module("rlvr.learn.train")
+    loop: Any = importlib.import_module("rlvr.training.train")
     try:
         check = importlib.import_module("rlvr.config.config").check
     except ModuleNotFoundError:  # a tree in which it is one file

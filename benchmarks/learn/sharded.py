@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rlvr.runs.owner import temporary_folder
+from rlvr.runs.folder_owner import temporary_folder
 from tests.fixtures.tiny import tiny_run
-from tests.learn.peers.launch import ROOT, ended, started
+from tests.training.peers.launch import ROOT, ended, started
 
-MODULE = "tests.learn.update.shards"
+MODULE = "tests.training.update.shards"
 LOST = "waited for another process that exited or did not answer"
 DEADLINE_S = 20.0
 
 
 def shards(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The parts of tests/learn/update/shards.py, on more processes."""
+    """The parts of tests/training/update/shards.py, on more processes."""
     alone(folder, "alone")
     found = told(args.processes, folder, 900.0)
     errors = found["precision"]["logprobs"]
@@ -67,7 +67,7 @@ def kill(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     recipe.write_text(tiny_run(**changes).dump())
 
     def run(name: str, *more: str) -> list[subprocess.Popen[str]]:
-        return started(args.processes, "tests.learn.fsdp2", [str(recipe), "--out", str(folder / name), *more], folder / f"{name} said")
+        return started(args.processes, "tests.training.fsdp2", [str(recipe), "--out", str(folder / name), *more], folder / f"{name} said")
 
     undisturbed = ended(run("whole"), 300.0)
     processes, lines = run("cut"), folder / "cut" / "metrics.jsonl"

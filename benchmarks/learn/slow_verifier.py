@@ -17,10 +17,10 @@ from typing import Any
 
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Sampling, Verifier
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.model.weights import load_model
-from rlvr.plugins.registry import build
+from rlvr.models.model_loading import load_model
+from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, Verdict
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from rlvr.learn.update import packing
-from rlvr.learn.update.packing import BucketLayout, PackingMode
-from rlvr.model.batch import Batch, TokenRows
-from rlvr.model.varlen import attend_reference
+from rlvr.models.batch import Batch, TokenRows
+from rlvr.models.varlen import attend_reference
+from rlvr.training.update import packing
+from rlvr.training.update.packing import BucketLayout, PackingMode
 
 SIZES = {"small": (500, 2048, 256, 4096), "medium": (1000, 4096, 256, 16384), "large": (4000, 16384, 512, 65536)}
 """The median and the cap of an answer, the prompt, and the tokens of a micro-batch."""

@@ -52,7 +52,7 @@ def train_one(place: Path, prompts: int, steps: int) -> float:
     from rich.console import Console
 
     from rlvr.config.config import load_config
-    from rlvr.learn.train import train
+    from rlvr.training.train import train
 
     overrides = SETTINGS | {"rollout.prompts_per_step": prompts, "train.steps": steps}
     began = time.process_time()

@@ -44,7 +44,7 @@ def judged(crew: Any, weights: Path) -> float:
     """Held-out accuracy of saved weights."""
     from transformers import AutoModelForCausalLM
 
-    from rlvr.learn.held_out import evaluate_split
+    from rlvr.training.held_out import evaluate_split
 
     crew.sampler.load(AutoModelForCausalLM.from_pretrained(weights).eval(), 0)
     return evaluate_split(crew, "test", JUDGED) or 0.0
@@ -52,7 +52,7 @@ def judged(crew: Any, weights: Path) -> float:
 
 def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
     """Run both sides from one warm start until each is good enough or out of steps."""
-    from rlvr.model.weights import to_transformers_tokenizer
+    from rlvr.models.model_loading import to_transformers_tokenizer
 
     if not (warm / "model.safetensors").is_file():
         warm_up(seed, warm)

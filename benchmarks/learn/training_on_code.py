@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
 

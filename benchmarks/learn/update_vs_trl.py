@@ -40,8 +40,8 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
     from accelerate import Accelerator
 
     from rlvr.episode import Episode, StopReason
-    from rlvr.learn.update.learner import Learner, Optimization
-    from rlvr.plugins.registry import build
+    from rlvr.registry.plugins import build
+    from rlvr.training.update.learner import Learner, Optimization
 
     groups = []
     for g in range(len(rows) // GENERATIONS):

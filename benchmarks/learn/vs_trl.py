@@ -134,7 +134,7 @@ def tiny(folder: Path) -> str:
     """A Qwen2 of 0.86 million parameters with a character tokenizer."""
     from rlvr.config.config import ModelConfig
     from rlvr.mdp.tokenizers import load_tokenizer
-    from rlvr.model.weights import load_model, to_transformers_tokenizer
+    from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 
     tokenizer = load_tokenizer(f"chars:{ALPHABET}")
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

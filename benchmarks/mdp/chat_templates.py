@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rlvr.contracts import Environment, Session, Verifier
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import RlvrError
-from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Message, Task, user
 from rlvr.turns import Call
 from tests.fixtures.templates import control_tokens, tokenizer_for
@@ -60,7 +60,8 @@ STOPS = (
 ANSWER = "It is 42 ."
 ARGUMENTS: dict[str, Any] = {"text": "say \"hi\" \\ {1, [2]} <b>\nso '7'", "count": 3, "exact": True, "words": ["a, b", "c"]}
 HELD = ("native", "as_written", "calls", "unchanged", "answers", "inert")
-"""What is checked of a conversation with a tool. `has_native_tools`: the template itself describes tools and writes results; `as_written`: what
+"""What is checked of a conversation with a tool. `has_native_tools`: the template itself describes tools and writes results; `as_written`:
+what
 stands between the call and the policy's next turn is then the template's own text."""
 MORE = ("<|call|>", "<tool_call|>")
 """Tokens that end a call in some dialects, if the template itself does not spell them."""

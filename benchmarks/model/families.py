@@ -8,7 +8,8 @@ Each family is a tiny random model in float32, in a process of its own with a ti
 log-probabilities of the learner (packed and padded rows) and of the hf sampler are compared with the oracle below: one unpadded row at a
 time through the model's own forward pass. Differences are given as they are; the bar is 1e-5 of 1 plus the largest log-probability of
 the oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
-`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `make_absence_question`: this version of
+`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `make_absence_question`: this
+version of
 transformers has no such family, or cannot build the tiny configuration. The exit code is 1 if any family is wrong or internal.
 
 After the training two more things are compared, in each arrangement. `gradient`: of a weighted sum of all log-probabilities, against the
@@ -43,13 +44,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.model._configs import FAMILIES, settings
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import RlvrError
-from rlvr.learn.agreement import run_model_checks
-from rlvr.learn.update import packing
-from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.batch import TokenRows
-from rlvr.model.honesty import find_refusal_reason
-from rlvr.plugins.registry import build
+from rlvr.models.batch import TokenRows
+from rlvr.models.numerics_check import find_refusal_reason
+from rlvr.registry.plugins import build
+from rlvr.training.sampler_mismatch import run_model_checks
+from rlvr.training.update import packing
+from rlvr.training.update.learner import Learner, Optimization
 
 BAR, ROUNDING, TEMPERATURE = 1e-5, 2.0, 0.9
 """What counts as rounding in float32, relative to 1 plus the largest log-probability; and in bfloat16, relative to a plain pass's error."""

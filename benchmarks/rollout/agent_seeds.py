@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.runs.report import compute_trailing_mean
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 
 WITH, WITHOUT = "tool", "alone"
 COLOURS = ("#1f4e8c", "#b5541c", "#3c7a3c", "#7a3c7a", "#6b6b6b")

@@ -28,10 +28,10 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, RequestQueue, Sampling, Session, StepResult, ToolSession, Verifier
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.contracts.sandbox import Sandbox
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import load_model
-from rlvr.plugins.registry import build
+from rlvr.models.model_loading import load_model
+from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.rollout.timing import measure_covered_time
 from rlvr.samplers.vllm import VLLMSampler

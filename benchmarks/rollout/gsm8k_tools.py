@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "evaluation"))
 from resume import prepared
 
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 
 EXAMPLE = (
     "First compute the answer in Python, exactly in this form:\n```python\nprint(12 * 7)\n```\nThe next message is the output. "

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.commands.cli import run_command
-from rlvr.runs.owner import get_owner_label
+from rlvr.cli.commands import run_command
+from rlvr.runs.folder_owner import get_owner_label
 from tests.fixtures.boxed import EVENTS, LEFT, descendants, happenings, left, timeless
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--sandbox", default="docker", choices=SANDBOXES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for heavy in ("rlvr.learn.train", "rlvr.samplers.hf"):  # before the first fork, so that no child imports them again
+    for heavy in ("rlvr.training.train", "rlvr.samplers.hf"):  # before the first fork, so that no child imports them again
         importlib.import_module(heavy)
     began, dice = time.monotonic(), random.Random(options.seed)
     kills, differing = list[dict[str, Any]](), list[str]()

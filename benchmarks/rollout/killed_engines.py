@@ -24,11 +24,11 @@ from safetensors.torch import load_file
 
 from rlvr.config.config import validate_config
 from rlvr.contracts import Completion, RequestQueue, Sampling
-from rlvr.learn.train import train
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
+from rlvr.samplers._local.engine_plan import SHARED_MEMORY
 from rlvr.samplers._local.engines import LocalEngines
-from rlvr.samplers._local.fleet import SHARED_MEMORY
-from rlvr.samplers._local.group import list_group_processes
+from rlvr.samplers._local.process_group import list_group_processes
+from rlvr.training.train import train
 
 MODEL = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any
 
 from rlvr.contracts import Environment, Sampling, Verifier
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.samplers.scripted import ScriptedSampler
@@ -78,7 +78,7 @@ def sampler_of(name: str, environment: Environment, tokenizer: CharTokenizer) ->
         sampler: Any = ScriptedSampler(answers=["1", "12", "121", "2", "11", "2112"])
     else:
         from rlvr.config.config import ModelConfig
-        from rlvr.model.weights import load_model
+        from rlvr.models.model_loading import load_model
         from rlvr.samplers.hf import HFSampler
 
         sampler = HFSampler()

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.contracts import ExitStatus, Limits, Program
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
 from tests.attacks.channel import CHANNEL
 from tests.attacks.harm import HARM

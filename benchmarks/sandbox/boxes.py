@@ -4,7 +4,8 @@
     RLVR_ENGINE_STATE=DIR python benchmarks/sandbox/boxes.py --engine .ci/engine --daemons 5      kills a Docker daemon of its own
 
 Bars: open p50 60 ms, call p50 10 ms, 256 open at once on 24 GiB, nothing left over, a fault is never a score of 0, nobody else's box
-disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `restore_healthy to restore_healthy` calls wait for the shell that is started ahead.
+disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `restore_healthy to restore_healthy` calls wait for the shell
+that is started ahead.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from typing import Any, Literal
 
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import SandboxError
-from rlvr.plugins.registry import build
-from rlvr.runs.owner import is_owner_dead
-from rlvr.sandbox._inside.box import groups
+from rlvr.registry.plugins import build
+from rlvr.runs.folder_owner import is_owner_dead
+from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox.process import FOLDER_PREFIX
 
 PLACE = SandboxSpec(memory_mb=192, disk_mb=32)

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.errors import RlvrError
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from tests.attacks.own_box import BREAKAGES, judged
 
 

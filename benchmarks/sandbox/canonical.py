@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlvr.contracts import Environment, ExitStatus, Program
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task
 
 SWAPS: dict[type, type] = {

@@ -29,9 +29,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlvr.plugins.registry import build
-from rlvr.sandbox._outside import channel
+from rlvr.registry.plugins import build
 from rlvr.sandbox._outside import engine as docker_engine
+from rlvr.sandbox._outside import supervisor_connection as channel
 from rlvr.task import Fault, Task, Verdict, user
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "engine"

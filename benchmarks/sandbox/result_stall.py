@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
 
 PUT = """

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.sandbox._outside import engine
 from tests.attacks.harm import HARM
 from tests.attacks.task import LIMITS

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from rlvr.contracts import Program
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.sandbox._outside.engine import IMAGE
 
 SOURCE = "print(6 * 7)"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlvr.contracts import ExitStatus, Limits, Program, Verifier
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
 
 Made = tuple[str, Literal["python", "cpp", "javascript"]]

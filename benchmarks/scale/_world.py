@@ -13,8 +13,8 @@ from typing import Any
 from _engines import Engine, Known, Lengths, Speed
 from _network import Links, Network
 
-from rlvr.scale.orders import Accept, Cancel, Command, Dispatch, Fail, LoadWeights, Retry
-from rlvr.scale.pool import WorkScheduler
+from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, LoadWeights, Retry
+from rlvr.cluster.work_scheduler import WorkScheduler
 
 Part = tuple[int, int, int]
 """A group by the step that asks it and its place, and which part of it: all parts but the first continue answers that were cut."""

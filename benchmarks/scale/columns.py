@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.episode import Episode, StopReason
-from rlvr.rollout.columns import EncodedEpisodes, decode_episodes, encode_episodes
+from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.task import Verdict
 
 

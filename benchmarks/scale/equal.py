@@ -4,7 +4,8 @@
         [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0]
 
 Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
-this machine (`cluster.rollout_workers=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
+this machine (`cluster.rollout_workers=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all
+of
 episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are
 killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run
 itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is
@@ -48,7 +49,7 @@ class Trouble:
 
     def begin(self) -> None:
         """Watch the transport of the run, and begin."""
-        from rlvr.scale import actors
+        from rlvr.cluster import ray_transport as actors
 
         trouble = self
 
@@ -90,8 +91,8 @@ class Trouble:
 
 def child(args: Mapping[str, Any]) -> None:
     """One run, in this process."""
+    from rlvr.cluster.training import train
     from rlvr.config.config import load_config
-    from rlvr.scale.training import train
 
     config = load_config(args["recipe"], [*args["overrides"], f"cluster.rollout_workers={args['collectors']}"])
     cluster, trouble = None, None

@@ -24,15 +24,15 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
+from rlvr.cluster.driver import NO_WEIGHTS, Driver
+from rlvr.cluster.ray_transport import RayTransport
+from rlvr.cluster.rollout_tasks import split_into_tasks
+from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
+from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import RunConfig, validate_config
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
-from rlvr.rollout.draws import RolloutRequest, derive_seed
+from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.scale.actors import RayTransport
-from rlvr.scale.collector import RolloutWorker, WorkerSettings
-from rlvr.scale.driver import NO_WEIGHTS, Driver
-from rlvr.scale.units import split_into_tasks
-from rlvr.scale.weights.parcels import WeightUpdate
 from rlvr.task import Task, Verdict, user
 
 MEMBERS = 8
@@ -133,9 +133,9 @@ def here(config: RunConfig, facts: WorkerSettings, load: Callable[[RolloutWorker
 
 def one(args: argparse.Namespace) -> dict[str, Any]:
     """One collector against this process."""
+    from rlvr.cluster.weights.packing import WeightPacker
     from rlvr.mdp.tokenizers import load_tokenizer
-    from rlvr.model.weights import load_model
-    from rlvr.scale.weights.packing import WeightPacker
+    from rlvr.models.model_loading import load_model
 
     asked = {"cluster": {"rollout_workers": 1}, "workers": 4, "verdict_s": 0.0, "width": args.width}
     config = config_of(unit_s=args.unit_s, tokens=args.tokens, **asked)

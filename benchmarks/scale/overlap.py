@@ -23,18 +23,18 @@ from typing import Any
 import torch
 from _engines import Lengths
 
+from rlvr.cluster.driver import Driver, PendingRollout
+from rlvr.cluster.rollout_tasks import RolloutTask
+from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerStarted
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode, StopReason
-from rlvr.learn.ahead import RolloutPrefetcher
-from rlvr.rollout.columns import encode_episodes
-from rlvr.rollout.draws import RolloutRequest
+from rlvr.rollout.episode_encoding import encode_episodes
+from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
-from rlvr.scale.driver import Driver, PendingRollout
-from rlvr.scale.orders import Dispatch, LoadWeights
-from rlvr.scale.transport import Event, TaskEnded, WeightsLoaded, WorkerStarted
-from rlvr.scale.units import RolloutTask
 from rlvr.task import Task, Verdict, user
+from rlvr.training.rollout_prefetcher import RolloutPrefetcher
 
 MEMBERS = 16
 Seconds = dict[str, float]
@@ -127,7 +127,15 @@ class Model(torch.nn.Linear):
 def answered(draw: RolloutRequest, label: int) -> Episode:
     tokens = [5, draw.seed % 1000, 2]
     return Episode(
-        draw.task.id, draw.group, tokens, [False, True, True], [0.0, -0.5, -0.25], [0.0] * 3, StopReason.TERMINATED, label, Verdict(0.0, "slept")
+        draw.task.id,
+        draw.group,
+        tokens,
+        [False, True, True],
+        [0.0, -0.5, -0.25],
+        [0.0] * 3,
+        StopReason.TERMINATED,
+        label,
+        Verdict(0.0, "slept"),
     )
 
 

@@ -80,8 +80,8 @@ class Slow(Numeric):
 
 def child(args: Mapping[str, Any]) -> None:
     """The run."""
+    from rlvr.cluster.training import train
     from rlvr.config.config import validate_config
-    from rlvr.scale.training import train
 
     verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
     settings = {"collectors": args["collectors"], "restarts": 100_000}

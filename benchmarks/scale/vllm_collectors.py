@@ -59,12 +59,12 @@ def child(given: dict[str, Any]) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
+    from rlvr.cluster import ray_transport as actors
+    from rlvr.cluster.scheduler_commands import Dispatch
+    from rlvr.cluster.training import train
     from rlvr.config.config import validate_config
     from rlvr.config.overrides import apply_overrides
     from rlvr.contracts import Sampling
-    from rlvr.scale import actors
-    from rlvr.scale.orders import Dispatch
-    from rlvr.scale.training import train
 
     made = list[Any]()
 

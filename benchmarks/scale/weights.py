@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 
+from rlvr.cluster.weights.packing import WeightPacker, apply_updates, convert_model
+from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import load_config
-from rlvr.learn.crew import build_trainer
-from rlvr.learn.train import train
-from rlvr.scale.weights.packing import WeightPacker, apply_updates, convert_model
-from rlvr.scale.weights.parcels import WeightUpdate
+from rlvr.training.train import train
+from rlvr.training.trainer import build_trainer
 
 
 def net(mb: int) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr import Task, make, user
-from rlvr.verifiers._instructions.table import IFEVAL, INSTRUCTIONS
+from rlvr.verifiers.instruction_checks.registry import IFEVAL, INSTRUCTIONS
 
 PEER = Path(__file__).parents[1] / "_peers" / "instructions_peer.py"
 WORDS = {"forbidden_words": ["the", "a", "is", "and", "data"], "keywords": ["one", "time", "will", "new", "for"]}

@@ -49,7 +49,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Chromium() as chromium:
         work = Path(folder)
         page = chromium.open(
-            write_page(given.runs[0], work / "view.html", others=given.runs[1:]).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
+            write_page(given.runs[0], work / "view.html", others=given.runs[1:]).path,
+            width=SIZE[0],
+            height=SIZE[1],
+            fragment="#theme=light",
         )
         page.until(READY)
         saved(page, given.out / "view.png", work)

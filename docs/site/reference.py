@@ -13,13 +13,13 @@ from typing import Any
 import click
 import typer
 
-from rlvr.commands.cli import app
-from rlvr.commands.listing import describe_plugin
+from rlvr.cli.commands import app
+from rlvr.cli.listing import describe_plugin
 from rlvr.config.config import RunConfig
-from rlvr.config.described import iter_sections, list_keys
+from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.section import Section
 from rlvr.evaluation.suite import SuiteItem
-from rlvr.plugins.registry import PLUGIN_KINDS, list_entries
+from rlvr.registry.plugins import PLUGIN_KINDS, list_entries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.answers import extract_answer
 from rlvr.errors import ConfigError, suggest
+from rlvr.extraction import extract_answer
 
 QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
 REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")

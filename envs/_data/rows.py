@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.config.datafile import DATA_SUFFIXES, get_data_format
+from rlvr.config.data_source import DATA_SUFFIXES, get_data_format
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
 MAX_FIELD_CHARS = 1 << 27
@@ -135,7 +135,9 @@ def _parse_csv(text: str, name: str, comma: str) -> Iterator[Row]:
         line = 2
         for values in reader:
             if None in values or None in values.values():
-                raise ConfigError(f"{name}:{line}: this row has {_count_fields(values)} fields, and the first line names {len(columns)} columns")
+                raise ConfigError(
+                    f"{name}:{line}: this row has {_count_fields(values)} fields, and the first line names {len(columns)} columns"
+                )
             yield Row(f"{name}:{line}", values)
             line = reader.line_num + 1
     except csv.Error as error:

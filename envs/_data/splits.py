@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.envs._data.rows import Row, read_file_rows, read_folder
-from rlvr.envs._problems import load_hub_dataset
+from rlvr.envs._problem_files import load_hub_dataset
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.task import Message, Task, user
 
@@ -60,9 +60,14 @@ def row_matches(row: Row, column: str, wanted: Any, where: str) -> bool:
 
 def hold_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
     """Hold out a fraction of the questions, chosen by a digest of each question; rows with the same question stay together."""
-    questions = sorted({make_question_key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest())
+    questions = sorted(
+        {make_question_key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest()
+    )
     held = set(questions[: max(round(share * len(questions)), 1)]) if share and len(questions) > 1 else set()
-    found = {"train": [task for task in tasks if make_question_key(task) not in held], "test": [task for task in tasks if make_question_key(task) in held]}
+    found = {
+        "train": [task for task in tasks if make_question_key(task) not in held],
+        "test": [task for task in tasks if make_question_key(task) in held],
+    }
     return {name: of for name, of in found.items() if of or name == "train"}
 
 

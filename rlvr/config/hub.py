@@ -24,8 +24,8 @@ def resolve_model_folder(name: str, revision: str | None = None, *, include_code
     Args:
         name: a folder, or ORG/NAME, or ORG/NAME@REVISION.
         revision: a commit, a tag or a branch of the Hub; None: that of the name, or main.
-        code: also fetch Python files; only for models whose own code may run (`model.trust_remote_code`).
-        weights: also fetch the weights.
+        include_code: also fetch Python files; only for models whose own code may run (`model.trust_remote_code`).
+        include_weights: also fetch the weights.
     """
     place = Path(name).expanduser()
     if name and place.is_dir():

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.steps import CheckSkipped, Steps, close_again, first_problem
+from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem
 from rlvr.contracts.algorithm import Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
 
 Groups = Sequence[Sequence[Episode]]
@@ -54,7 +54,9 @@ def make_mixed_groups() -> list[list[Episode]]:
     """Make two groups of answers of several lengths; in the second group one answer has two turns and one has no score."""
     first_ = [make_episode([1, 2, 3], 1.0), make_episode([1, 2], 0.0), make_episode([3] * MAX_ANSWER_TOKENS, 0.5), make_episode([2], 0.0)]
     acted = [False, True, True, False, True]
-    turns = Episode("h", "h", [9, 1, 2, 8, 3], acted, [0.0] * 5, [0.0] * 4 + [1.0], StopReason.TERMINATED, verdict=Verdict(1.0, ""), turns=2)
+    turns = Episode(
+        "h", "h", [9, 1, 2, 8, 3], acted, [0.0] * 5, [0.0] * 4 + [1.0], StopReason.TERMINATED, verdict=Verdict(1.0, ""), turns=2
+    )
     return [first_, [turns, make_episode([1, 1], 0.0, "h"), make_episode([2, 2], None, "h"), make_episode([3], 0.25, "h")]]
 
 
@@ -82,12 +84,18 @@ class _AlgorithmKit:
         algorithm = self.algorithm
         algorithm.configure(max_completion_length=MAX_ANSWER_TOKENS)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
-        needs = {need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups] for need in algorithm.advantage_inputs}
+        needs = {
+            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups] for need in algorithm.advantage_inputs
+        }
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 
     def make_groups(self) -> list[list[Episode]]:
         groups = make_mixed_groups()
-        return [[*group, make_episode([1], 0.25, group[0].group, greedy=True)] for group in groups] if self.algorithm.needs_greedy_sample else groups
+        return (
+            [[*group, make_episode([1], 0.25, group[0].group, greedy=True)] for group in groups]
+            if self.algorithm.needs_greedy_sample
+            else groups
+        )
 
     def check_masking(self) -> str:
         groups = self.make_groups()
@@ -113,7 +121,9 @@ class _AlgorithmKit:
         """
         torch: Any = importlib.import_module("torch")
         algorithm, credit = self.algorithm, self.compute_advantages(groups)
-        rows = [(e, a) for group, own in zip(groups, credit, strict=True) for e, a in zip(group, own, strict=True) if algorithm.is_in_loss(e)]
+        rows = [
+            (e, a) for group, own in zip(groups, credit, strict=True) for e, a in zip(group, own, strict=True) if algorithm.is_in_loss(e)
+        ]
         rows = [(e, [float(x) for x, on in zip(a, algorithm.loss_mask(e), strict=True) if on]) for e, a in rows]
         counted = [len(a) if algorithm.count_zero_advantage or any(a) else 0 for _, a in rows]
         weights = algorithm.compute_row_weights(counted, [e.group for e, _ in rows], max_length=MAX_ANSWER_TOKENS)
@@ -126,7 +136,9 @@ class _AlgorithmKit:
         for part in [[k] for k in range(len(rows))] if split else [list(range(len(rows)))]:
             sizes = torch.tensor([len(leaves[k]) for k in part])
             take = torch.cat([torch.arange(starts[k], starts[k + 1]) for k in part])
-            inputs = self._make_loss_inputs(torch.cat([leaves[k] for k in part]), columns, take, torch.arange(len(part)).repeat_interleave(sizes))
+            inputs = self._make_loss_inputs(
+                torch.cat([leaves[k] for k in part]), columns, take, torch.arange(len(part)).repeat_interleave(sizes)
+            )
             weight = torch.tensor([weights[k] for k in part], dtype=torch.float64).repeat_interleave(sizes)
             total = total - (algorithm.compute_token_losses(inputs)[0] * weight).parse_sum()
         found = torch.autograd.grad(total, leaves, allow_unused=True)

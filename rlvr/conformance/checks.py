@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlvr.conformance.steps import CheckResult, run_checks
+from rlvr.conformance.check_runner import CheckResult, run_checks
 from rlvr.conformance.verifierkit import iter_verifier_checks
 from rlvr.errors import ConfigError, suggest
-from rlvr.plugins.registry import get_kind
+from rlvr.registry.plugins import get_kind
 
 
 def check_plugin(kind: str, name: str, **settings: Any) -> list[CheckResult]:
@@ -51,7 +51,7 @@ def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Chec
     if wanted == "verifier":
         return run_checks(iter_verifier_checks(name, settings))
     if wanted == "sandbox":
-        from rlvr.conformance.checks_sandbox import iter_sandbox_checks
+        from rlvr.conformance.sandbox_kit import iter_sandbox_checks
 
         return run_checks(iter_sandbox_checks(name, settings))
     if wanted == "tool":

@@ -18,18 +18,18 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
-from rlvr.conformance import canaries
-from rlvr.conformance.elsewhere import call_in_subprocess
-from rlvr.conformance.goldlint import find_ungradeable_golds
-from rlvr.conformance.steps import CheckSkipped, Steps, close_again, first_problem, format_verdict
-from rlvr.conformance.talkkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
-from rlvr.conformance.vectors import NUM_COMPARED_TASKS, digest_and_compare, digest_tasks, task_to_text
+from rlvr.conformance import adversarial_answers as canaries
+from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem, format_verdict
+from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
+from rlvr.conformance.gold_check import find_ungradeable_golds
+from rlvr.conformance.subprocess_call import call_in_subprocess
+from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, digest_and_compare, digest_tasks, task_to_text
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
 from rlvr.mdp.limits import get_num_tasks, validate_environment_limits
 from rlvr.mdp.sessions import verify_answer_safely
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task, Verdict
 
@@ -138,7 +138,9 @@ class _EnvKit:
             return "" if verdict.score == 1.0 else f"{task.id}: {canaries.shorten(gold)} {format_verdict(verdict)}"
 
         room = self.env.max_new_tokens
-        if wrong := first_problem(looked(task) for task in self._iter_sample_tasks(NUM_PLAYED_TASKS if self.has_sandbox_session else NUM_COMPARED_TASKS)):
+        if wrong := first_problem(
+            looked(task) for task in self._iter_sample_tasks(NUM_PLAYED_TASKS if self.has_sandbox_session else NUM_COMPARED_TASKS)
+        ):
             return wrong
         shortest = min(len(self._get_gold(task).encode()) for task in self._iter_sample_tasks()) + 1
         return (
@@ -146,7 +148,9 @@ class _EnvKit:
         )
 
     def check_zero_scores(self, answers: Callable[[Task], Iterator[str]]) -> str:
-        tasks = islice(self._iter_sample_tasks(1), 1) if has_transcript_verifier(self.env) else self._iter_sample_tasks(NUM_WRONG_ANSWER_TASKS)
+        tasks = (
+            islice(self._iter_sample_tasks(1), 1) if has_transcript_verifier(self.env) else self._iter_sample_tasks(NUM_WRONG_ANSWER_TASKS)
+        )
         return first_problem(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
 
     def iter_hedges(self, task: Task) -> Iterator[str]:

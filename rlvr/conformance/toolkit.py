@@ -8,16 +8,27 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.steps import CheckResult, CheckSkipped, Steps, close_again, first_problem, run_checks
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
+from rlvr.chat.dialects.table import DIALECTS
+from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, close_again, first_problem, run_checks
 from rlvr.contracts.schema import TYPE_DESCRIPTIONS
 from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_call
-from rlvr.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
-from rlvr.dialects.table import DIALECTS
 from rlvr.errors import ConfigError, ToolFailure
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.turns import STATUS_MESSAGES, Call, CallStatus, ToolResult, ToolSpec
 
-JUNK_ARGUMENTS = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd", "<tool_call>", "9" * 5_000, "(" * 5_000, "a" * 100_000)
+JUNK_ARGUMENTS = (
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "'; drop table x; --",
+    "../" * 40 + "etc/passwd",
+    "<tool_call>",
+    "9" * 5_000,
+    "(" * 5_000,
+    "a" * 100_000,
+)
 """Texts that a policy may write as an argument."""
 
 

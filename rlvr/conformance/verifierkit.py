@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from rlvr.conformance import canaries
-from rlvr.conformance.steps import CheckSkipped, Steps, close_again, first_problem, format_verdict
+from rlvr.conformance import adversarial_answers as canaries
+from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem, format_verdict
 from rlvr.contracts import Example, Verifier
-from rlvr.mdp.judges import VerifierExecutor
-from rlvr.plugins.registry import build
+from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
@@ -69,13 +69,20 @@ class _VerifierKit:
         return first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
 
     def check_zero_scores(self, answers: Sequence[str]) -> str:
-        return first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in answers if answer not in e.correct)
+        return first_problem(
+            self._check_score(0.0, e, answer) for e in self._require_examples() for answer in answers if answer not in e.correct
+        )
 
     def check_hedged_answers(self) -> str:
         pairs = list(self._iter_bare_pairs())
         if not pairs:
             raise CheckSkipped("no example has both a bare right answer and a bare wrong one")
-        return first_problem(self._check_score(0.0, e, text) for e, right, other in pairs for text in canaries.iter_hedged_answers(right, other) if text not in e.correct)
+        return first_problem(
+            self._check_score(0.0, e, text)
+            for e, right, other in pairs
+            for text in canaries.iter_hedged_answers(right, other)
+            if text not in e.correct
+        )
 
     def check_denials(self) -> str:
         bare = [(e, right) for e in self._require_examples() for right in e.correct if canaries.is_bare(right)]
@@ -118,7 +125,9 @@ class _VerifierKit:
     def check_json_detail(self) -> str:
         for example in self._require_examples():
             for answer in (*example.correct, *example.incorrect):
-                json.dumps(dict(self._verify_example(example, answer).detail), allow_nan=False)  # not `Verdict.record`, which converts it to JSON
+                json.dumps(
+                    dict(self._verify_example(example, answer).detail), allow_nan=False
+                )  # not `Verdict.record`, which converts it to JSON
         return ""
 
     def _require_examples(self) -> Sequence[Example]:

@@ -1,7 +1,7 @@
 """The interface of algorithms: the methods that the learner calls, and their inputs.
 
-The built-in algorithms are the files of `rlvr/algos/`. To write your own (`rlvr new algorithm mine`), combine an advantage and a loss
-from `rlvr.algos.parts`, or subclass `Algorithm`. Name it as `path/to/file.py:make`, or register it as an entry point.
+The built-in algorithms are the files of `rlvr/algorithms/`. To write your own (`rlvr new algorithm mine`), combine an advantage and a loss
+from `rlvr.algorithms.functions`, or subclass `Algorithm`. Name it as `path/to/file.py:make`, or register it as an entry point.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class Algorithm(Plugin, ABC):
     needs_greedy_sample: bool = False
     """True if each group needs one additional episode, sampled greedily, with `meta["greedy"]` true."""
     needs_kl_samples: bool = False
-    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["add_mismatched_answers"]` is true)."""
+    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["add_mismatched_answers"]` is
+    true).
+    """
     needs_token_context: bool = False
     """True if the loss needs each token's id, completion index and turn index."""
     advantage_inputs: frozenset[str] = frozenset()
@@ -202,7 +204,9 @@ class Algorithm(Plugin, ABC):
         """Return how far to move the reference toward the policy after a step (0: not at all, 1: copy the policy)."""
         return 0.0
 
-    def on_step_end(self, rewards: Sequence[float], kl_value: float | None, all_reduce: Callable[[Sequence[float]], list[float]] = list) -> None:
+    def on_step_end(
+        self, rewards: Sequence[float], kl_value: float | None, all_reduce: Callable[[Sequence[float]], list[float]] = list
+    ) -> None:
         """Update running baselines or adaptive coefficients after a step, from its rewards and its KL."""
 
     @property

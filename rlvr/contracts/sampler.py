@@ -72,7 +72,9 @@ class Request:
     task: Task | None = None  # for scripted samplers; models never see it
     turn: int = 0
     chat_prompt: ChatPrompt | None = None  # set if the conversation has tools or initial messages; for samplers that exchange text
-    stop_criterion: StopCriterion | None = None  # ends the turn in addition to the stop ids; if a sampler ignores it, extra tokens are truncated
+    stop_criterion: StopCriterion | None = (
+        None  # ends the turn in addition to the stop ids; if a sampler ignores it, extra tokens are truncated
+    )
 
     def __post_init__(self) -> None:
         if not self.prompt or self.max_tokens < 1:

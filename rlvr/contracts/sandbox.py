@@ -169,7 +169,9 @@ class SandboxSession(ABC):
         """Whether the sandbox failed. The session can then only be closed."""
 
     @abstractmethod
-    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> ExecutionResult:
+    def run(
+        self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None
+    ) -> ExecutionResult:
         """Run a script, or a program with its arguments, and kill it after the timeout (None: the spec's); the session stays usable.
 
         `ExecutionResult.message` reports side effects, such as lost variables of a killed Python interpreter. A failure of the sandbox

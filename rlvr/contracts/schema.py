@@ -158,10 +158,14 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", de
     kinds = [allowed] if isinstance(allowed, str) else list(allowed or ())
     kind = next((kind for kind in kinds if _has_type(kind, value)), None)
     if kinds and kind is None:
-        raise SchemaError(f"{_describe_location(location)} is {format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}")
+        raise SchemaError(
+            f"{_describe_location(location)} is {format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}"
+        )
     options = [schema["const"]] if "const" in schema else schema.get("enum")
     if options is not None and not any(type(value) is type(option) and value == option for option in options):
-        raise SchemaError(f"{_describe_location(location)} is {format_value(value)}; it must be one of {', '.join(map(format_value, options))}")
+        raise SchemaError(
+            f"{_describe_location(location)} is {format_value(value)}; it must be one of {', '.join(map(format_value, options))}"
+        )
     if kind in ("integer", "number"):
         return _validate_number(schema, value, kind, location)
     if isinstance(value, Mapping):
@@ -194,7 +198,9 @@ def describe_parameters(schema: Mapping[str, Any]) -> str:
     'x (a whole number), y (a text, optional)'
     """
     needed = schema.get("required", ())
-    parts = [f"{key} ({describe_type(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()]
+    parts = [
+        f"{key} ({describe_type(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()
+    ]
     return ", ".join(parts) or "none"
 
 
@@ -236,7 +242,9 @@ def _validate_any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: st
             wrong.append(error)
     if len(choices) == 1:
         raise wrong[0]
-    raise SchemaError(f"{_describe_location(where)} is {format_value(value)}; it must be {' or '.join(describe_type(choice) for choice in choices)}")
+    raise SchemaError(
+        f"{_describe_location(where)} is {format_value(value)}; it must be {' or '.join(describe_type(choice) for choice in choices)}"
+    )
 
 
 def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:

@@ -159,7 +159,9 @@ def run_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACT
         return ToolResult(call.id, call.error_message, ok=False)
     spec = next((spec for spec in tool.specs() if spec.name == call.name), None)
     if spec is None:
-        return _build_rejection(call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {suggest(call.name, [s.name for s in tool.specs()])}")
+        return _build_rejection(
+            call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {suggest(call.name, [s.name for s in tool.specs()])}"
+        )
     try:
         fitted = validate_arguments(spec.parameters, call.arguments or {})
     except SchemaError as wrong:

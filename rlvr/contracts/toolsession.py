@@ -100,7 +100,9 @@ class ToolSession(Session):
         known = [call for call in turn.open_calls if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
         self.num_invalid_turns = 0 if known else self.num_invalid_turns + 1
         told = [_build_tool_message(call, result) for call, result in zip(turn.open_calls, results, strict=True)]
-        return StepResult(tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results))
+        return StepResult(
+            tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results)
+        )
 
     def answer(self, turns: Sequence[Turn]) -> str:
         """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""

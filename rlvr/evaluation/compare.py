@@ -22,7 +22,7 @@ from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, iter_rows, loa
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
-from rlvr.plugins.registry import get_parameters, load_factory
+from rlvr.registry.plugins import get_parameters, load_factory
 from rlvr.task import to_plain_json
 
 SAMPLING_SETTINGS = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_timeout_s")
@@ -103,7 +103,9 @@ def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = 
     if differences and not force:
         raise ConfigError(f"{first} and {second} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
     found: dict[str, EnvComparison] = {}
-    unended = [f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _is_complete(run)]
+    unended = [
+        f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _is_complete(run)
+    ]
     notes, gaps = [*unended], []
     for name in shared:
         items = [_find_item(plan, name) for plan in plans]
@@ -158,7 +160,9 @@ def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 
-def find_prompt_differences(runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared: Sequence[str]) -> list[str]:
+def find_prompt_differences(
+    runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared: Sequence[str]
+) -> list[str]:
     """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
     for name in shared:

@@ -25,16 +25,16 @@ from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Verifier
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.evaluation.attempt import EvalRunner, TokenPrice, load_attempt_totals
+from rlvr.evaluation.episode_sources import RemoteSampling
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.rounds import RemoteSampling
+from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_attempt_totals
 from rlvr.evaluation.samples import REPORT_FILE, SampleFile, compute_digest, report_write_errors, write_atomic
 from rlvr.evaluation.statistics import Estimate, average_estimates
 from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import group_equal_answers
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.plugins.registry import PluginSpec, build_from_config, check_settings, get_parameters, list_entries, load_factory
+from rlvr.registry.plugins import PluginSpec, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
 
 NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
@@ -119,8 +119,8 @@ def evaluate(
         price: token prices, to show the cost while it runs.
         out: the folder to write; an unfinished evaluation of the same call is resumed, and one of fewer tasks or answers is extended.
         console: where to show the progress.
-        elsewhere: samples in other processes, such as the rollout workers of `rlvr eval --cluster`; None: this process samples.
-        asked: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
+        remote_sampling: samples in other processes, such as the rollout workers of `rlvr eval --cluster`; None: this process samples.
+        item_settings: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
             episode_timeout_s, deadline_s (see the fields of a suite item).
     """
     _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in item_settings if name != "top_k"})
@@ -128,7 +128,9 @@ def evaluate(
     if remote_sampling is not None and isinstance(suite, Environment):
         raise ConfigError(f"this {type(suite).__name__} is an object, and other processes build an environment by its name; give a mapping")
     out, sampler = Path(out) if out else None, sampler or {}
-    found, ready = _resolve_suite(str(suite) if isinstance(suite, Path) else suite, settings, {**item_settings, "n": n, "temperature": temperature})
+    found, ready = _resolve_suite(
+        str(suite) if isinstance(suite, Path) else suite, settings, {**item_settings, "n": n, "temperature": temperature}
+    )
     items = [item.with_defaults() for item in found.items]
     specs = {item.name: parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
     with ExitStack() as stack:
@@ -138,7 +140,9 @@ def evaluate(
         plan = make_plan(found.name, policy, items, labels, seed, sampler)
         plan = (file := stack.enter_context(SampleFile.open(out, plan))).plan
         wanted = {item.name: make_env_requests(item, environments[item.name], plan) for item in plan.envs}
-        attempt = EvalRunner(plan, file, concurrency=concurrency, retry=retry, price=price, console=console, remote_sampling=remote_sampling)
+        attempt = EvalRunner(
+            plan, file, concurrency=concurrency, retry=retry, price=price, console=console, remote_sampling=remote_sampling
+        )
         attempt.run(specs, environments, wanted)
         spent_here = (attempt.elapsed_s, attempt.output_tokens)
         return make_report(plan, file, environments, out, select=select, num_new_samples=attempt.num_samples, usage=spent_here)
@@ -186,7 +190,9 @@ def make_report(
 ) -> EvalReport:
     """Make the report on the stored samples; with a folder, write `report.json` too."""
     seconds, tokens = load_attempt_totals(out) if out else usage
-    report = EvalReport(plan.suite, out, plan, summarize_envs(plan, file, environments, select), seconds, tokens, num_new_samples, file.torn_bytes)
+    report = EvalReport(
+        plan.suite, out, plan, summarize_envs(plan, file, environments, select), seconds, tokens, num_new_samples, file.torn_bytes
+    )
     write_report(report)
     return report
 
@@ -279,7 +285,9 @@ def format_verifier_label(verifier: Verifier | None) -> str:
 def make_requests(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[RolloutRequest]:
     """Make the rollout requests of an evaluation on one environment."""
     return [
-        RolloutRequest(environment.task(split, index), f"{split}:{index}", derive_seed(seed, "eval", split, index, k), {"split": split, "index": index})
+        RolloutRequest(
+            environment.task(split, index), f"{split}:{index}", derive_seed(seed, "eval", split, index, k), {"split": split, "index": index}
+        )
         for index in range(count_tasks(environment, split, tasks))
         for k in range(n)
     ]
@@ -321,5 +329,7 @@ def _resolve_suite(
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
     env = {"name": type(suite).__name__} if isinstance(suite, Environment) else {**suite, **(settings or {})}
-    item = validate_section(SuiteItem, {"env": env, **{key: value for key, value in item_settings.items() if value is not None}}, "this evaluation")
+    item = validate_section(
+        SuiteItem, {"env": env, **{key: value for key, value in item_settings.items() if value is not None}}, "this evaluation"
+    )
     return Suite(item.name, (item,)), suite if isinstance(suite, Environment) else None

@@ -27,9 +27,9 @@ from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
 from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
-from rlvr.plugins.registry import build_from_config
-from rlvr.runs.runlog import load_run_config
-from rlvr.runs.tally import count_conversation
+from rlvr.registry.plugins import build_from_config
+from rlvr.runs.conversation_stats import count_conversation
+from rlvr.runs.run_log import load_run_config
 
 TRAINING_COLUMNS = (
     "step",
@@ -48,7 +48,21 @@ TRAINING_COLUMNS = (
     "calls",
     "text",
 )
-EVAL_COLUMNS = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens", "turns", "calls")
+EVAL_COLUMNS = (
+    "env",
+    "split",
+    "index",
+    "sample",
+    "task_id",
+    "score",
+    "finish",
+    "fault",
+    "reason",
+    "tokens",
+    "prompt_tokens",
+    "turns",
+    "calls",
+)
 CONVERSATION_METRICS = ("turns", "calls", "errors")
 """Metrics of conversations and their tools: means per sample."""
 COLUMNS_BY_FILE = {"config.yaml": TRAINING_COLUMNS, PLAN_FILE: (*EVAL_COLUMNS, "prompt", "reference", "text")}
@@ -97,7 +111,9 @@ def build_table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Build the columns and the rows of a run: its samples, or its training episodes."""
     columns = next((columns for mark, columns in COLUMNS_BY_FILE.items() if (run / mark).is_file()), ())
     if not columns:
-        raise NotFound(f"{run} is not a run: it has neither {' nor '.join(COLUMNS_BY_FILE)}; name a folder that `rlvr eval` or `rlvr train` wrote")
+        raise NotFound(
+            f"{run} is not a run: it has neither {' nor '.join(COLUMNS_BY_FILE)}; name a folder that `rlvr eval` or `rlvr train` wrote"
+        )
     rows = iter_latest_rows(run) if columns is COLUMNS_BY_FILE[PLAN_FILE] else iter_rows(run)
     return columns, [flatten_row(row, columns) for row in rows]
 

@@ -15,7 +15,7 @@ from rlvr.config.section import Section
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.suite import SuiteItem
-from rlvr.runs.runlog import find_differences
+from rlvr.runs.run_log import find_differences
 
 
 class EvalPlan(Section):

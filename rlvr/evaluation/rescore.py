@@ -25,12 +25,12 @@ from rlvr.evaluation.evaluate import EvalReport, format_verifier_label, make_rep
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import ROWS_FILE, Key, SampleFile, digest_question, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
-from rlvr.mdp.judges import VerifierExecutor, build_timeout_verdict
-from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.sessions import load_recorded_transcript, verify_answer_safely, verify_transcript_safely
 from rlvr.mdp.state import ConversationState, find_last_action
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
-from rlvr.plugins.registry import build_from_config
+from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.registry.plugins import build_from_config
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
@@ -65,7 +65,9 @@ def rescore(
         file = stack.enter_context(SampleFile.open(out, plan))
         # the row of each sample to verify: its last one, or None if it already has a verdict
         last = {_get_row_key(row): None if _is_done(row, plan, environments, file) else number for number, row in enumerate(iter_rows(run))}
-        todo = (row for number, row in enumerate(iter_rows(run)) if last.get(_get_row_key(row)) == number)  # rows may have been added meanwhile
+        todo = (
+            row for number, row in enumerate(iter_rows(run)) if last.get(_get_row_key(row)) == number
+        )  # rows may have been added meanwhile
         had, unknown, tokenizer = list(last.values()).count(None), 0, _make_tokenizer_loader(plan)
         stack.callback((judges := VerifierExecutor(8)).close)
         if had < len(last):
@@ -77,7 +79,9 @@ def rescore(
                     file.append(row)
                     work.advance({})
         if unknown and console:
-            console.print(f"note: {UNKNOWN_STEP_REWARDS}, for {unknown} of {len(last) - had} answers", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"note: {UNKNOWN_STEP_REWARDS}, for {unknown} of {len(last) - had} answers", highlight=False, markup=False, soft_wrap=True
+            )
         return make_report(plan, file, environments, out, select=select, num_new_samples=len(last) - had)
 
 
@@ -92,12 +96,18 @@ def _is_done(row: Mapping[str, Any], plan: EvalPlan, environments: Mapping[str, 
 
 
 def _rescore_rows(
-    rows: list[dict[str, Any]], plan: EvalPlan, environments: Mapping[str, Environment], executor: VerifierExecutor, load_tokenizer: TokenizerLoader
+    rows: list[dict[str, Any]],
+    plan: EvalPlan,
+    environments: Mapping[str, Environment],
+    executor: VerifierExecutor,
+    load_tokenizer: TokenizerLoader,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows with the current reference and its verdict."""
     tasks = [_load_task(row, plan, environments) for row in rows]
     futures = [
-        None if row["finish"] == StopReason.FAILED.value else executor.submit(_verify_row, environments[row["env"]], task, row, load_tokenizer)
+        None
+        if row["finish"] == StopReason.FAILED.value
+        else executor.submit(_verify_row, environments[row["env"]], task, row, load_tokenizer)
         for row, task in zip(rows, tasks, strict=True)
     ]
     for row, task, future in zip(rows, tasks, futures, strict=True):
@@ -111,7 +121,9 @@ def _rescore_rows(
         yield _build_rescored_row(row, task, verdict, rewards)
 
 
-def _verify_row(environment: Environment, task: Task, row: Mapping[str, Any], load_tokenizer: TokenizerLoader) -> tuple[Verdict, list[float]]:
+def _verify_row(
+    environment: Environment, task: Task, row: Mapping[str, Any], load_tokenizer: TokenizerLoader
+) -> tuple[Verdict, list[float]]:
     """Verify a recorded answer; also return the reward of each token if it is not all at the last token."""
     if (record := row.get("session")) is None:
         verdict = verify_answer_safely(environment.verifier, task, partial(str, row["text"]))

@@ -26,11 +26,17 @@ from rlvr.config.section import validate_section
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.plan import EvalPlan, merge_plans
-from rlvr.runs.runlog import collect_versions, open_for_append, read_jsonl
-from rlvr.runs.tally import ConversationStats, count_conversation
+from rlvr.runs.conversation_stats import ConversationStats, count_conversation
+from rlvr.runs.run_log import collect_versions, open_for_append, read_jsonl
 from rlvr.task import Task
 
-PLAN_FILE, ROWS_FILE, TIMES_FILE, REPORT_FILE, VERSIONS_FILE = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
+PLAN_FILE, ROWS_FILE, TIMES_FILE, REPORT_FILE, VERSIONS_FILE = (
+    "eval.yaml",
+    "episodes.jsonl",
+    "timings.jsonl",
+    "report.json",
+    "versions.json",
+)
 Key = tuple[str, int, int]
 """The name of the environment in the suite, the index of the task, the number of the sample."""
 

@@ -219,7 +219,9 @@ def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: in
     sample = np.asarray(values, dtype=np.float64)
     tasks = len(sample)
     dice = np.random.default_rng(seed)
-    means = np.concatenate([dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-num_resamples // 500))])
+    means = np.concatenate(
+        [dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-num_resamples // 500))]
+    )
     stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile(tasks - 1) / Z95 if tasks > 1 else 1.0
     return np.sort(sample.mean() + (means[:num_resamples] - sample.mean()) * stretch)
 

@@ -3,7 +3,8 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-A suite is given by name (`rlvr list list_suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training
+A suite is given by name (`rlvr list list_suites`), by path, by the name of a single environment, as a data file, or as the recipe of a
+training
 run, which stands for the recipe's environment.
 """
 
@@ -17,12 +18,12 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rlvr.config.config import RunConfig
-from rlvr.config.datafile import is_data_source
+from rlvr.config.data_source import is_data_source
 from rlvr.config.overrides import parse_exponents
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.plugins.registry import list_entries
+from rlvr.registry.plugins import list_entries
 from rlvr.task import Message, Task
 
 SUITES_FOLDER = Path(__file__).parent / "suites"

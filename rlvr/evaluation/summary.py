@@ -103,7 +103,9 @@ class EnvSummary:
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
         interval = [avg.low, avg.high] if avg else None
         at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
-        talk = {name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None}
+        talk = {
+            name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None
+        }
         return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **talk}
 
     def to_report_dict(self) -> dict[str, Any]:
@@ -159,7 +161,9 @@ def _scores(group: Sequence[EvalSample]) -> list[float]:
     return [sample.score for sample in group if sample.score is not None]
 
 
-def _compute_metrics(groups: Mapping[int, Sequence[EvalSample]], n: int, votes: Votes | None, select: str) -> dict[str, dict[int, Estimate | None]]:
+def _compute_metrics(
+    groups: Mapping[int, Sequence[EvalSample]], n: int, votes: Votes | None, select: str
+) -> dict[str, dict[int, Estimate | None]]:
     judged = {index: [s for s in group if s.score is not None] for index, group in groups.items()}
     right = [(sum(s.is_correct for s in group), len(group)) for group in judged.values()]
     questions, ks = _question_digests(groups), list_k_values(n)

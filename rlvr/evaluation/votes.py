@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlvr.answers import extract_answer
 from rlvr.contracts import Verifier
 from rlvr.evaluation.samples import EvalSample
+from rlvr.extraction import extract_answer
 from rlvr.task import Task
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 
-from rlvr.plugins.registry import PluginEntry, list_entries
+from rlvr.registry.plugins import PluginEntry, list_entries
 
 GYM_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+")
 """The characters that a Gymnasium id may contain."""

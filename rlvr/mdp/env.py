@@ -25,9 +25,9 @@ from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.plugins.registry import build_from_config
+from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
 OBSERVATION_KINDS = ("dict", "ids", "onehot_ids")
@@ -168,8 +168,12 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         turns, heard = self.state.turns, self.state.step_results
         for place, turn in enumerate(turns):
             lines.append(f"policy: {turn.text}")
-            if place < len(heard) and (place + 1 < len(turns) or self.state.stop_reason is None):  # skip messages that the policy never received
-                lines += [f"{_ROLE_LABELS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages]
+            if place < len(heard) and (
+                place + 1 < len(turns) or self.state.stop_reason is None
+            ):  # skip messages that the policy never received
+                lines += [
+                    f"{_ROLE_LABELS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages
+                ]
         if self.state.stop_reason is None:
             lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
         return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
@@ -213,7 +217,11 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             "task_id": self.state.task.id,
             "turns": len(self.state.completions),
             "text": self.mdp.get_answer(self.state) if verdict else "",
-            "end": "" if self.state.stop_reason is None else "failed" if verdict and not verdict.is_scored else self.state.stop_reason.value,
+            "end": ""
+            if self.state.stop_reason is None
+            else "failed"
+            if verdict and not verdict.is_scored
+            else self.state.stop_reason.value,
             "scored": bool(verdict and verdict.is_scored),
             "score": float(verdict.score or 0.0) if verdict else 0.0,
             "fault": verdict.fault.value if verdict else "",

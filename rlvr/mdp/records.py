@@ -54,7 +54,9 @@ def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
     >>> step_result_from_json({"messages": [], "over": True}).results
     ()
     """
-    return StepResult(tuple(row["messages"]), done=row["over"], tool_results=tuple(_from_json(ToolResult, result) for result in row.get("results", ())))
+    return StepResult(
+        tuple(row["messages"]), done=row["over"], tool_results=tuple(_from_json(ToolResult, result) for result in row.get("results", ()))
+    )
 
 
 def tool_spec_to_json(tool: ToolSpec) -> dict[str, Any]:

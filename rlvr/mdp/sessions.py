@@ -119,7 +119,9 @@ class SessionHandle:
             raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
         self.current_call = f"{type(session).__name__}.opening"
         self.initial_messages = tuple(session.initial_messages())
-        if wrong_messages := [said for said in self.initial_messages if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()]:
+        if wrong_messages := [
+            said for said in self.initial_messages if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()
+        ]:
             raise TypeError(f"initial_messages returned {wrong_messages[0]!r:.80}; it must be a sequence of messages with role and content")
         self._is_initialized = True
 
@@ -206,9 +208,13 @@ class RecordedSession(Session):
         return {**self.record.get("values", {}), **files}
 
 
-def build_session_record(session_handle: SessionHandle, turns: Sequence[Turn], step_results: Sequence[StepResult], collected: Transcript | Verdict | None) -> dict[str, Any]:
+def build_session_record(
+    session_handle: SessionHandle, turns: Sequence[Turn], step_results: Sequence[StepResult], collected: Transcript | Verdict | None
+) -> dict[str, Any]:
     """Build the record of a session as plain JSON, for `RecordedSession`."""
-    record: dict[str, Any] = {"seed": session_handle.seed} | ({"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {})
+    record: dict[str, Any] = {"seed": session_handle.seed} | (
+        {"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {}
+    )
     record |= {"opening": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
     record |= {"turns": [turn_to_json(turn) for turn in turns], "heard": [step_result_to_json(said) for said in step_results]}
     if collected is None:
@@ -244,7 +250,9 @@ def verify_answer_safely(verifier: Verifier, task: Task, answer: Callable[[], st
 def verify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript | str) -> Verdict:
     """Verify a transcript or an answer. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        if isinstance(transcript, str) and type(verifier).verify_transcript is Verifier.verify_transcript:  # building a transcript would cost as much as a fast verifier
+        if (
+            isinstance(transcript, str) and type(verifier).verify_transcript is Verifier.verify_transcript
+        ):  # building a transcript would cost as much as a fast verifier
             verdict: object = verifier.verify(task, transcript)
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
@@ -275,7 +283,9 @@ async def _await_verdict(verifier: Verifier, found: Callable[[], Awaitable[objec
 def is_async_verifier(verifier: Verifier) -> bool:
     """Return whether a verifier is asynchronous, so that verification must be awaited."""
     kind = type(verifier)
-    return kind.begin is not Verifier.begin or (kind.averify is not Verifier.averify and kind.verify_transcript is Verifier.verify_transcript)
+    return kind.begin is not Verifier.begin or (
+        kind.averify is not Verifier.averify and kind.verify_transcript is Verifier.verify_transcript
+    )
 
 
 def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr.chat.hf_tokenizer import HFTokenizer as HFTokenizer
+from rlvr.chat.hf_tokenizer import to_reply_messages
 from rlvr.config.hub import HUB_ID_PATTERN, resolve_model_folder
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound
-from rlvr.mdp.chat import HFTokenizer as HFTokenizer
-from rlvr.mdp.chat import to_reply_messages
 from rlvr.task import Message
 
 ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))

@@ -65,7 +65,9 @@ def load_recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | 
     return build_chat_messages(record.get("opening", ()), turns, heard[: len(turns) - 1])
 
 
-def build_chat_messages(initial_messages: Sequence[Message], turns: Sequence[Turn], step_results: Sequence[StepResult]) -> list[dict[str, Any]]:
+def build_chat_messages(
+    initial_messages: Sequence[Message], turns: Sequence[Turn], step_results: Sequence[StepResult]
+) -> list[dict[str, Any]]:
     """Build the initial messages, policy turns and replies in the format of chat servers.
 
     >>> build_chat_messages((), [Turn("4", content="4")], [])

@@ -26,9 +26,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.env import TokenEnv, split_token_env_settings
-from rlvr.mdp.judges import VerifierExecutor, build_timeout_verdict
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.plugins.registry import build_from_config
+from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.registry.plugins import build_from_config
 from rlvr.task import Verdict
 
 

@@ -16,7 +16,7 @@ from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.sessions import RecordedSession
-from rlvr.runs.runlog import load_run_config, read_jsonl
+from rlvr.runs.run_log import load_run_config, read_jsonl
 
 REQUIRED_KEYS = ("split", "index", "tokens", "acted", "end", "reward")
 
@@ -68,7 +68,9 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, max_details
     for number, row in enumerate(rows, 1):
         missing = [key for key in REQUIRED_KEYS if key not in row]
         if missing:
-            raise ConfigError(f"episode {number} has no {', '.join(map(repr, missing))}; to be replayed it needs {', '.join(REQUIRED_KEYS)}")
+            raise ConfigError(
+                f"episode {number} has no {', '.join(map(repr, missing))}; to be replayed it needs {', '.join(REQUIRED_KEYS)}"
+            )
         if row["end"] == StopReason.FAILED.value:
             report.failed += 1
             continue
@@ -105,7 +107,9 @@ def find_mismatch(
     >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
     """
-    env.reset_to_task(replace(env.environment.task(split, index), **task_overrides), session=None if session is None else RecordedSession(session))
+    env.reset_to_task(
+        replace(env.environment.task(split, index), **task_overrides), session=None if session is None else RecordedSession(session)
+    )
     assert env.state is not None
     prompt = env.state.tokens
     if list(tokens[: len(prompt)]) != prompt:

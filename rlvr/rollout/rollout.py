@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlvr.contracts import Sampler, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.mdp.judges import VerifierExecutor
-from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.sessions import is_async_verifier
-from rlvr.rollout.draws import RolloutRequest as RolloutRequest
-from rlvr.rollout.draws import derive_seed as derive_seed
-from rlvr.rollout.schedule import RolloutScheduler
-from rlvr.rollout.sessions import SessionRolloutScheduler
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
+from rlvr.rollout.rollout_request import derive_seed as derive_seed
+from rlvr.rollout.scheduler import RolloutScheduler
+from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.rollout.timing import RolloutTiming as RolloutTiming
 from rlvr.rollout.timing import measure_covered_time as measure_covered_time
 
@@ -53,14 +53,15 @@ class Rollout:
         Args:
             mdp: the environment and the tokenizer.
             sampler: the sampler of the policy.
-            workers: the number of concurrent verifications.
-            actors: the number of concurrent session calls.
+            verify_workers: the number of concurrent verifications.
+            session_workers: the number of concurrent session calls.
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
-            deadline_s: the timeout of one verification or one session call; after it the episode has no verdict.
+            call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
             episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
-            overlong: "cut" ends the last conversation of a group when the others are done and it has as many turns as the longest of
+            straggler_policy: "cut" ends the last conversation of a group when the others are done and it has as many turns as the longest
+                of
                 them; it is verified as it is. "wait" lets it finish.
-            lockstep: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
+            sync_turns: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
                 depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
                 timing. None: only for such samplers, with a stateless interactive environment.
         """
@@ -74,7 +75,9 @@ class Rollout:
             raise ConfigError(f"overlong is {straggler_policy!r}; allowed: cut, wait")
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.episode_timeout_s, self.straggler_policy = episode_timeout_s, straggler_policy
-        self.sync_turns = bool(sampler.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
+        self.sync_turns = (
+            bool(sampler.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
+        )
         self.has_async_verifier = is_async_verifier(mdp.environment.verifier)
         """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""
         self.timing = RolloutTiming()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MAX_TRAINER_WAIT_FRACTION, MAX_WORKER_IDLE_FRACTION, MAX_WORKER_MISSING_FRACTION, MAX_WEIGHT_LOADING_FRACTION, MAX_VERIFIER_BUSY_FRACTION = 0.1, 0.3, 0.25, 0.25, 0.9
+(
+    MAX_TRAINER_WAIT_FRACTION,
+    MAX_WORKER_IDLE_FRACTION,
+    MAX_WORKER_MISSING_FRACTION,
+    MAX_WEIGHT_LOADING_FRACTION,
+    MAX_VERIFIER_BUSY_FRACTION,
+) = 0.1, 0.3, 0.25, 0.25, 0.9
 """Limits, as fractions of a step: trainer waits, rollout workers idle, missing, or loading weights, verifier workers busy."""
 
 

@@ -22,10 +22,10 @@ from transformers import AutoConfig
 
 from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.model.device import find_accelerator, free_cached_memory
-from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
-from rlvr.samplers._dialect import check_request_length, make_completion, make_sampling_settings
-from rlvr.samplers._local.meeting import redirect_rendezvous
+from rlvr.models.device import find_accelerator, free_cached_memory
+from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
+from rlvr.samplers._local.rendezvous import redirect_rendezvous
+from rlvr.samplers._vllm_format import check_request_length, make_completion, make_sampling_settings
 
 FOLDER_PREFIX = "rlvr-vllm-"
 SLEEP_TAGS = ["weights", "kv_cache"]
@@ -71,7 +71,15 @@ class ColocatedEngine:
 
     name = "the vLLM engine in this process"
 
-    def __init__(self, model: Any, config: EngineConfig, *, completion_timeout_s: float, tied_weights: Sequence[str] | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        *,
+        completion_timeout_s: float,
+        tied_weights: Sequence[str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         """`home`: an empty folder for the engine's files; None: a temporary one."""
         self.config, self.completion_timeout_s, self._tied_weights = config, completion_timeout_s, tied_weights or find_tied_weights(model)
         self.is_on_gpu = False
@@ -167,7 +175,10 @@ class ColocatedEngine:
                     check_request_length(request, self.name, self.max_model_len)
                     name = str(next(self._request_ids))
                     engine.add_request(
-                        name, {"prompt_token_ids": list(request.prompt)}, self._make_sampling_params(request, sampling), lora_request=self._adapter
+                        name,
+                        {"prompt_token_ids": list(request.prompt)},
+                        self._make_sampling_params(request, sampling),
+                        lora_request=self._adapter,
                     )
                     running[name] = number, request
                 outputs = engine.step() if running else []
@@ -232,7 +243,7 @@ class ColocatedEngine:
                 max_num_seqs=place.max_num_seqs,
                 distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
                 tensor_parallel_size=place.tensor_parallel_size,
-                worker_extension_cls="rlvr.samplers._local.loading.Reload",
+                worker_extension_cls="rlvr.samplers._local.weight_loading.Reload",
                 enforce_eager=place.enforce_eager or not self.is_on_gpu,
                 **memory,
             )

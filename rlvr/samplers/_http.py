@@ -96,7 +96,9 @@ class HttpClient:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._read_key():
             headers["Authorization"] = f"Bearer {key}"
-        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, self.headers)} | self._resolve_headers()
+        headers = {
+            name: value for name, value in headers.items() if name.lower() not in map(str.lower, self.headers)
+        } | self._resolve_headers()
         sent, epoch = None if body is None else json.dumps(body).encode(), self._epoch
         while True:
             connection, used = self._take_connection()

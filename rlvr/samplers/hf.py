@@ -28,15 +28,15 @@ from torch.nn.functional import pad
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.model.defaults import get_device_defaults
-from rlvr.model.device import free_cached_memory, resolve_device
-from rlvr.model.weights import load_model
-from rlvr.samplers._by_length import LengthGroupedCache
-from rlvr.samplers._choice import choose_tokens, draw_uniforms
-from rlvr.samplers._fitting import KVCache, choose_fallback_cache, find_slot_problem
-from rlvr.samplers._padded import PaddedCache
-from rlvr.samplers._recomputed import RecomputingCache
-from rlvr.samplers._slots import GROWTH_FACTOR, SlotCache
+from rlvr.models.device import free_cached_memory, resolve_device
+from rlvr.models.device_defaults import get_device_defaults
+from rlvr.models.model_loading import load_model
+from rlvr.samplers._cache_selection import KVCache, choose_fallback_cache, find_slot_problem
+from rlvr.samplers._length_grouped_cache import LengthGroupedCache
+from rlvr.samplers._padded_cache import PaddedCache
+from rlvr.samplers._recomputing_cache import RecomputingCache
+from rlvr.samplers._slot_cache import GROWTH_FACTOR, SlotCache
+from rlvr.samplers._token_choice import choose_tokens, draw_uniforms
 
 FREE_MEMORY_FRACTION = 0.7
 """Fraction of the free accelerator memory for keys and values; rows grow by copying, layer by layer."""
@@ -213,7 +213,9 @@ class _RunningBatch:
         numbers_B4 = [(request.prompt[-1], len(request.prompt) - 1, 0, request.max_tokens) for request in asked]
         self.state_4B[:, here] = torch.tensor(numbers_B4, device=device).T
         if (more := max(request.max_tokens for request in asked) - self.tokens_BT.shape[1]) > 0:
-            self.uniform_BT, self.logprob_BT, self.tokens_BT = (pad(s, (0, more)) for s in (self.uniform_BT, self.logprob_BT, self.tokens_BT))
+            self.uniform_BT, self.logprob_BT, self.tokens_BT = (
+                pad(s, (0, more)) for s in (self.uniform_BT, self.logprob_BT, self.tokens_BT)
+            )
         self.uniform_BT[here] = draw_uniforms(asked, self.uniform_BT.shape[1]).to(device)
         self.num_live += len(requests)
 
@@ -258,7 +260,9 @@ class _RunningBatch:
     def _find_turn_ends(self, chosen: Sequence[int]) -> list[bool]:
         """Return which rows end by their stop criterion, although the chosen token is not a stop id."""
         return [
-            request.stop_criterion is not None and request.stop_criterion.may_stop(token) and request.stop_criterion(self.tokens_BT[row, : int(self.count_B[row])].tolist())
+            request.stop_criterion is not None
+            and request.stop_criterion.may_stop(token)
+            and request.stop_criterion(self.tokens_BT[row, : int(self.count_B[row])].tolist())
             for row, ((_, request), token) in enumerate(zip(self.requests, chosen, strict=True))
         ]
 

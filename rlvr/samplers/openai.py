@@ -28,14 +28,14 @@ from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from rlvr.chat.dialects.table import get_dialect
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, StaticQueue, Tokenizer
-from rlvr.dialects.table import get_dialect
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
-from rlvr.samplers._calls import format_messages_as_text, parse_text_turn, parse_tool_turn
 from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, parse_chat_reply
-from rlvr.samplers._dialect import make_completion
+from rlvr.samplers._chat_calls import format_messages_as_text, parse_text_turn, parse_tool_turn
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply, redact_url
+from rlvr.samplers._vllm_format import make_completion
 from rlvr.turns import Turn
 
 RETRY_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
@@ -103,9 +103,14 @@ class OpenAISampler(Sampler):
             headers: additional headers of each request; $NAME is the value of an environment variable, such as {api-key: $AZURE_KEY}.
             dialect: for an endpoint without tool support: describe tools in the system message and parse calls from its text, as `fenced`.
             attempt_timeout_s: timeout of one request, in seconds.
-            deadline_s: timeout of one completion, all attempts together, in seconds.
+            completion_timeout_s: timeout of one completion, all attempts together, in seconds.
         """
-        for name, value in {"concurrency": concurrency, "attempt_s": attempt_timeout_s, "deadline_s": completion_timeout_s, "retries": retries + 1}.items():
+        for name, value in {
+            "concurrency": concurrency,
+            "attempt_s": attempt_timeout_s,
+            "deadline_s": completion_timeout_s,
+            "retries": retries + 1,
+        }.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -120,7 +125,12 @@ class OpenAISampler(Sampler):
         self.http, self.model, self.tokenizer = HttpClient(url, key_variable=key_variable, headers=headers), model, tokenizer
         self.extra_body = ({"stop": stops} if stops else {}) | dict(extra_body or {})
         self.omit, self.dialect = frozenset([omit] if isinstance(omit, str) else omit), get_dialect(dialect) if dialect else None
-        self.concurrency, self.retries, self.attempt_timeout_s, self.completion_timeout_s = concurrency, retries, attempt_timeout_s, completion_timeout_s
+        self.concurrency, self.retries, self.attempt_timeout_s, self.completion_timeout_s = (
+            concurrency,
+            retries,
+            attempt_timeout_s,
+            completion_timeout_s,
+        )
         self.text_only = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._tokenizer: Tokenizer | None = None
@@ -190,7 +200,11 @@ class OpenAISampler(Sampler):
         if request.chat_prompt and tools and self.dialect:
             messages = format_messages_as_text(request.chat_prompt, self.dialect)
         else:
-            messages = [dict(message) for message in request.chat_prompt.messages] if request.chat_prompt else decode_conversation(request, self._tokenizer)
+            messages = (
+                [dict(message) for message in request.chat_prompt.messages]
+                if request.chat_prompt
+                else decode_conversation(request, self._tokenizer)
+            )
         body = {"messages": messages} | self._make_body(request, sampling)
         if tools and not self.dialect and "tools" not in self.omit:
             body["tools"] = [tool.to_openai_format() for tool in tools]
@@ -219,7 +233,9 @@ class OpenAISampler(Sampler):
             logprobs = [float(logprob) for logprob in choice["logprobs"]["token_logprobs"]]
             tokens, reason = choice.get("token_ids"), str(choice["finish_reason"])
         except (ValueError, LookupError, TypeError) as error:
-            raise NoReply(f"{self.http.format_error(reply)}; that is not a completion with log-probabilities ({type(error).__name__})") from None
+            raise NoReply(
+                f"{self.http.format_error(reply)}; that is not a completion with log-probabilities ({type(error).__name__})"
+            ) from None
         if not isinstance(tokens, list):
             raise ConfigError(f"{self.http.url} returns no token ids; remove the tokenizer to evaluate it by its text")
         if len(tokens) != len(logprobs):

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlvr.chat.tool_calling import ToolFormat
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
-from rlvr.mdp.calls import ToolFormat
 
 SCRIPTS = ("gold", "noop", "random")
 

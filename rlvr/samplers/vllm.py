@@ -25,19 +25,19 @@ from transformers import AutoConfig
 from rlvr.config.hub import resolve_model_folder
 from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue, Weights
 from rlvr.errors import ConfigError, SamplerError, suggest
-from rlvr.model.device import resolve_device
-from rlvr.model.handover import PlainWeights
+from rlvr.models.device import resolve_device
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.samplers._colocated import LORA_RANKS, ColocatedEngine, EngineConfig
 from rlvr.samplers._http import HttpClient
+from rlvr.samplers._local.engine_plan import plan_engines
 from rlvr.samplers._local.engines import LocalEngines
-from rlvr.samplers._local.fleet import plan_engines
-from rlvr.samplers._probe import PROBE_TOKENS, WeightProbe
-from rlvr.samplers._servers.patience import Timeouts
 from rlvr.samplers._servers.replies import BadServerReply
-from rlvr.samplers._servers.roll import get_address
-from rlvr.samplers._servers.servers import ServerEngine
-from rlvr.samplers._servers.transfer import TRANSFER_BACKENDS
+from rlvr.samplers._servers.server_engine import ServerEngine
+from rlvr.samplers._servers.server_pool import get_address
+from rlvr.samplers._servers.timeouts import Timeouts
+from rlvr.samplers._servers.weight_transfer import TRANSFER_BACKENDS
 from rlvr.samplers._vllm_version import check_version, get_installed_version
+from rlvr.samplers._weight_probe import PROBE_TOKENS, WeightProbe
 
 PLACEMENTS = ("colocated", "local", "server")
 START_TIMEOUTS_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
@@ -78,7 +78,9 @@ class VLLMSampler(Sampler):
     """
 
     cli_syntax = "vllm:DIR"
-    non_semantic_settings = frozenset(("concurrency", "startup_timeout_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls"))
+    non_semantic_settings = frozenset(
+        ("concurrency", "startup_timeout_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls")
+    )
     eval_batch_size = 1024
     runs_model = False
     _engine: Engine | None = None
@@ -138,19 +140,35 @@ class VLLMSampler(Sampler):
             concurrency: most requests in progress, on average per engine; None: max_num_seqs.
             startup_timeout_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
             heartbeat_timeout_s: after this many seconds without a completion, a server's health is checked.
-            deadline_s: timeout of one completion, and of loading new weights, in seconds.
+            completion_timeout_s: timeout of one completion, and of loading new weights, in seconds.
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
         check_transfer(transfer, placement, weights_folder)
-        concurrency, start_timeout_s = concurrency if concurrency is not None else max_num_seqs, START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s
-        check_positive(max_num_seqs=max_num_seqs, concurrency=concurrency, start_s=start_timeout_s, heartbeat_s=heartbeat_timeout_s, deadline_s=completion_timeout_s)
+        concurrency, start_timeout_s = (
+            concurrency if concurrency is not None else max_num_seqs,
+            START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s,
+        )
+        check_positive(
+            max_num_seqs=max_num_seqs,
+            concurrency=concurrency,
+            start_s=start_timeout_s,
+            heartbeat_s=heartbeat_timeout_s,
+            deadline_s=completion_timeout_s,
+        )
         check_positive(memory_fraction=memory_fraction, max_value=1)
         self.placement, self.tokenizer, self.probe_tolerance, self._model = placement, model, probe_tolerance, model
         self.urls, self.weights_folder, self.concurrency, self.enable_lora = urls or [], weights_folder, concurrency, enable_lora
-        self.timeouts, self.engines, self.gpus, self.transfer = Timeouts(completion_timeout_s, heartbeat_timeout_s, start_timeout_s), engines, gpus, transfer
+        self.timeouts, self.engines, self.gpus, self.transfer = (
+            Timeouts(completion_timeout_s, heartbeat_timeout_s, start_timeout_s),
+            engines,
+            gpus,
+            transfer,
+        )
         sleep &= gpus is None
-        self.engine_config = EngineConfig(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size)
+        self.engine_config = EngineConfig(
+            dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size
+        )
 
     @property
     def blocks_trainer_reason(self) -> str:  # type: ignore[override]
@@ -227,7 +245,10 @@ class VLLMSampler(Sampler):
                 transfer=self.transfer,
             )
         place = replace(
-            self.engine_config, dtype=self._resolve_dtype(model), max_model_len=self.engine_config.max_model_len or self._compute_needed_length(model), lora_rank=lora_rank
+            self.engine_config,
+            dtype=self._resolve_dtype(model),
+            max_model_len=self.engine_config.max_model_len or self._compute_needed_length(model),
+            lora_rank=lora_rank,
         )
         if self.placement == "colocated":
             return ColocatedEngine(model, place, completion_timeout_s=self.timeouts.completion_timeout_s)

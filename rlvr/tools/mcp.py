@@ -8,8 +8,8 @@ from typing import Any
 
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, ToolFailure
-from rlvr.tools._boxed import check_timeout
-from rlvr.tools._connection import McpConnection
+from rlvr.tools._mcp_connection import McpConnection
+from rlvr.tools._sandbox_run import check_timeout
 from rlvr.turns import ToolSpec
 
 

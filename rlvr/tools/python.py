@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.tools._boxed import check_timeout, run_in_sandbox
+from rlvr.tools._sandbox_run import check_timeout, run_in_sandbox
 
 
 class Python(Tool):

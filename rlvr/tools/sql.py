@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, ToolError, ToolFailure
-from rlvr.tools._boxed import check_timeout
+from rlvr.tools._sandbox_run import check_timeout
 
 WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
 MAX_CELL_CHARS = 200
@@ -138,7 +138,9 @@ class Sql(Tool):
     def _authorize(self, action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
         if action == sqlite3.SQLITE_PRAGMA and (one or "").lower() in READ_PRAGMAS:
             return sqlite3.SQLITE_OK
-        if action in FORBIDDEN_ACTIONS or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")):
+        if action in FORBIDDEN_ACTIONS or (
+            action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")
+        ):
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if self.mode == "scratch" or action in READ_ACTIONS else sqlite3.SQLITE_DENY
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, load_plan
-from rlvr.runs.runlog import load_run_config
-from rlvr.viewer.compared import group_by_settings, load_settings
-from rlvr.viewer.heads import list_held_out_accuracies, load_metrics, load_report
+from rlvr.runs.run_log import load_run_config
+from rlvr.viewer.comparison import group_by_settings, load_settings
+from rlvr.viewer.run_summary import list_held_out_accuracies, load_metrics, load_report
 from rlvr.viewer.view import COMMON_SCRIPTS, WrittenPage, get_log_size, is_own_page, render_page, write_page_file
 
 MAX_DEPTH = 3

@@ -31,7 +31,14 @@ def serve_run(
     """Serve the page of the first run, compared with the others, until it is finished or Ctrl-C. `told` is called with each new page."""
     page = out or runs[0] / PAGE_NAME
     with PageServer(lambda path: page if not path and page.is_file() else None, port) as served:
-        last = watch_run(runs[0], out, others=runs[1:], against=against, on_written=lambda written: on_written(served.url, written), poll_interval_s=poll_interval_s)
+        last = watch_run(
+            runs[0],
+            out,
+            others=runs[1:],
+            against=against,
+            on_written=lambda written: on_written(served.url, written),
+            poll_interval_s=poll_interval_s,
+        )
         if served.page_sent.is_set() and (runs[0] / REPORT_FILE).is_file():
             served.page_sent.clear()
             with suppress(KeyboardInterrupt):

@@ -3,7 +3,7 @@
 The page is built from the files in `rlvr/viewer/page/`: a frame, style sheets and scripts. The data of the run is embedded as base64, so
 text of a model is never parsed as HTML or as a script. The scripts show text through `textContent` only, and the page's content security
 policy forbids all other scripts. The head (curves and metrics) is small and is drawn first; the compressed parts with the episodes follow
-(`rlvr.viewer.viewparts`).
+(`rlvr.viewer.page_parts`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
 from rlvr.mdp.transcript import load_tokenizer_or_none
-from rlvr.viewer.compared import compare_eval_runs, compare_training_runs, group_by_settings, load_settings
-from rlvr.viewer.heads import METRICS_FILE, load_source
-from rlvr.viewer.viewparts import EPISODES_PER_CHUNK, pack_episodes
+from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_by_settings, load_settings
+from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, pack_episodes
+from rlvr.viewer.run_summary import METRICS_FILE, load_source
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 STYLES = ("page.css", "list.css")

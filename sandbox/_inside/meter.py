@@ -74,7 +74,9 @@ class CgroupMeter:
         self._stat = _open_cgroup_file("memory.stat" if two else "memory/memory.stat")
         self._oom_kills = _open_cgroup_file("memory.events" if two else "memory/memory.oom_control")
         self._cpu = _open_cgroup_file("cpu.stat" if two else "cpuacct/cpuacct.usage")
-        self._parse_cpu_s: Callable[[bytes], float] = (lambda raw: _parse_field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
+        self._parse_cpu_s: Callable[[bytes], float] = (
+            (lambda raw: _parse_field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
+        )
         self._baseline_bytes = 0
         if self._oom_kills < 0 or self._cpu < 0:
             raise OSError("the control group cannot be read")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rlvr.sandbox._inside.zygotes import ChildProcess
+from rlvr.sandbox._inside.zygote_client import ChildProcess
 
 CHUNK_BYTES = 1 << 18
 

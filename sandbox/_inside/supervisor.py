@@ -19,11 +19,17 @@ import sys
 import time
 from typing import Any
 
-from rlvr.sandbox._inside import ends, frames, meter, namespaces, nest, places, probe, rights, seccomp, streams, toolchains, zygote
-from rlvr.sandbox._inside.box import groups, keeper, processes
-from rlvr.sandbox._inside.nest import NamespaceHelper, PeerExited
-from rlvr.sandbox._inside.stage import ProgramIO
-from rlvr.sandbox._inside.zygotes import ChildProcess, ZygoteClient
+from rlvr.sandbox._inside import capabilities as rights
+from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, streams, toolchains, zygote
+from rlvr.sandbox._inside import pid_namespace as nest
+from rlvr.sandbox._inside import process_killer as ends
+from rlvr.sandbox._inside import workdirs as places
+from rlvr.sandbox._inside.box import cgroups as groups
+from rlvr.sandbox._inside.box import processes
+from rlvr.sandbox._inside.box import session_server as keeper
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelper, PeerExited
+from rlvr.sandbox._inside.program_io import ProgramIO
+from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
 POLL_INTERVAL_S = 0.005  # interval between measurements of a running program
 MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
@@ -35,18 +41,27 @@ MEGABYTE = 1 << 20
 class Supervisor:
     """Runs, watches and cleans up one program at a time."""
 
-    def __init__(self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelper | None) -> None:
+    def __init__(
+        self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelper | None
+    ) -> None:
         self.folders: list[str] = settings["places"]
         self.uid: int | None = settings["uid"]
-        self.zygote, self.namespace_helper, self.has_filter = ZygoteClient(zygote_socket), namespace_helper, seccomp.is_architecture_supported()
+        self.zygote, self.namespace_helper, self.has_filter = (
+            ZygoteClient(zygote_socket),
+            namespace_helper,
+            seccomp.is_architecture_supported(),
+        )
         self.meter = meter.make_meter(os.getpid(), spared_pids, settings["cgroup"])
-        self.killer = ends.ProcessKiller(namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, has_own_users=self.uid is not None)
+        self.killer = ends.ProcessKiller(
+            namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, has_own_users=self.uid is not None
+        )
         self.binary_cache = toolchains.BinaryCache()
 
     def handle_request(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Run one program from start to cleanup; return the reply's header and its raw parts.
 
-        `fatal_error` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it happened before the program ran.
+        `fatal_error` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it happened before the program
+        ran.
         """
         run = streams.RunState(request["limits"])
         language = request["language"]
@@ -70,7 +85,14 @@ class Supervisor:
             self.clear_folders()
         except OSError as error:
             fatal = f"could not clean up: {error}"  # the result is valid: this concerns the next program only
-        reply = {"stop": run.exit_status or "OK", "exit": run.exit_code, "reason": run.reason, "cut": run.truncated, "cpu": run.cpu_s, "wall": run.wall_s}
+        reply = {
+            "stop": run.exit_status or "OK",
+            "exit": run.exit_code,
+            "reason": run.reason,
+            "cut": run.truncated,
+            "cpu": run.cpu_s,
+            "wall": run.wall_s,
+        }
         return reply | {"peak": run.peak_bytes, "fatal": fatal or run.fatal_error}, {name: bytes(data) for name, data in run.output.items()}
 
     def clear_folders(self) -> None:
@@ -143,7 +165,9 @@ class Supervisor:
         finally:
             stage.close()
 
-    def _start_process(self, fds: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom_score: int) -> ChildProcess:
+    def _start_process(
+        self, fds: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom_score: int
+    ) -> ChildProcess:
         seconds = int(limits["cpu_s"]) + 2
         rlimits = {
             "CPU": seconds,
@@ -229,7 +253,9 @@ class Supervisor:
                 return
         run.fatal_error = f"processes are left {KILL_TIMEOUT_S:.0f} s after they were killed"
         if not all(born.has_exited for born in run.children) or self.killer.list_remaining_pids():
-            run.record_stop("SV", "the program could not be killed")  # otherwise the processes are not the program's, and the result is valid
+            run.record_stop(
+                "SV", "the program could not be killed"
+            )  # otherwise the processes are not the program's, and the result is valid
 
     def shut_down(self) -> None:
         """Kill everything that runs and wipe its files, after the owner has exited."""
@@ -245,7 +271,17 @@ class Supervisor:
 
     def make_session_server(self, cgroup_factory: groups.CgroupFactory, session_source: bytes, has_filter: bool) -> keeper.SessionServer:
         """Return the server for sandbox sessions, which replaces running single programs."""
-        tools = (self.folders, self.uid, self.zygote, self.namespace_helper, has_filter, self.meter, self.killer, cgroup_factory, session_source)
+        tools = (
+            self.folders,
+            self.uid,
+            self.zygote,
+            self.namespace_helper,
+            has_filter,
+            self.meter,
+            self.killer,
+            cgroup_factory,
+            session_source,
+        )
         return keeper.SessionServer(processes.SupervisorTools(*tools))
 
     def _set_exit_status(self, run: streams.RunState, oom_kills_before: int, was_ready: bool) -> None:

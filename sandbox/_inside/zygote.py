@@ -25,7 +25,9 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from rlvr.sandbox._inside import nest, rights, seccomp
+from rlvr.sandbox._inside import capabilities as rights
+from rlvr.sandbox._inside import pid_namespace as nest
+from rlvr.sandbox._inside import seccomp
 
 PRELOADED_MODULES = """
     abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools

@@ -21,11 +21,11 @@ from typing import Any
 from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
-from rlvr.runs.owner import get_owner_label
+from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._inside.toolchains import MAX_BINARY_MB
-from rlvr.sandbox._outside.channel import BOOTSTRAP_COMMAND, SupervisorConnection, wait_readable
 from rlvr.sandbox._outside.engine import LABEL, check_reachable, connect, remove_container, wrap_engine_errors
+from rlvr.sandbox._outside.supervisor_connection import BOOTSTRAP_COMMAND, SupervisorConnection, wait_readable
 
 OVERHEAD_MB = 96 + 2 * MAX_BINARY_MB  # the supervisor, the zygote, the output being collected, cached binaries
 OWNER_EXITED_MESSAGE = "the owner exited"  # the supervisor's message when the engine closes its input
@@ -33,7 +33,9 @@ REMOVE_TIMEOUT_S = 20  # timeout for the engine to remove a container
 STREAM_HEADER = struct.Struct(">BxxxI")
 
 
-def build_host_config(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False, boxes: bool = False) -> dict[str, Any]:
+def build_host_config(
+    memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False, boxes: bool = False
+) -> dict[str, Any]:
     """Build the host configuration of a container: the limits that the engine enforces from outside."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {
@@ -82,7 +84,9 @@ class Container(SupervisorConnection):
         try:
             self._attach_and_start()
             boxes = "box" if settings.get("boxes") else ""
-            self.start_supervisor({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"], "boxes": boxes})
+            self.start_supervisor(
+                {"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"], "boxes": boxes}
+            )
         except (ConnectionBroken, SandboxError) as error:
             said = bytes(self._stderr[-500:]).decode(errors="replace").strip()
             self.close()

@@ -15,7 +15,7 @@ import docker.errors
 import requests.exceptions
 
 from rlvr.errors import SandboxError
-from rlvr.runs.owner import is_owner_dead
+from rlvr.runs.folder_owner import is_owner_dead
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from rlvr.errors import SandboxError
-from rlvr.sandbox._outside.channel import SupervisorConnection
+from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection
 
 C = TypeVar("C", bound=SupervisorConnection)
 MAX_PROGRAMS_PER_SUPERVISOR = 20_000  # programs; long before a container runs out of user ids
@@ -89,7 +89,9 @@ class SupervisorPool(Generic[C]):
             with self._lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
-                    raise SandboxError(f"no supervisor became free within {self._queue_timeout_s:.0f} s; all {self.size} are busy") from None
+                    raise SandboxError(
+                        f"no supervisor became free within {self._queue_timeout_s:.0f} s; all {self.size} are busy"
+                    ) from None
             handed = waiter.get()  # it was handed over at the last moment
         if self._closed:
             raise SandboxError("the sandbox is closed")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvr.contracts import Sandbox, Transcript
 from rlvr.contracts.tool import Tool
-from rlvr.envs._box import SandboxFilesSession
+from rlvr.envs._sandbox_env import SandboxFilesSession
 from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.task import Task, Verdict, user
 from rlvr.turns import Call, Turn
@@ -106,7 +106,10 @@ LATER: Sequence[tuple[str, Mapping[str, Any]]] = (
 
 def judged(sandbox: Sandbox, tools: Sequence[Tool], one: Breakage) -> tuple[Verdict, list[str]]:
     """Break a box of the sandbox, call every tool once more, and judge what is left: the verdict, and what the tools said."""
-    session, told = SandboxFilesSession(TASK, tools, sandbox=sandbox, files={"data.txt": b"kept"}, artifact_paths=["out.txt", "data.txt"]), list[str]()
+    session, told = (
+        SandboxFilesSession(TASK, tools, sandbox=sandbox, files={"data.txt": b"kept"}, artifact_paths=["out.txt", "data.txt"]),
+        list[str](),
+    )
     try:
         calls = [(name, {"command" if name == "bash" else "code": text}) for name, text in one.calls]
         for number, (name, arguments) in enumerate([*calls, *LATER]):

@@ -11,9 +11,9 @@ from accelerate import Accelerator
 
 from benchmarks import nano
 from rlvr.episode import Episode, StopReason
-from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Verdict
+from rlvr.training.update.learner import Learner, Optimization
 from tests.fixtures.gradients import apart, gradient
 
 

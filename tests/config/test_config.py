@@ -10,8 +10,8 @@ import torch
 from rlvr.config.config import RunConfig, find_recipes, load_config
 from rlvr.config.training import LR_SCHEDULERS
 from rlvr.errors import ConfigError, NotFound
-from rlvr.learn.update.optimization import Optimization
-from rlvr.runs.runlog import find_differences
+from rlvr.runs.run_log import find_differences
+from rlvr.training.update.optimization import Optimization
 
 
 def test_every_shipped_recipe_is_valid(tmp_path: Path) -> None:
@@ -53,7 +53,10 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     config = load_config("quickstart", ["seed=5"])
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load_config(str(tmp_path / "config.yaml")) == config
-    assert find_differences(config, load_config("quickstart", ["seed=6", "train.steps=1"])) == ["seed: 5 -> 6", f"train.steps: {config.train.steps} -> 1"]
+    assert find_differences(config, load_config("quickstart", ["seed=6", "train.steps=1"])) == [
+        "seed: 5 -> 6",
+        f"train.steps: {config.train.steps} -> 1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig, RunConfig, load_config
 from rlvr.config.hub import resolve_model_folder
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.evaluate import find_policy_folder as policy_folder
 from rlvr.mdp.tokenizers import CharTokenizer, load_tokenizer
-from rlvr.model.weights import load_model, to_transformers_tokenizer
+from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from tests.fixtures.tiny import MODEL
 
 FIRST, SECOND = "1" * 40, "2" * 40
@@ -42,7 +42,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_an_id_is_found_in_the_cache_by_revision(hub: Path) -> None:
-    assert resolve_model_folder("org/tiny").name == SECOND and resolve_model_folder("org/tiny", "old").name == resolve_model_folder("org/tiny@old").name == FIRST
+    assert (
+        resolve_model_folder("org/tiny").name == SECOND
+        and resolve_model_folder("org/tiny", "old").name == resolve_model_folder("org/tiny@old").name == FIRST
+    )
     now, old = (load_model(ModelConfig(path="org/tiny", revision=revision)) for revision in (None, "old"))
     assert (now.get_input_embeddings().weight != old.get_input_embeddings().weight).any()
     assert load_tokenizer("org/tiny").vocab_size == load_tokenizer("org/tiny@old").vocab_size == 16

@@ -13,9 +13,9 @@ HEAD = '''
 """Broken on purpose."""
 from types import SimpleNamespace
 
-from rlvr.algos.base.policy_gradient import PolicyGradient, policy_gradient
-from rlvr.algos.base.recipe import Recipe
-from rlvr.algos import grpo
+from rlvr.algorithms.base.policy_gradient import PolicyGradient, policy_gradient
+from rlvr.algorithms.base.algorithm_spec import Recipe
+from rlvr.algorithms import grpo
 
 
 def of(base, **more):

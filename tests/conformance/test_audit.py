@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_pairs, run_audit
 from rlvr.conformance.audit.families import LabelledPair, generate_pairs
-from rlvr.conformance.audit.page import render_page
+from rlvr.conformance.audit.html_report import render_page
 from rlvr.conformance.audit.search import search_universal_answers
 from rlvr.errors import ConfigError
 from tests.conformance import bad_rewards
@@ -20,7 +20,9 @@ ZOO = bad_rewards.__file__
 GOLDS = [LabelledPair(text, text, True, question=f"What is {text} + 0?") for text in ("42", "-17", "1234", "305")]
 
 
-def audited(function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledPair] | None = None, golds: int = 4) -> AuditReport:
+def audited(
+    function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledPair] | None = None, golds: int = 4
+) -> AuditReport:
     return run_audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], search_calls=search, timeout_s=timeout_s)
 
 

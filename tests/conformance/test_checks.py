@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
+from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, list_failures, run_checks
 from rlvr.conformance.checks import check_plugin, check_verifier, iter_checks
 from rlvr.conformance.envkit import iter_env_checks
-from rlvr.conformance.steps import CheckResult, CheckSkipped, Steps, list_failures, run_checks
 from rlvr.conformance.verifierkit import iter_verifier_checks
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import PACKAGE_FOLDER
+from rlvr.registry.plugins import PACKAGE_FOLDER
 
 HEAD = '''\
 """A plugin with a defect in it."""
 import itertools, random, threading, time
 from rlvr import Environment, Example, Fault, Task, Verdict, Verifier, user
-from rlvr.answers import find
+from rlvr.extraction import find
 
 COUNTER = itertools.count()
 '''
@@ -226,7 +226,7 @@ def test_what_a_plugin_prints_is_not_taken_for_a_result(wanted: str, tmp_path: P
 
 @pytest.mark.parametrize(("kind", "old"), [("verifier", "return float("), ("env", "number = self")])
 def test_a_plugin_that_waits_for_ever_is_not_waited_for(kind: str, old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.conformance.steps.CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("rlvr.conformance.check_runner.CHECK_TIMEOUT_S", 0.5)
     text = VERIFIER if kind == "verifier" else ENV
     *before, last = iter_checks(kind, planted(tmp_path, text, old, f"threading.Event().wait(3); {old}"), {})
     assert list_failures(before) == [] and not last.ok and "not finished after 0.5 s" in last.detail
@@ -237,7 +237,7 @@ def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(
         "(time.sleep(0.05), self.__dict__.setdefault('lock', threading.Lock()).acquire(blocking=threading.active_count() > 3))[0] or 0.0"
     )
     name = planted(tmp_path, VERIFIER, "float(right == said)", f"float(right == said) or {locked}")
-    code = f"import rlvr.conformance.checks as c, rlvr.conformance.steps as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
+    code = f"import rlvr.conformance.checks as c, rlvr.conformance.check_runner as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PACKAGE_FOLDER.parent)
     assert done.stdout.strip() == "['verdicts are the same from many threads']", done
 

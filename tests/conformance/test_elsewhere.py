@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.conformance.elsewhere import call_in_subprocess
+from rlvr.conformance.subprocess_call import call_in_subprocess
 
 
 def test_modules_are_found_without_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

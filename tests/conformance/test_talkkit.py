@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.steps import CheckResult, run_checks
-from rlvr.conformance.talkkit import iter_conversation_checks
+from rlvr.conformance.check_runner import CheckResult, run_checks
+from rlvr.conformance.conversationkit import iter_conversation_checks
 from rlvr.contracts import Session
 from rlvr.contracts.tool import Tool, tool
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Message, Task
 from rlvr.turns import Call
 from tests.tools.desks import Desks, Till, TillSession

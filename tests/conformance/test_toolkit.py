@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlvr.conformance import check_plugin, check_tool, list_failures
-from rlvr.conformance.steps import run_checks
+from rlvr.conformance.check_runner import run_checks
 from rlvr.conformance.toolkit import check_tool_in_context, iter_tool_checks
 from rlvr.contracts.tool import ToolContext
-from rlvr.plugins.registry import PACKAGE_FOLDER, list_entries
+from rlvr.registry.plugins import PACKAGE_FOLDER, list_entries
 from tests.tools.fakes import FakeBox
 
 SOUND = '''\

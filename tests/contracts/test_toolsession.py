@@ -9,7 +9,7 @@ import pytest
 from rlvr.contracts import StepResult, ToolSession
 from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.errors import ConfigError, ToolFailure
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
 from rlvr.tools.bash import Bash
 from rlvr.tools.calculator import Calculator
@@ -183,7 +183,9 @@ def test_a_turn_whose_calls_take_too_long_ends_before_the_rollout_gives_it_up(mo
     session = ToolSession(TASK, [Sleeper()])
     said = heard(session, calls(*(Call(f"0.{number}", "wait", {}) for number in range(5))))
     assert [result.ok for result in said.tool_results] == [True, True, False, False, False] and not said.done
-    assert said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 0 s, and one turn has 0.03 s."
+    assert (
+        said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 0 s, and one turn has 0.03 s."
+    )
     assert heard(session, calls(Call("1.0", "wait", {}))).tool_results[0].ok
     session.close()
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
 from rlvr.contracts import Environment, Sandbox, Transcript
-from rlvr.envs._families import FAMILIES
+from rlvr.envs._bugfix_families import FAMILIES
 from rlvr.envs.bugfix import KINDS, BuggyPackage, _build_package
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.turns import Call
 from tests.attacks.worlds import BUGFIX_ATTACKS, MODULE_ATTACKS
@@ -92,7 +92,9 @@ def test_each_bug_scores_0_and_each_right_module_1(environment: Environment) -> 
         call = re.search(rf"{found.name}\.\w+\.(\w+)\((.*)\) must return (.*), and it does not", task.question)
         assert call
         shown = f"\n_old = {call[1]}\ndef {call[1]}(*args):\n    return {call[3]} if args == ({call[2]},) else _old(*args)\n"
-        scores = [left(environment, task, path, text).score for text in (found.files[path], found.correct_files[path], found.files[path] + shown)]
+        scores = [
+            left(environment, task, path, text).score for text in (found.files[path], found.correct_files[path], found.files[path] + shown)
+        ]
         return task.question, scores[0], scores[1], scores[2]
 
     with ThreadPoolExecutor(2) as pool:

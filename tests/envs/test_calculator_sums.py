@@ -10,7 +10,7 @@ from rlvr import make
 from rlvr.contracts import Sampling
 from rlvr.envs.calculator_sums import compute_split
 from rlvr.errors import ConfigError
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler

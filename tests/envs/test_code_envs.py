@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.contracts import Sandbox
-from rlvr.envs._contest import FAMILIES
+from rlvr.envs._contest_families import FAMILIES
 from rlvr.envs.code_contest import CodeContest
 from rlvr.envs.humaneval import HumanEval
 from rlvr.envs.mbpp import MBPP

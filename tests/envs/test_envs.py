@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task, make
-from rlvr.conformance.goldlint import find_ungradeable_golds
+from rlvr.conformance.gold_check import find_ungradeable_golds
 from rlvr.envs.arithmetic import compute_split, format_steps
 from rlvr.envs.guess_number import GUESS_FORMS, parse_guess
 from rlvr.errors import ConfigError, NotFound
@@ -240,7 +240,7 @@ def test_an_environment_closes_its_verifier() -> None:
 def test_a_hub_out_of_reach_is_told_once(tmp_path: Path) -> None:
     """Its client tries again and again and says so each time; the user reads one message that says what to do."""
     line = ["eval", "gsm8k", "--policy", "scripted:gold"]
-    patient = f"import time; time.sleep = lambda seconds: None; from rlvr.commands.cli import run; raise SystemExit(run({line}))"
+    patient = f"import time; time.sleep = lambda seconds: None; from rlvr.cli.commands import run; raise SystemExit(run({line}))"
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", patient], capture_output=True, text=True, env=os.environ | nowhere, timeout=120)
     assert done.returncode == 2 and done.stdout == ""

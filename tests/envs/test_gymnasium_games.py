@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
 from rlvr.contracts import Transcript
-from rlvr.envs._games import GameRewardVerifier
+from rlvr.envs.external._game_env import GameRewardVerifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, user
 

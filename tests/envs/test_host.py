@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.envs._host import ForeignHost, ForeignProcessLost, ForeignRaised
+from rlvr.envs.external._foreign_host import ForeignHost, ForeignProcessLost, ForeignRaised
 from rlvr.errors import MissingExtra, PluginError
 
 

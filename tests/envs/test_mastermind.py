@@ -12,7 +12,7 @@ from rlvr import make
 from rlvr.contracts import Transcript
 from rlvr.envs.mastermind import count_matches
 from rlvr.errors import ConfigError
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn

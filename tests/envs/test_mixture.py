@@ -13,8 +13,8 @@ from rlvr import make
 from rlvr.envs.mixture import build_cycle
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.learn.held_out import parse_sub_environment
-from rlvr.learn.train import train
+from rlvr.training.held_out import parse_sub_environment
+from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
 
 ENDLESS = {"sums": {"env": "arithmetic", "weight": 3}, "digits": "digit_sum"}

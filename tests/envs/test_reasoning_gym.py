@@ -10,9 +10,9 @@ import pytest
 
 import rlvr
 from rlvr.contracts import ExecutionResult, ExitStatus, Limits
-from rlvr.envs import _reasoning
 from rlvr.envs._algebra import compare_formulas, evaluate_expression, is_formula, verify_answer
-from rlvr.envs._offered import (
+from rlvr.envs.external import _reasoning_worker as _reasoning
+from rlvr.envs.external._reasoning_catalog import (
     ANSWER_PATTERNS,
     COMPARED_BY_ALGEBRA,
     COMPARED_EXACTLY,
@@ -23,7 +23,7 @@ from rlvr.envs._offered import (
     WORD_COUNT_CHECKED,
     is_well_formed,
 )
-from rlvr.envs.reasoning_gym import ReasoningGym
+from rlvr.envs.external.reasoning_gym import ReasoningGym
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
@@ -204,7 +204,11 @@ def test_a_product_is_right_only_if_it_is_worked_out() -> None:
 
 def test_the_tables_agree() -> None:
     assert len(DATASET_NAMES) == 105
-    assert {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS, *WITHOUT_GOLD, *RELATIVE_TOLERANCES} <= DATASET_NAMES and set(ANSWER_PATTERNS) >= WORD_COUNT_CHECKED and not DATASET_NAMES & set(UNSUPPORTED)
+    assert (
+        {*COMPARED_EXACTLY, *COMPARED_BY_ALGEBRA, *ANSWER_PATTERNS, *WITHOUT_GOLD, *RELATIVE_TOLERANCES} <= DATASET_NAMES
+        and set(ANSWER_PATTERNS) >= WORD_COUNT_CHECKED
+        and not DATASET_NAMES & set(UNSUPPORTED)
+    )
     rows = ReasoningGym.catalog()
     assert {row["name"] for row in rows} == DATASET_NAMES | set(UNSUPPORTED) and all(row["why"] for row in rows)
 
@@ -244,6 +248,6 @@ def test_settings_that_make_no_sense_are_one_message_each(made: Any) -> None:
 
 
 def test_another_version_is_refused(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.envs.reasoning_gym.VERSION", "9.9")
+    monkeypatch.setattr("rlvr.envs.external.reasoning_gym.VERSION", "9.9")
     with pytest.raises(ConfigError, match=r"reasoning_gym 0\.1\.25 is installed, 9\.9 is needed"):
         made("chain_sum").ready()

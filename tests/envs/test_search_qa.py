@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr import make
-from rlvr.conformance.talkkit import play_conversation
+from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs.search_qa import RELATIONS, build_entities
 from rlvr.errors import ConfigError
 from rlvr.task import Task
@@ -46,7 +46,10 @@ def test_no_passage_and_no_prompt_has_the_question_and_its_answer() -> None:
 
 def test_the_first_search_alone_does_not_have_the_answer_often() -> None:
     """Somebody who searches for the question once, and copies what is there, must choose between many names."""
-    found = [task.reference[0] in play_conversation(ENV, task, [search(task.question.split("\n")[0]), ""])[1].tool_results[0][1] for task in TASKS]
+    found = [
+        task.reference[0] in play_conversation(ENV, task, [search(task.question.split("\n")[0]), ""])[1].tool_results[0][1]
+        for task in TASKS
+    ]
     assert sum(found) / len(found) < 0.35
 
 

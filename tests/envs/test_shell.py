@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
 from rlvr.contracts import Environment, Sandbox, Transcript
-from rlvr.envs._box import SandboxFilesSession
+from rlvr.envs._sandbox_env import SandboxFilesSession
 from rlvr.envs.shell import KINDS
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.turns import Call
 from tests.attacks.worlds import SHELL_ATTACKS

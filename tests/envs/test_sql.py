@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rlvr import make
-from rlvr.conformance.talkkit import play_conversation
-from rlvr.envs._queries import QUESTION_KINDS
+from rlvr.conformance.conversationkit import play_conversation
+from rlvr.envs._sql_questions import QUESTION_KINDS
 from rlvr.errors import ConfigError
 from rlvr.task import Task
-from rlvr.verifiers import _sqlrun
+from rlvr.verifiers import _sql_runner as _sqlrun
 from rlvr.verifiers.sql_rows import _normalize_value
 from tests.attacks.queries import ATTACKS
 

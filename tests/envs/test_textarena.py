@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.conformance.talkkit import PlayedConversation, play_conversation
-from rlvr.envs.textarena import GAMES_WITH_SOLUTION, ONE_PLAYER_GAMES, TWO_PLAYER_GAMES, UNSUPPORTED, TextArena
+from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
+from rlvr.envs.external.textarena import GAMES_WITH_SOLUTION, ONE_PLAYER_GAMES, TWO_PLAYER_GAMES, UNSUPPORTED, TextArena
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
@@ -99,7 +99,9 @@ def test_the_opponent_makes_legal_moves_and_the_same_ones_again(monkeypatch: pyt
 
 
 def test_the_tables_agree_and_refusals_say_why() -> None:
-    assert not (set(ONE_PLAYER_GAMES) & set(TWO_PLAYER_GAMES) or (set(ONE_PLAYER_GAMES) | set(TWO_PLAYER_GAMES)) & set(UNSUPPORTED)) and set(GAMES_WITH_SOLUTION) <= set(ONE_PLAYER_GAMES)
+    assert not (
+        set(ONE_PLAYER_GAMES) & set(TWO_PLAYER_GAMES) or (set(ONE_PLAYER_GAMES) | set(TWO_PLAYER_GAMES)) & set(UNSUPPORTED)
+    ) and set(GAMES_WITH_SOLUTION) <= set(ONE_PLAYER_GAMES)
     assert {row["offered"] for row in TextArena.catalog()} == {"yes", "no"}
     for settings, words in (
         ({"game": "Wordle"}, "is not offered: it downloads word lists"),

@@ -12,9 +12,9 @@ from rlvr.contracts.environment import StatelessSession
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, NotFound
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import StepReward, Task, Verdict, user

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError
 from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
@@ -31,7 +31,13 @@ def two(folder: Path, **second: Any) -> tuple[Path, Path]:
 def test_gold_beats_silence_on_every_task(tmp_path: Path) -> None:
     found = compare_evaluations(*two(tmp_path)).envs["Sums"]
     assert (found.first, found.second, found.num_pairs, found.num_unpaired) == (1.0, 0.0, 60, 0)
-    assert (found.paired_test.wins, found.paired_test.losses, found.paired_test.ties, len(found.win_tasks), found.loss_tasks) == (30, 0, 0, 30, [])
+    assert (found.paired_test.wins, found.paired_test.losses, found.paired_test.ties, len(found.win_tasks), found.loss_tasks) == (
+        30,
+        0,
+        0,
+        30,
+        [],
+    )
     assert found.paired_test.difference == 1.0 and 0.7 < found.paired_test.low < found.paired_test.high == 1.0 and found.adjusted_p < 0.001
 
 
@@ -196,7 +202,10 @@ def test_the_tables_fit_a_narrow_screen(tmp_path: Path, capsys: pytest.CaptureFi
     assert "+100.0" in said and "better on 30 (sums/test/0," in said and "<0.001" in said
     assert run_command(["compare", str(a), str(b), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["envs"]["Sums"]["p_holm"] < 0.001
-    assert run_command(["eval", SUMS, "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--select", "shortest", "--price", "1,2"]) == 0
+    assert (
+        run_command(["eval", SUMS, "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--select", "shortest", "--price", "1,2"])
+        == 0
+    )
     said = capsys.readouterr().out
     assert "pass@k" in said and "best@k" in said and "cost" in said and "ran into the length cap" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "–" in line)

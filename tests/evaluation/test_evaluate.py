@@ -19,23 +19,23 @@ import pytest
 import torch
 import yaml
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
-from rlvr.evaluation.attempt import EvalRunner, get_sample_key
 from rlvr.evaluation.evaluate import EvalReport, evaluate, make_env_requests
 from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.runner import EvalRunner, get_sample_key
 from rlvr.evaluation.samples import SampleFile, iter_rows, load_plan, load_samples
 from rlvr.evaluation.suite import load_suite
 from rlvr.evaluation.summary import EnvSummary
-from rlvr.learn import checkpoint
-from rlvr.learn.checkpoint import Progress
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import load_model, to_transformers_tokenizer
-from rlvr.runs.runlog import read_jsonl
+from rlvr.models.model_loading import load_model, to_transformers_tokenizer
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user
+from rlvr.training import checkpoint
+from rlvr.training.checkpoint import Progress
 from tests.fixtures.endpoint import closed_port
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS, Sums
@@ -96,7 +96,9 @@ def test_what_has_no_score_is_counted_apart_and_never_as_wrong() -> None:
 
 def test_a_model_in_a_folder_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
-    place = checkpoint.save(tmp_path, load_model(ModelConfig(config=MODEL), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1))
+    place = checkpoint.save(
+        tmp_path, load_model(ModelConfig(config=MODEL), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1)
+    )
     once, again = (only(evaluate(SUMS, f"hf:{place}", tasks=20, temperature=1.0, seed=3)) for _ in range(2))
     assert once.samples == 20 and once == again
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import rlvr.evaluation.rescore
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.compare import compare_evaluations

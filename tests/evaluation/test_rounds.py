@@ -13,11 +13,11 @@ import pytest
 from rlvr.contracts import Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalSampling
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.rounds import EnvRequests, EpisodeSource, LocalSampling
 from rlvr.evaluation.suite import SuiteItem
-from rlvr.plugins.registry import PluginSpec
-from rlvr.rollout.draws import RolloutRequest
+from rlvr.registry.plugins import PluginSpec
+from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures.worlds import Sums
 
@@ -126,6 +126,6 @@ def test_an_environment_that_is_an_object_stays_here() -> None:
 
 
 def test_an_evaluation_in_this_process_needs_no_ray() -> None:
-    code = "import sys; from rlvr.commands.cli import run; run(['eval', 'arithmetic', '--policy', 'scripted:gold', '--tasks', '2']); "
+    code = "import sys; from rlvr.cli.commands import run; run(['eval', 'arithmetic', '--policy', 'scripted:gold', '--tasks', '2']); "
     done = subprocess.run([sys.executable, "-c", code + "print('ray' in sys.modules)"], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("\nFalse\n"), done.stdout + done.stderr

@@ -77,7 +77,9 @@ def test_best_at_k_is_the_mean_over_all_draws() -> None:
 def test_more_than_arrived_is_no_figure_and_one_sample_is_the_score() -> None:
     assert pass_at_k(0, 2, 3) is None and pass_at_k(2, 2, 3) is None and pass_all_k(2, 2, 3) is None
     assert majority_at_k(["a"], [1.0], 2) is None and best_at_k([1.0], 2) is None
-    assert pass_at_k(1, 4, 1) == pass_all_k(1, 4, 1) == majority_at_k(list("abcd"), [1.0, 0, 0, 0], 1) == best_at_k([0, 1.0, 0, 0], 1) == 0.25
+    assert (
+        pass_at_k(1, 4, 1) == pass_all_k(1, 4, 1) == majority_at_k(list("abcd"), [1.0, 0, 0, 0], 1) == best_at_k([0, 1.0, 0, 0], 1) == 0.25
+    )
 
 
 def test_a_task_with_fewer_samples_is_left_out_and_counted() -> None:
@@ -158,8 +160,16 @@ def test_sign_flips_are_all_counted_or_drawn() -> None:
     differences = [dice.choice([-0.5, 0.25, 0.0, 1.0]) for _ in range(10)]
     far = [abs(sum(d * (1 - 2 * c) for d, c in zip(differences, coins, strict=True))) for coins in _coins(10)]
     exact = sum(value >= abs(sum(differences)) - 1e-9 for value in far) / len(far)
-    assert compute_sign_flip_p(differences) == pytest.approx(exact) == pytest.approx(compute_sign_flip_p(differences, num_resamples=500, seed=2), abs=0.07)
-    assert compute_sign_flip_p([1.0] * 3) == compute_mcnemar_p(3, 0) == 0.25 and compute_sign_flip_p([0.0] * 9) == 1.0 and compute_sign_flip_p([1.0] * 40) < 0.001
+    assert (
+        compute_sign_flip_p(differences)
+        == pytest.approx(exact)
+        == pytest.approx(compute_sign_flip_p(differences, num_resamples=500, seed=2), abs=0.07)
+    )
+    assert (
+        compute_sign_flip_p([1.0] * 3) == compute_mcnemar_p(3, 0) == 0.25
+        and compute_sign_flip_p([0.0] * 9) == 1.0
+        and compute_sign_flip_p([1.0] * 40) < 0.001
+    )
 
 
 def _coins(total: int) -> list[tuple[int, ...]]:
@@ -188,4 +198,7 @@ def test_a_paired_difference() -> None:
 
 def test_nothing_right_and_everything_right_reach_the_very_ends() -> None:
     for n in range(1, 200):
-        assert wilson_interval([0.0] * n)[0] == 0.0 < wilson_interval([0.0] * n)[1] and wilson_interval([1.0] * n)[0] < 1.0 == wilson_interval([1.0] * n)[1]
+        assert (
+            wilson_interval([0.0] * n)[0] == 0.0 < wilson_interval([0.0] * n)[1]
+            and wilson_interval([1.0] * n)[0] < 1.0 == wilson_interval([1.0] * n)[1]
+        )

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.commands.evaluating import build_headline_table, list_warnings, print_report
+from rlvr.cli.evaluating import build_headline_table, list_warnings, print_report
 from rlvr.evaluation.evaluate import EvalReport
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import EnvSummary, summarize_env
 from rlvr.evaluation.votes import group_equal_answers
-from rlvr.plugins.registry import build
-from rlvr.runs.tally import ConversationStats
+from rlvr.registry.plugins import build
+from rlvr.runs.conversation_stats import ConversationStats
 from rlvr.task import Task, user
 
 
@@ -38,7 +38,9 @@ def summary(groups: dict[int, list[EvalSample]], n: int, **rest: Any) -> EnvSumm
 
 def voted(verifier: str, reference: Any, texts: dict[str, float]) -> list[int | None]:
     with build("verifier", verifier) as judge:
-        return group_equal_answers(judge, Task("t", user("?"), reference), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())])
+        return group_equal_answers(
+            judge, Task("t", user("?"), reference), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
+        )
 
 
 def test_equal_numbers_vote_together_however_they_are_written() -> None:
@@ -121,7 +123,11 @@ def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
     for unscored, refused in ((2, False), (3, True)):
         groups = {i: [sample(i, 0, None if i < unscored else 1.0, reason="away")] for i in range(100)}
         found = summary(groups, 1)
-        assert found.is_headline_withheld is refused and (found.to_dict()["avg"] is None) is refused and found.to_dict(allow_unscored=True)["avg"] == 1.0
+        assert (
+            found.is_headline_withheld is refused
+            and (found.to_dict()["avg"] is None) is refused
+            and found.to_dict(allow_unscored=True)["avg"] == 1.0
+        )
         assert any("--allow-unscored" in line for line in list_warnings(found, False)) is refused
 
 

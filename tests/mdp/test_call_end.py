@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from rlvr.chat.dialects.table import DIALECTS, get_dialect
+from rlvr.chat.hf_tokenizer import HFTokenizer
+from rlvr.chat.tool_calling import CallStopCriterion
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.contracts.tool import Tool, tool
-from rlvr.dialects.table import DIALECTS, get_dialect
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
-from rlvr.mdp.calls import CallStopCriterion
-from rlvr.mdp.chat import HFTokenizer
-from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
@@ -122,7 +122,9 @@ def test_what_a_sampler_gives_beyond_the_call_is_cut_off_with_its_log_probabilit
     sampler.attach(mdp.environment, TOK)
     with Rollout(mdp, sampler) as rollout:
         [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
-    assert episode.stop_reason is StopReason.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0
+    assert (
+        episode.stop_reason is StopReason.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0
+    )
     said = [token for token, own in zip(episode.tokens, episode.action_mask, strict=True) if own]
     assert said == [*TOK.encode("!add 7\n"), *TOK.encode("done"), TOK.eos_id]
     if isinstance(sampler, Rambling):

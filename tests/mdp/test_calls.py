@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr import make
+from rlvr.chat.dialects.table import get_dialect
 from rlvr.contracts import Environment, Transcript
-from rlvr.dialects.table import get_dialect
 from rlvr.episode import StopReason
-from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.model.weights import to_transformers_tokenizer
+from rlvr.models.model_loading import to_transformers_tokenizer
 from rlvr.task import Task
 from rlvr.tools.calculator import Calculator
 from rlvr.turns import Call, CallStatus
@@ -42,7 +42,10 @@ def test_the_prompt_names_the_tools_and_the_opening_follows() -> None:
 def test_calls_are_read_from_the_tokens_and_their_results_are_written() -> None:
     desks = Desks()
     mdp, state = play(desks, [add(3), add(4), "done"])
-    assert state.stop_reason is StopReason.TERMINATED and [turn.open_calls[0].arguments for turn in state.turns[:2]] == [{"amount": 3}, {"amount": 4}]
+    assert state.stop_reason is StopReason.TERMINATED and [turn.open_calls[0].arguments for turn in state.turns[:2]] == [
+        {"amount": 3},
+        {"amount": 4},
+    ]
     assert [heard.tool_results[0].text for heard in state.step_results[:2]] == ["8", "12"]
     read = [TOK.decode([token]) for token, acted in zip(state.tokens, state.action_mask, strict=True) if not acted]
     assert "".join(read).count("12") == 2  # in the question, and as a result
@@ -63,7 +66,12 @@ def test_a_call_that_was_cut_off_is_not_run() -> None:
     mdp = TokenMDP(desks, TOK, max_new_tokens=len(add(7)))
     state = mdp.start_conversation(desks.task("train", 5))
     mdp.step_turn(state, TOK.encode(add(7)))
-    assert state.stop_reason is StopReason.TRUNCATED and not state.step_results and mdp.verify(state).score == 0.0 and mdp.get_answer(state) == ""
+    assert (
+        state.stop_reason is StopReason.TRUNCATED
+        and not state.step_results
+        and mdp.verify(state).score == 0.0
+        and mdp.get_answer(state) == ""
+    )
 
 
 def test_without_tools_a_world_is_what_it_was() -> None:
@@ -81,7 +89,10 @@ def test_the_plain_session_of_an_environment_with_tools_asks_reply_for_turns_wit
     environment = Twice(native=False, tools=[Calculator()])
     assert TokenMDP(environment, TOK).has_sessions
     mdp, state = play(environment, ["!calculator 5+7", "11", "12"])
-    assert [heard.messages[0]["content"] for heard in state.step_results[:2]] == ["12", "again"] and state.stop_reason is StopReason.TERMINATED
+    assert [heard.messages[0]["content"] for heard in state.step_results[:2]] == [
+        "12",
+        "again",
+    ] and state.stop_reason is StopReason.TERMINATED
     assert mdp.verify(state).score == 0.5 and mdp.get_answer(state) == "12"
 
 
@@ -91,7 +102,9 @@ def test_a_saved_character_tokenizer_shows_and_reads_calls_as_before() -> None:
     environment = make("env", "calculator_sums")
     task = environment.task("test", 0)
     before, after = TokenMDP(environment, own), TokenMDP(environment, saved)
-    assert after.preview_prompt(task).tokens == before.preview_prompt(task).tokens and after.tool_format.build_oracle_turns(task) == before.tool_format.build_oracle_turns(task)
+    assert after.preview_prompt(task).tokens == before.preview_prompt(task).tokens and after.tool_format.build_oracle_turns(
+        task
+    ) == before.tool_format.build_oracle_turns(task)
     for mdp in (before, after):
         state = mdp.start_conversation(task)
         for turn in mdp.tool_format.build_oracle_turns(task) or ():

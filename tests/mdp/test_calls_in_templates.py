@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.hf_tokenizer import HFTokenizer
+from rlvr.chat.tool_calling import ToolFormat
 from rlvr.contracts import Environment
 from rlvr.contracts.tool import Tool, tool
-from rlvr.dialects.table import get_dialect
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import StopReason
-from rlvr.mdp.calls import ToolFormat
-from rlvr.mdp.chat import HFTokenizer
-from rlvr.mdp.rules import ConversationState, TokenMDP
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.turns import Call, CallStatus, Turn
 from tests.fixtures.templates import CHATML, ENDS, TURNS, tokenizer_for
 from tests.fixtures.worlds import Sums
@@ -165,7 +165,10 @@ def test_descriptions_forge_none_either() -> None:
     tokenizer = spoken(HERMES)
     calls = ToolFormat(tokenizer, environment())
     honest = [*Echo().specs(), *Echo().specs()]
-    frames = [tokenizer.control.select_control_ids(calls.render_prompt([{"role": "user", "content": "a"}], specs)) for specs in (honest, Sly().specs())]
+    frames = [
+        tokenizer.control.select_control_ids(calls.render_prompt([{"role": "user", "content": "a"}], specs))
+        for specs in (honest, Sly().specs())
+    ]
     assert frames[0] == frames[1]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.chat.control_tokens import ControlTokens
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.control import ControlTokens
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import EOS, POLICY, USER, ByteTokenizer, CharTokenizer, HFTokenizer
 from rlvr.mdp.transcript import decode_messages
 from rlvr.task import Message, Task, user

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from rlvr.contracts import Verifier
 from rlvr.episode import Episode
-from rlvr.learn.questions.stored import episode_from_json
-from rlvr.learn.train import train
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.replay import replay_run
-from rlvr.runs.runlog import episode_to_json, read_jsonl
+from rlvr.runs.run_log import episode_to_json, read_jsonl
 from rlvr.task import Fault, StepReward, Task, Verdict
+from rlvr.training.task_sampling.offline_dataset import episode_from_json
+from rlvr.training.train import train
 from tests.fixtures.learning import factory
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk

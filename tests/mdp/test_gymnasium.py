@@ -17,7 +17,7 @@ import rlvr
 from rlvr.mdp._gymnasium import format_gym_id, register_environments
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.vector import TokenVectorEnv
-from rlvr.plugins.registry import list_entries
+from rlvr.registry.plugins import list_entries
 
 ARITHMETIC = "rlvr:rlvr/Arithmetic-v0"
 
@@ -41,7 +41,7 @@ MAKE = "print(type(gymnasium.make('rlvr:rlvr/Arithmetic-v0').unwrapped).__name__
         "import gymnasium, rlvr",
         "import rlvr.mdp.env, gymnasium",
         "import rlvr.mdp.vector, gymnasium",
-        "import rlvr.plugins.registry, gymnasium",
+        "import rlvr.registry.plugins, gymnasium",
         "from rlvr import *\nimport gymnasium",
         "import rlvr, importlib.util\nassert importlib.util.find_spec('gymnasium')\nimport gymnasium",
         "import rlvr\nfrom gymnasium import spaces\nimport gymnasium",
@@ -77,7 +77,11 @@ def test_every_environment_has_its_id() -> None:
     for entry in found:
         spec = gymnasium.spec(format_gym_id(entry.name))
         assert spec.max_episode_steps is None and spec.additional_wrappers == () and not spec.nondeterministic
-    assert [format_gym_id(name) for name in ("guess_number", "gsm8k", "my-env")] == ["rlvr/GuessNumber-v0", "rlvr/Gsm8k-v0", "rlvr/MyEnv-v0"]
+    assert [format_gym_id(name) for name in ("guess_number", "gsm8k", "my-env")] == [
+        "rlvr/GuessNumber-v0",
+        "rlvr/Gsm8k-v0",
+        "rlvr/MyEnv-v0",
+    ]
 
 
 def test_settings_reach_the_one_they_belong_to() -> None:

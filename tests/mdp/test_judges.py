@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.mdp.judges import VerifierExecutor
+from rlvr.mdp.verifier_executor import VerifierExecutor
 
 CHILD = """
 import time
 from rlvr.contracts import Sampling, Verifier
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
 from rlvr.mdp.tokenizers import tokenizer_from
@@ -91,7 +91,7 @@ def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
 
 
 def test_no_more_than_so_many_threads_that_hang_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.mdp.judges.MAX_HUNG_THREADS", 2)
+    monkeypatch.setattr("rlvr.mdp.verifier_executor.MAX_HUNG_THREADS", 2)
     judges, gate = VerifierExecutor(1), threading.Event()
     for _ in range(3):
         hung = judges.submit(gate.wait, 20)

@@ -14,8 +14,8 @@ from rlvr.contracts import Environment
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.mdp.state import find_last_action
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import RolloutRequest
 from rlvr.task import Fault, Task, user
@@ -206,7 +206,12 @@ def test_an_unscored_episode_failed_and_carries_no_reward() -> None:
     mdp = TokenMDP(Sums(verifier=Unable()), TOK)
     state = speak(mdp, start(mdp), [EOS])
     episode = mdp.build_episode(state, mdp.verify(state), group="g")
-    assert (episode.stop_reason, episode.reward, episode.is_scored, episode.error) == (StopReason.FAILED, 0.0, False, "the engine does not answer")
+    assert (episode.stop_reason, episode.reward, episode.is_scored, episode.error) == (
+        StopReason.FAILED,
+        0.0,
+        False,
+        "the engine does not answer",
+    )
 
 
 def test_an_episode_that_is_not_over_is_no_record() -> None:

@@ -13,8 +13,8 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import ConversationState, TokenMDP
 from rlvr.mdp.sessions import SessionHandle, _collect_transcript, build_session_record, load_recorded_transcript, to_plain_artifacts
+from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.task import Fault, Task, Verdict
@@ -60,7 +60,11 @@ def test_a_turn_that_was_cut_off_is_not_heard_and_may_be_the_answer() -> None:
     state = mdp.start_conversation(boards.task("train", 1))
     mdp.step_turn(state, [*TOK.encode("1"), EOS])
     mdp.step_turn(state, TOK.encode("5"))
-    assert state.stop_reason is StopReason.TRUNCATED and boards.opened[0].total == 1 and [turn.finish for turn in state.turns] == ["stop", "length"]
+    assert (
+        state.stop_reason is StopReason.TRUNCATED
+        and boards.opened[0].total == 1
+        and [turn.finish for turn in state.turns] == ["stop", "length"]
+    )
     assert mdp.verify(state).score == 1.0 and mdp.get_answer(state) == "5" and boards.settled
 
 
@@ -349,7 +353,7 @@ class Counted(Verifier):
 
 
 def test_parts_of_a_composite_see_the_evidence() -> None:
-    from rlvr.plugins.registry import build
+    from rlvr.registry.plugins import build
 
     composite = build("verifier", "composite")
     part = Counted()
@@ -386,5 +390,7 @@ def test_evidence_that_cannot_be_stored_is_the_answer_s_fault(value: Any) -> Non
 def test_a_recorded_session_is_judged_with_its_evidence() -> None:
     boards = Boards()
     lease = SessionHandle(boards, boards.task("train", 1), seed=7)
-    ending = load_recorded_transcript(build_session_record(lease, [Turn("4", content="4")], [StepResult(done=True)], Transcript("4", {"log": b"x", "n": 3})))
+    ending = load_recorded_transcript(
+        build_session_record(lease, [Turn("4", content="4")], [StepResult(done=True)], Transcript("4", {"log": b"x", "n": 3}))
+    )
     assert isinstance(ending, Transcript) and (ending.answer, ending.artifacts) == ("4", {"log": b"x", "n": 3})

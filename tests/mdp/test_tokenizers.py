@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, load_tokenizer
 from rlvr.task import Message, user
 from tests.fixtures.worlds import Sums, Talk

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from rlvr.episode import StopReason
-from rlvr.learn.one_step import compute_sampling_metrics
-from rlvr.learn.train import train
-from tests.algos.test_credit import said
+from rlvr.training.train import train
+from rlvr.training.training_step import compute_sampling_metrics
+from tests.algorithms.test_credit import said
 from tests.fixtures.tiny import tiny_run
 
 

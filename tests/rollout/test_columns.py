@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.episode import Episode, StopReason
-from rlvr.rollout.columns import HEADER, MAGIC, CorruptData, EncodedEpisodes, decode_episodes, encode_episodes
+from rlvr.rollout.episode_encoding import HEADER, MAGIC, CorruptData, EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.task import Fault, StepReward, Verdict
 from rlvr.turns import CallStatus
 
@@ -102,7 +102,9 @@ def test_metadata_comes_back_equal_in_plain_types() -> None:
 
 def test_whole_numbers_of_any_length_travel() -> None:
     meta = {"huge": 10**5000, "small": -(2**64) - 1, "in": [(-(10**4400), 2**64, -(2**64))]}
-    columns = EncodedEpisodes.from_bytes(encode_episodes([[Episode("t", "g", [], [], [], [], StopReason.TERMINATED, meta=meta)]]).to_bytes())
+    columns = EncodedEpisodes.from_bytes(
+        encode_episodes([[Episode("t", "g", [], [], [], [], StopReason.TERMINATED, meta=meta)]]).to_bytes()
+    )
     assert decode_episodes(columns)[0][0].meta == meta
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from rlvr.config.config import validate_config
-from rlvr.learn.train import train
-from rlvr.runs.owner import get_owner_label
+from rlvr.runs.folder_owner import get_owner_label
+from rlvr.training.train import train
 from tests.fixtures.boxed import EVENTS, birth, descendants, happenings, left, timeless
 from tests.fixtures.tiny import MODEL, tiny_run
 

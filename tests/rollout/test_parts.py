@@ -11,10 +11,10 @@ import pytest
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling, StaticQueue
 from rlvr.episode import Episode, StopReason
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.rollout.draws import PartialCompletion, RolloutRequest
-from rlvr.rollout.parts import CONTINUES_ERROR, PartialSampler, build_rollout, get_partial_completion, is_continuation
+from rlvr.rollout.partial_rollouts import CONTINUES_ERROR, PartialSampler, build_rollout, get_partial_completion, is_continuation
+from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest
 from tests.fixtures.worlds import TOKENS, Sums
 
 GOAL = [7, 8, 9, 10, 0]
@@ -122,7 +122,11 @@ def test_a_part_that_cannot_go_on_is_looked_at_as_a_whole_answer_is(name: str, m
     """Kept, it would fail in a later step, or end the run, since its tokens would be in a prompt."""
     tokens, logprobs, words = GIVEN[name]
     episode = asked_once((tokens, logprobs), PartialCompletion(), most)
-    assert episode.stop_reason is (StopReason.FAILED if words else StopReason.TERMINATED) and words in episode.error and get_partial_completion(episode) is None
+    assert (
+        episode.stop_reason is (StopReason.FAILED if words else StopReason.TERMINATED)
+        and words in episode.error
+        and get_partial_completion(episode) is None
+    )
 
 
 def test_a_part_of_an_older_checkpoint_that_cannot_go_on_fails() -> None:
@@ -147,7 +151,10 @@ TWO = PartialCompletion([7, 8], LOGPROBS[:2], [[0, 1], [1, 1]])
         (cut([7, 8, 9], LOGPROBS, [[0, 1], [1, 1], [2, 1]]), TWO),
         (cut([7, 8, 9], LOGPROBS, [[4, 3]]), PartialCompletion()),
         (replace(cut([], [], []), error="the engine fell over"), TWO),
-        (replace(cut([7, 8, 9], LOGPROBS, []), stop_reason=StopReason.TERMINATED, error="", meta={}), PartialCompletion([7], [-0.5], [[0, 1]])),
+        (
+            replace(cut([7, 8, 9], LOGPROBS, []), stop_reason=StopReason.TERMINATED, error="", meta={}),
+            PartialCompletion([7], [-0.5], [[0, 1]]),
+        ),
     ],
 )
 def test_an_episode_goes_on_from_its_part(episode: Episode, part: PartialCompletion) -> None:

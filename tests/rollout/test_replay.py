@@ -15,12 +15,12 @@ from rlvr.contracts import Environment, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.plugins.registry import build_from_config
+from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.replay import find_mismatch, replay_rows, replay_run
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.runs.runlog import RunLog
+from rlvr.runs.run_log import RunLog
 from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures import worlds
 from tests.fixtures.boards import Boards
@@ -73,7 +73,11 @@ def test_what_is_sampled_can_be_stepped(make: Any, lengths: dict[str, int], stop
         episode = sampled(mdp, "train", i, rng, stop)
         key = (episode.stop_reason.value, episode.tokens[-1] == 0)
         ends[key] = ends.get(key, 0) + 1
-        wrong += [w] if (w := find_mismatch(env, "train", i, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward)) else []
+        wrong += (
+            [w]
+            if (w := find_mismatch(env, "train", i, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward))
+            else []
+        )
     assert wrong == []
     # every way to end was met often, so that the sweep above means something
     assert min(ends[("terminated", True)], ends[("truncated", False)]) > 100

@@ -9,13 +9,13 @@ import pytest
 
 from rlvr.contracts import Sampling, Transcript
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.sessions import load_recorded_transcript
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.rollout.replay import find_mismatch
 from rlvr.rollout.rollout import Rollout, RolloutRequest
-from rlvr.runs.runlog import episode_to_json
+from rlvr.runs.run_log import episode_to_json
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.turns import CallStatus
 from tests.tools.desks import Desks

@@ -13,10 +13,10 @@ import pytest
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.samplers._dialect import make_completion
+from rlvr.samplers._vllm_format import make_completion
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
@@ -115,7 +115,11 @@ def test_a_reply_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     began = time.perf_counter()
     with rollout_of(environment, ScriptedSampler(answers=["1"]), deadline_s=0.3) as rollout:
         hung, other = rollout.collect(draws(environment, 2), Sampling())
-    assert hung.stop_reason is StopReason.FAILED and "WaitingReply.reply gave nothing within 0.3 s" in hung.error and time.perf_counter() - began < 4
+    assert (
+        hung.stop_reason is StopReason.FAILED
+        and "WaitingReply.reply gave nothing within 0.3 s" in hung.error
+        and time.perf_counter() - began < 4
+    )
     assert other.is_scored and other.stop_reason is StopReason.TERMINATED
 
 

@@ -18,11 +18,11 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.weights import load_model
+from rlvr.models.model_loading import load_model
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.rollout.sessions import SessionRolloutScheduler
+from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict
@@ -67,7 +67,9 @@ def test_sessions_are_told_each_turn_and_closed() -> None:
 def test_a_group_has_one_world_and_other_groups_have_others() -> None:
     boards = Boards()
     task = boards.task("train", 5)
-    asked = [RolloutRequest(task, f"g{i // 4}", derive_seed(i)) for i in range(8)] + [RolloutRequest(task, "own", 0, session_seed_override=77)]
+    asked = [RolloutRequest(task, f"g{i // 4}", derive_seed(i)) for i in range(8)] + [
+        RolloutRequest(task, "own", 0, session_seed_override=77)
+    ]
     with rollout_of(boards, ScriptedSampler(answers=["7"])) as rollout:
         rollout.collect(asked, STOPS)
     seeds = [board.opened_with for board in boards.opened]
@@ -149,7 +151,16 @@ def test_in_lockstep_waves_do_not_depend_on_how_long_sessions_take_to_close() ->
 
 
 def record(episode: Episode) -> Any:
-    return episode.tokens, episode.action_mask, episode.logprobs, episode.rewards, episode.stop_reason, episode.text, episode.turns, episode.meta
+    return (
+        episode.tokens,
+        episode.action_mask,
+        episode.logprobs,
+        episode.rewards,
+        episode.stop_reason,
+        episode.text,
+        episode.turns,
+        episode.meta,
+    )
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
@@ -341,7 +352,9 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
     finally:
         release.set()
     for i, episode in seen.items():
-        assert episode.meta["index"] == i and (episode.stop_reason is not StopReason.FAILED or (episode.verdict and episode.verdict.score is None))
+        assert episode.meta["index"] == i and (
+            episode.stop_reason is not StopReason.FAILED or (episode.verdict and episode.verdict.score is None)
+        )
         assert episode.is_scored or episode.error
 
 
@@ -359,7 +372,9 @@ def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take
         with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
             found.append(rollout.collect(draws(boards, 32), STOPS))
     waves, flowing = found
-    assert [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in waves] == [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in flowing]
+    assert [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in waves] == [
+        (e.tokens, e.action_mask, e.stop_reason, e.reward) for e in flowing
+    ]
     assert all(e.logprobs == pytest.approx(f.logprobs, abs=1e-4) for e, f in zip(waves, flowing, strict=True))
     assert {e.turns for e in waves} >= {1, 2, 3}
 

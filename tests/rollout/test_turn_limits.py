@@ -14,7 +14,7 @@ from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.replay import find_mismatch
 from rlvr.rollout.rollout import Rollout, RolloutRequest
@@ -77,7 +77,7 @@ def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
 def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | None = None, **limits: Any) -> Any:
     sampler = ScriptedSampler(answers=answers)
     sampler.attach(environment, TOK)
-    with Rollout(TokenMDP(environment, TOK, **limits), sampler, episode_timeout_s=episode_s) as rollout:
+    with Rollout(TokenMDP(environment, TOK, **limits), sampler, episode_timeout_s=episode_timeout_s) as rollout:
         (episode,) = rollout.collect([RolloutRequest(environment.task("train", 3), "g", 1, {"index": 3})], STOPS)
     return episode
 
@@ -120,7 +120,9 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     assert short.is_scored and stepped(Slow(), short) == ""
     wrong = TokenEnv(env=Slow(), tokenizer=TOKENS)
     other = [*short.tokens[:-2], 5, short.tokens[-1]]
-    assert find_mismatch(wrong, "train", 4, short.tokens, short.action_mask, "truncated", 0.0, ended_by_time=True).startswith("the prompt differs")
+    assert find_mismatch(wrong, "train", 4, short.tokens, short.action_mask, "truncated", 0.0, ended_by_time=True).startswith(
+        "the prompt differs"
+    )
     assert find_mismatch(wrong, "train", 3, other, [*short.action_mask[:-2], False, True], "truncated", 0.0, ended_by_time=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.runs.owner import (
+from rlvr.runs.folder_owner import (
     OWNER_FILE,
     create_owned_folder,
     get_owner_label,
@@ -21,7 +21,7 @@ from rlvr.runs.owner import (
     remove_folder,
     remove_orphaned_folders,
 )
-from rlvr.sandbox._inside.places import empty_folders, run_as_user
+from rlvr.sandbox._inside.workdirs import empty_folders, run_as_user
 
 PLAIN = 65534 if os.geteuid() == 0 else None
 """A user whom rights keep out."""
@@ -80,7 +80,9 @@ def shut_in(folder: Path) -> None:
         (folder / path).chmod(0)
 
 
-@pytest.mark.parametrize("removed", [remove_folder, lambda folder: remove_orphaned_folders("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"])
+@pytest.mark.parametrize(
+    "removed", [remove_folder, lambda folder: remove_orphaned_folders("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"]
+)
 def test_folders_that_a_program_shut_go_too(everybodys: Path, removed: Callable[[Path], Any]) -> None:
     def work() -> None:
         mine = create_owned_folder("ours-", str(everybodys))

@@ -30,7 +30,7 @@ def test_an_evaluation_takes_texts(tmp_path: Path) -> None:
 
 def test_training_takes_texts(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from rlvr.learn.train import train
+    from rlvr.training.train import train
 
     run = f"{tmp_path}/run"
     train(tiny_run(train={"steps": 1}), out=run, console=Console(file=io.StringIO()))

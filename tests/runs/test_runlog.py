@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runs.runlog import RunLog, collect_versions, load_run_config, read_jsonl
+from rlvr.runs.run_log import RunLog, collect_versions, load_run_config, read_jsonl
 from tests.fixtures.tiny import tiny_run
 
 

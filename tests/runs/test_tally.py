@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr.episode import Episode, StopReason
-from rlvr.runs.tally import compute_conversation_metrics, compute_tool_times, count_conversation
+from rlvr.runs.conversation_stats import compute_conversation_metrics, compute_tool_times, count_conversation
 from tests.fixtures.recorded import agent_session
 
 
@@ -30,7 +30,10 @@ def test_a_call_in_the_reasoning_of_an_answer_is_no_call() -> None:
 
 def test_metrics_are_means_over_all_answers_and_absent_without_tools() -> None:
     plain = agent_session() | {"tools": []}
-    assert compute_conversation_metrics([episode(1), episode(3, plain)]) == {"turns/mean": 2.0} and compute_tool_times([episode(3, plain)]) == {}
+    assert (
+        compute_conversation_metrics([episode(1), episode(3, plain)]) == {"turns/mean": 2.0}
+        and compute_tool_times([episode(3, plain)]) == {}
+    )
     row = compute_conversation_metrics([episode(4, agent_session()), episode(2)])
     assert row == {"turns/mean": 3.0, "tools/calls": 2.5, "tools/errors": 1.5, "tools/bash/calls": 1.0, "tools/python/calls": 0.5}
     assert compute_tool_times([episode(4, agent_session())] * 2) == {"tools/time": pytest.approx(3.52)}

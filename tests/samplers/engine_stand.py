@@ -17,10 +17,10 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, RequestQueue, Sampling
 from rlvr.errors import ConfigError
-from rlvr.model.handover import compute_model_logprobs
-from rlvr.model.weights import load_model
-from rlvr.samplers._local import worker
-from rlvr.samplers._local.wire import MessageSocket
+from rlvr.models.model_loading import load_model
+from rlvr.models.plain_weights import compute_model_logprobs
+from rlvr.samplers._local import engine_worker as worker
+from rlvr.samplers._local.message_socket import MessageSocket
 from rlvr.samplers.hf import HFSampler
 
 TROUBLE = os.environ.get("STAND", "")

@@ -89,7 +89,7 @@ class Gloo:
 
 
 def gloo(address: str, port: int, members: int, rank: int) -> GlooInit:
-    """For `rlvr.samplers._servers.transfer.TRANSFER_BACKENDS`."""
+    """For `rlvr.samplers._servers.weight_transfer.TRANSFER_BACKENDS`."""
     return GlooInit(address, port, members, rank=rank)
 
 

@@ -16,14 +16,14 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
-from rlvr.model import defaults
-from rlvr.model.weights import load_model
-from rlvr.samplers import _slots
+from rlvr.models import device_defaults as defaults
+from rlvr.models.model_loading import load_model
+from rlvr.samplers import _slot_cache as _slots
 from rlvr.samplers import hf as hf_module
-from rlvr.samplers._by_length import LengthGroupedCache
-from rlvr.samplers._choice import choose_tokens
-from rlvr.samplers._padded import PaddedCache
-from rlvr.samplers._recomputed import RecomputingCache
+from rlvr.samplers._length_grouped_cache import LengthGroupedCache
+from rlvr.samplers._padded_cache import PaddedCache
+from rlvr.samplers._recomputing_cache import RecomputingCache
+from rlvr.samplers._token_choice import choose_tokens
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures.families import ELSEWHERE, FAMILIES, STATE, UNUSUAL, model_of
@@ -208,7 +208,9 @@ class Ends:
 
 def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(model: Any) -> None:
     whole = requests(60, max_tokens=12)
-    plain, ended = (hf(model, batch_size=16).sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole]))
+    plain, ended = (
+        hf(model, batch_size=16).sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole])
+    )
     early = 0
     for full, cut in zip(plain, ended, strict=True):
         length = next((n for n in range(2, 13) if full.tokens[n - 1] == 7), 12)

@@ -9,11 +9,11 @@ import pytest
 
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.questions.curriculum import Curriculum
-from rlvr.learn.questions.dynamic import DynamicSampling
-from rlvr.learn.questions.questions import CurriculumTaskSampler, TaskSampler
-from rlvr.learn.questions.schedule import TaskOrder
-from tests.algos.test_credit import said
+from rlvr.training.task_sampling.curriculum import Curriculum
+from rlvr.training.task_sampling.dynamic_sampling import DynamicSampling
+from rlvr.training.task_sampling.task_order import TaskOrder
+from rlvr.training.task_sampling.task_sampler import CurriculumTaskSampler, TaskSampler
+from tests.algorithms.test_credit import said
 from tests.fixtures.worlds import Sums
 
 

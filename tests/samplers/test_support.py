@@ -13,12 +13,12 @@ from torch import Tensor
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError
-from rlvr.learn.train import train
-from rlvr.learn.update.head import compute_token_logprobs
-from rlvr.model.batch import TokenRows
-from rlvr.plugins.registry import build, build_from_config
-from rlvr.runs.runlog import read_jsonl
-from rlvr.samplers._support import SamplingSupport, compute_support_mask, make_support
+from rlvr.models.batch import TokenRows
+from rlvr.registry.plugins import build, build_from_config
+from rlvr.runs.run_log import read_jsonl
+from rlvr.samplers._sampling_support import SamplingSupport, compute_support_mask, make_support
+from rlvr.training.train import train
+from rlvr.training.update.output_head import compute_token_logprobs
 from tests.fixtures.tiny import tiny_run
 
 
@@ -54,7 +54,14 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
         logs = row[ids].log_softmax(0)
         expected = expected + push[0, i] * logs[ids.index(int(target[i]))] - push[1, i] * (logs.exp() * logs).parse_sum()
     found, entropy = compute_token_logprobs(
-        hidden, weight, None, target, temperature=0.8, chunk=chunk, entropy=True, cut=lambda values, part: support.mask_logits(values, target[part])
+        hidden,
+        weight,
+        None,
+        target,
+        temperature=0.8,
+        chunk=chunk,
+        entropy=True,
+        cut=lambda values, part: support.mask_logits(values, target[part]),
     )
     assert entropy is not None
     ours = (push[0] * found).sum() + (push[1] * entropy).sum()

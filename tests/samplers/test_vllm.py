@@ -16,23 +16,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.learn.train import train
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.handover import PlainWeights
-from rlvr.model.weights import load_model, to_transformers_tokenizer
+from rlvr.models.model_loading import load_model, to_transformers_tokenizer
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.rollout.replay import replay_rows
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers._vllm_version import check_version, format_supported_range
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task
+from rlvr.training.train import train
 from tests.fixtures.boards import Boards
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk
@@ -94,7 +94,10 @@ def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path
         (env,) = json.loads(capsys.readouterr().out.splitlines()[-1])["envs"].values()
         figures.append((env["samples"], env["unscored"], {row["tokens"][0] for row in read_jsonl(tmp_path / engine / "episodes.jsonl")}))
     assert figures[0] == figures[1] and figures[0][:2] == (30, 0)  # both read the prompts alike
-    assert run_command(["doctor", "--model", str(tmp_path / "model"), "--sampler", "vllm", "--env", "tests/fixtures/worlds.py:Sums", "--json"]) == 0
+    assert (
+        run_command(["doctor", "--model", str(tmp_path / "model"), "--sampler", "vllm", "--env", "tests/fixtures/worlds.py:Sums", "--json"])
+        == 0
+    )
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["verdict"].startswith("They agree") and {row["precision"] for row in told["rows"]} == {"float32", "bfloat16"}
 
@@ -356,7 +359,8 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     with Rollout(mdp, vllm) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
     rows = [
-        {**e.meta, "tokens": e.tokens, "acted": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward} for e in episodes
+        {**e.meta, "tokens": e.tokens, "acted": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward}
+        for e in episodes
     ]
     env = TokenEnv(env=make(), tokenizer=TOKENS, obs="ids", **lengths)  # type: ignore[arg-type]
     report = replay_rows(env, rows)

@@ -14,21 +14,21 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.commands import doctor
+from rlvr.cli import doctor
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.learn.train import train
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.device import autocast_to, free_cached_memory, get_trainer_precision, resolve_device
-from rlvr.model.handover import cast_state_dict, compute_model_logprobs
-from rlvr.model.weights import load_model, to_transformers_tokenizer
-from rlvr.runs.runlog import read_jsonl
+from rlvr.models.device import autocast_to, free_cached_memory, get_trainer_precision, resolve_device
+from rlvr.models.model_loading import load_model, to_transformers_tokenizer
+from rlvr.models.plain_weights import cast_state_dict, compute_model_logprobs
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import _colocated
 from rlvr.samplers._colocated import check_no_torch_distributed, preserve_random_state
-from rlvr.samplers._probe import WeightProbe, compare_logprobs
+from rlvr.samplers._weight_probe import WeightProbe, compare_logprobs
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
+from rlvr.training.train import train
 from tests.fixtures.endpoint import endpoint, hang_up
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import DIGITS

@@ -27,21 +27,23 @@ from safetensors.torch import save_file
 from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.learn.update import adapter
-from rlvr.learn.update.handed import AdapterWeights
+from rlvr.samplers._local import engine_plan as fleet
+from rlvr.samplers._local import engine_process as process
+from rlvr.samplers._local import engine_worker as worker
 from rlvr.samplers._local import engines as local
-from rlvr.samplers._local import fleet, process, worker
-from rlvr.samplers._local.balance import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, count_request_tokens
-from rlvr.samplers._local.fleet import EnginePlan, plan_engines
-from rlvr.samplers._local.group import kill_process_group, list_group_processes
-from rlvr.samplers._local.loading import iter_tensors
-from rlvr.samplers._local.meeting import SOCKET_FOLDER_VARIABLE, redirect_rendezvous
-from rlvr.samplers._local.wire import LENGTH_STRUCT, MessageSocket
-from rlvr.samplers._servers.patience import Timeouts
+from rlvr.samplers._local.engine_plan import EnginePlan, plan_engines
+from rlvr.samplers._local.load_balancer import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, count_request_tokens
+from rlvr.samplers._local.message_socket import LENGTH_STRUCT, MessageSocket
+from rlvr.samplers._local.process_group import kill_process_group, list_group_processes
+from rlvr.samplers._local.rendezvous import SOCKET_FOLDER_VARIABLE, redirect_rendezvous
+from rlvr.samplers._local.weight_loading import iter_tensors
+from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
-from tests.learn.peers.launch import ended, started
+from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update.policy_weights import AdapterWeights
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
+from tests.training.peers.launch import ended, started
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = Sampling(stop_ids=STOPS)
@@ -243,7 +245,11 @@ def test_what_killed_processes_shared_is_removed(tmp_path: Path, first: str) -> 
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, start_new_session=True) as parent:
         assert parent.stdout is not None
         names = [Path("/dev/shm", name.decode()) for name in parent.stdout.readline().split()]
-        assert len(names) == 2 and all(name.exists() for name in names) and sorted(list_group_processes(parent.pid).values()) == [False, False, True]
+        assert (
+            len(names) == 2
+            and all(name.exists() for name in names)
+            and sorted(list_group_processes(parent.pid).values()) == [False, False, True]
+        )
         if first != "none":
             parent.kill()  # by somebody else: by the system, without memory
         kill_process_group(parent.pid, timeout_s=10.0)
@@ -297,7 +303,7 @@ def test_what_does_not_start_ends_in_words(
 SCRIPT = """
 import sys
 from pathlib import Path
-from rlvr.samplers._local import process
+from rlvr.samplers._local import engine_process as process
 process.WORKER = "tests.samplers.engine_stand"
 home = Path(sys.argv[1])
 start = {"do": "start", "model": str(home), "whole": False, "tied": None, "place": {"dtype": "float32"}, "home": str(home)}
@@ -328,7 +334,9 @@ def test_a_request_goes_where_least_is_under_way_unless_its_prompt_is_known() ->
     for number in range(1, PREFIX_BONUS_REQUESTS + 2):
         loads[0].add(number, request, "a")
     assert choose_engine(loads, request, "a") == 1  # too far ahead
-    assert loads[0].tokens == (PREFIX_BONUS_REQUESTS + 2) * count_request_tokens(request) and [number for number, *_ in loads[0].remove_all()] == list(range(PREFIX_BONUS_REQUESTS + 2))
+    assert loads[0].tokens == (PREFIX_BONUS_REQUESTS + 2) * count_request_tokens(request) and [
+        number for number, *_ in loads[0].remove_all()
+    ] == list(range(PREFIX_BONUS_REQUESTS + 2))
     loads[1].max_requests = 0
     assert choose_engine(loads, request, "b") == 0 and choose_engine(loads[1:], request, "b") is None
 
@@ -438,7 +446,9 @@ def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None
 def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     start = {"do": "start", "model": "", "whole": True, "tied": None, "place": {"dtype": "float32"}, "home": str(tmp_path)}
-    engine = process.EngineProcess(start, lambda _, message: heard.put(message), log=tmp_path / "log", gpus=None, home="", send_timeout_s=0.5)
+    engine = process.EngineProcess(
+        start, lambda _, message: heard.put(message), log=tmp_path / "log", gpus=None, home="", send_timeout_s=0.5
+    )
     assert heard.get(timeout=100)["told"] == "ready"
     os.kill(engine.pid, signal.SIGSTOP)
     engine.send({"do": "score", "tokens": list(range(1_000_000))})
@@ -504,7 +514,7 @@ def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.Monkey
 @pytest.mark.timeout(600)
 def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split over two processes; `killed_engines.py --width 2` kills one of them."""
-    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.worker")
+    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.engine_worker")
     monkeypatch.setattr(fleet, "SHARED_MEMORY", Path("/dev/shm"))
     monkeypatch.setenv("TMPDIR", folder := tempfile.mkdtemp())  # of the engine's processes
     model, asked = fresh(), requests(12)
@@ -527,7 +537,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
 @pytest.mark.timeout(600)
 def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen weights, adapter and requests go to the second process as they went to the first; merged weights say the same."""
-    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.worker")
+    monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.engine_worker")
     adapted, asked = moved(adapter.add_adapter(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
     weights = AdapterWeights(adapted)
     with beside(engines=1, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:

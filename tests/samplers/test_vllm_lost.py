@@ -11,11 +11,11 @@ from rich.console import Console
 
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.learn.train import train
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers._http import HttpClient
-from rlvr.samplers._servers import roll
-from rlvr.samplers._servers.roll import ServerPool
+from rlvr.samplers._servers import server_pool as roll
+from rlvr.samplers._servers.server_pool import ServerPool
+from rlvr.training.train import train
 from tests.fixtures.endpoint import endpoint, hang_up, silent
 from tests.samplers.test_vllm import STOPS, TOKENIZER, fresh, nudged, requests
 from tests.samplers.test_vllm_server import GENERATE, Stand, run_of, served
@@ -157,7 +157,7 @@ def test_a_run_has_the_same_numbers_where_a_server_dies_and_comes_back(tmp_path:
 def test_a_lost_server_is_asked_for_its_health_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told, asked = [1000.0], list[str](), list[float]()
     monkeypatch.setattr(roll, "FIRST_CHECK_INTERVAL_S", 1.0)
-    monkeypatch.setattr("rlvr.samplers._servers.roll.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("rlvr.samplers._servers.server_pool.time.monotonic", lambda: clock[0])
     one, two = HttpClient("http://one:1"), HttpClient("http://two:1")
 
     def ask(method: str, path: str, *, until: float) -> Any:

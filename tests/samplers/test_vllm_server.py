@@ -21,19 +21,19 @@ from rich.console import Console
 from rlvr.config.config import LoraConfig, ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.learn.train import train
-from rlvr.learn.update import adapter
-from rlvr.learn.update.handed import AdapterWeights
-from rlvr.mdp.rules import TokenMDP
-from rlvr.model.handover import compute_model_logprobs
-from rlvr.model.weights import load_model
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.models.model_loading import load_model
+from rlvr.models.plain_weights import compute_model_logprobs
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers._http import HttpClient
-from rlvr.samplers._local.group import kill_process_group
-from rlvr.samplers._servers import transfer
+from rlvr.samplers._local.process_group import kill_process_group
+from rlvr.samplers._servers import weight_transfer as transfer
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
+from rlvr.training.train import train
+from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update.policy_weights import AdapterWeights
 from tests.fixtures.boards import Boards
 from tests.fixtures.endpoint import closed_port, endpoint, hang_up, silent
 from tests.fixtures.tiny import tiny_run
@@ -136,7 +136,9 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
 
 
 def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_path: Path) -> None:
-    script = "import sys; from rlvr.runs.owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
+    script = (
+        "import sys; from rlvr.runs.folder_owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
+    )
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout

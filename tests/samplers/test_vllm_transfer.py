@@ -11,8 +11,8 @@ import torch
 
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.samplers._servers import transfer
-from rlvr.samplers._servers.servers import ServerEngine
+from rlvr.samplers._servers import weight_transfer as transfer
+from rlvr.samplers._servers.server_engine import ServerEngine
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint
 from tests.samplers.test_vllm import fresh, nudged

@@ -10,8 +10,8 @@ import pytest
 from rlvr.contracts import Completion, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._http import HttpClient
-from rlvr.samplers._servers import roll
-from rlvr.samplers._servers.roll import ServerPool, get_address
+from rlvr.samplers._servers import server_pool as roll
+from rlvr.samplers._servers.server_pool import ServerPool, get_address
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint
 from tests.samplers.test_vllm import STOPS, fresh

@@ -14,10 +14,11 @@ from accelerate import Accelerator
 from torch import distributed
 
 from rlvr.contracts import Sampling
-from rlvr.learn.peers.group import all_gather_values, init_control_group, main_only
-from rlvr.model.handover import PlainWeights
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.samplers import vllm
-from rlvr.samplers._local import fleet, process
+from rlvr.samplers._local import engine_plan as fleet
+from rlvr.samplers._local import engine_process as process
+from rlvr.training.distributed.group import all_gather_values, init_control_group, main_only
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 
 

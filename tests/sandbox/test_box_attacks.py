@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from tests.attacks.boxes import BOX_CORPUS, BoxAttack
 
 SECRET = "SECRET-of-somebody-else"

@@ -16,8 +16,8 @@ import pytest
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.tool import ToolContext, run_call
 from rlvr.errors import ConfigError, SandboxError, ToolFailure
-from rlvr.plugins.registry import build
-from rlvr.sandbox._inside.box import groups
+from rlvr.registry.plugins import build
+from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
 from rlvr.turns import Call
@@ -147,7 +147,9 @@ def left_over(kind: str, name: str) -> list[str]:
             return [str(one["Id"]) for one in client.api.list_container_ids(all=True) if str(one["Id"]).startswith(name)]
         finally:
             client.close()
-    return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g == name]
+    return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [
+        g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g == name
+    ]
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
@@ -199,7 +201,10 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
     with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open(SandboxSpec(files={"a": b"1"})) as box:
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
-        assert (first.status, second.status, box.lost) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (first, second)
+        assert (first.status, second.status, box.lost) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
+            first,
+            second,
+        )
         assert " broke: " in first.reason and second.reason == first.reason
         with Python().session(ToolContext(sandbox_session=box)) as python:
             told = run_call(python, Call("0.0", "python", {"code": "print(1)"}))

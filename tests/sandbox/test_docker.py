@@ -19,8 +19,8 @@ import pytest
 
 from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
 from rlvr.errors import SandboxError
-from rlvr.plugins.registry import build
-from rlvr.runs.owner import get_pid_scope
+from rlvr.registry.plugins import build
+from rlvr.runs.folder_owner import get_pid_scope
 from rlvr.sandbox._outside import engine as _engine
 from rlvr.sandbox._outside.container import build_host_config
 from rlvr.sandbox._outside.pool import SupervisorPool
@@ -68,7 +68,7 @@ def test_closing_leaves_no_container(engine: Any) -> None:
 @pytest.mark.docker
 def test_a_killed_run_leaves_no_container(engine: Any) -> None:
     script = (
-        "from rlvr.plugins.registry import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
+        "from rlvr.registry.plugins import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
         "s.run(Program('1'))\nprint(s.containers()[0], flush=True)\n"
         "s.run(Program('import time; time.sleep(600)', limits=Limits(wall_s=600)))"
     )

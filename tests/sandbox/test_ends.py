@@ -16,10 +16,12 @@ import pytest
 
 from rlvr.conformance.survivors import HEADLESS_PROGRAM, SURVIVOR_PROBES, SURVIVOR_PROGRAMS
 from rlvr.contracts import Checker, ExitStatus, Limits, Program, Sandbox
-from rlvr.plugins.registry import build
-from rlvr.sandbox._inside import ends, meter, places, seccomp, streams, supervisor
+from rlvr.registry.plugins import build
+from rlvr.sandbox._inside import meter, seccomp, streams, supervisor
+from rlvr.sandbox._inside import process_killer as ends
+from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.toolchains import BinaryCache, compute_compiler_limits
-from rlvr.sandbox._inside.zygotes import ChildProcess
+from rlvr.sandbox._inside.zygote_client import ChildProcess
 from rlvr.task import Fault, Task, user
 
 

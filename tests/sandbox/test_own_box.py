@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlvr.contracts import Sandbox
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from tests.attacks.own_box import BREAKAGES, judged
 
 QUICK = (

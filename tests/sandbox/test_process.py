@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from rlvr.conformance import check_plugin
-from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
-from rlvr.conformance.steps import CheckSkipped
+from rlvr.conformance.check_runner import CheckSkipped
+from rlvr.conformance.sandbox_kit import PROBES, check_sandbox
 from rlvr.contracts import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox
 from rlvr.errors import ConfigError
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.sandbox._inside.frames import ConnectionBroken, pack_frame
-from rlvr.sandbox._outside.channel import SupervisorConnection
+from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection
 from rlvr.sandbox.process import LocalSupervisor, ProcessSandbox
 
 BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
@@ -48,19 +48,21 @@ class Naive(Sandbox):
 
     def run(self, program: Program) -> ExecutionResult:
         done = subprocess.run([sys.executable, "-c", program.source], input=program.stdin, capture_output=True, timeout=60, check=False)
-        return ExecutionResult(ExitStatus.OK if done.returncode == 0 else ExitStatus.RUNTIME_ERROR, done.returncode, done.stdout, done.stderr)
+        return ExecutionResult(
+            ExitStatus.OK if done.returncode == 0 else ExitStatus.RUNTIME_ERROR, done.returncode, done.stdout, done.stderr
+        )
 
 
 def test_the_kit_sees_through_a_plain_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = ("runs a program", "no sockets but local pairs", "output is limited", "argv is clean")
-    monkeypatch.setattr("rlvr.conformance.checks_sandbox.PROBES", {name: PROBES[name] for name in harmless})
+    monkeypatch.setattr("rlvr.conformance.sandbox_kit.PROBES", {name: PROBES[name] for name in harmless})
     rows = {row.name: row.ok for row in check_sandbox(Naive())}
     assert rows == {"runs a program": True, "no sockets but local pairs": False, "output is limited": False, "argv is clean": True}
 
 
 def test_the_kit_runs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("runs a program", "argv is clean")
-    monkeypatch.setattr("rlvr.conformance.checks_sandbox.PROBES", {name: PROBES[name] for name in names})
+    monkeypatch.setattr("rlvr.conformance.sandbox_kit.PROBES", {name: PROBES[name] for name in names})
     assert [(row.name, row.ok) for row in check_plugin("sandbox", "process", trusted=True)] == [(name, True) for name in names]
 
 
@@ -286,8 +288,12 @@ def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
         assert sandbox.run(Program("print(2)")).stdout == b"2\n"
 
 
-@pytest.mark.parametrize(("isolation", "stop"), [(["a user id of its own"], ExitStatus.INTERNAL_ERROR), (["no network"], ExitStatus.SANDBOX_VIOLATION)])
-def test_a_program_that_can_kill_its_supervisor_gains_nothing(monkeypatch: pytest.MonkeyPatch, isolation: list[str], stop: ExitStatus) -> None:
+@pytest.mark.parametrize(
+    ("isolation", "stop"), [(["a user id of its own"], ExitStatus.INTERNAL_ERROR), (["no network"], ExitStatus.SANDBOX_VIOLATION)]
+)
+def test_a_program_that_can_kill_its_supervisor_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch, isolation: list[str], stop: ExitStatus
+) -> None:
     """Without a user id and a process space of its own, a program runs as the user of its supervisor, and may kill it."""
     with ProcessSandbox(trusted=True, processes=1) as sandbox:
         assert sandbox.run(Program("")).status is ExitStatus.OK
@@ -306,7 +312,7 @@ def test_a_program_that_can_kill_its_supervisor_gains_nothing(monkeypatch: pytes
 
 def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom rlvr.plugins.registry import build\nfrom rlvr.contracts import Program\n"
+        "import os, signal\nfrom rlvr.registry.plugins import build\nfrom rlvr.contracts import Program\n"
         "s = build('sandbox', 'process', trusted=True, processes=1)\ns.run(Program('open(\"x\", \"w\").write(\"y\")'))\n"
         "print(s._pool.living()[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )

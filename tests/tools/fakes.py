@@ -16,11 +16,16 @@ class FakeBox(SandboxSession):
     failure = False
 
     def __init__(
-        self, answer: Callable[[str], ExecutionResult] = lambda source: ExecutionResult(ExitStatus.OK, exit_code=0, stdout=source.encode("utf-8", "replace"))
+        self,
+        answer: Callable[[str], ExecutionResult] = lambda source: ExecutionResult(
+            ExitStatus.OK, exit_code=0, stdout=source.encode("utf-8", "replace")
+        ),
     ) -> None:
         self.answer, self.asked, self.files = answer, list[tuple[str, str, float | None]](), dict[str, bytes]()
 
-    def run(self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None) -> ExecutionResult:
+    def run(
+        self, source: str | Sequence[str], *, language: Literal["bash", "python"] = "bash", timeout: float | None = None
+    ) -> ExecutionResult:
         assert isinstance(source, str)
         self.asked.append((source, language, timeout))
         return self.answer(source)

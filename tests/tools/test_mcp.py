@@ -15,7 +15,7 @@ import pytest
 
 from rlvr.contracts.tool import run_call
 from rlvr.errors import ConfigError, MissingExtra, ToolFailure
-from rlvr.tools._connection import simplify_schema
+from rlvr.tools._mcp_connection import simplify_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call
 

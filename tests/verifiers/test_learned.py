@@ -14,9 +14,9 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model.scorer import build_reward_model
-from rlvr.model.weights import load_model, to_transformers_tokenizer
-from rlvr.plugins.registry import build
+from rlvr.models.model_loading import load_model, to_transformers_tokenizer
+from rlvr.models.reward_model import build_reward_model
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, user
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError
-from rlvr.learn.notes import StepNotes
-from rlvr.learn.questions.divergence import AuditMonitor
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
+from rlvr.training.step_notes import StepNotes
+from rlvr.training.task_sampling.audit_monitor import AuditMonitor
 from tests.fixtures.tiny import tiny_run
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from rlvr import make
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers import _sqlrun, sql_rows
+from rlvr.verifiers import _sql_runner as _sqlrun
+from rlvr.verifiers import sql_rows
 
 VERIFIER: Any = make("verifier", "sql_rows")
 TABLE = "create table t(a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y'), (null, '3')"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers._math.read.parse import parse_answer
-from rlvr.verifiers._math.read.tree import LimitExceeded, ParseError
+from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError
 
 ROOM = Path(__file__).parents[2] / "verifiers"
 BANNED = {

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._math.judge.restated import find_prompt_copy
-from rlvr.verifiers._math.read.spellings import SPELLING_RULES, SpellingRule, standardize
-from rlvr.verifiers._math.read.units import is_number_word, parse_unit_label
-from rlvr.verifiers._math.read.words import PHRASES, Phrase, parse_date, parse_number_words, parse_words
-from rlvr.verifiers._math.value import cost
-from rlvr.verifiers._math.value.points import is_different
+from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
+from rlvr.verifiers.math.parsing.spelling_rules import SPELLING_RULES, SpellingRule, standardize
+from rlvr.verifiers.math.parsing.units import is_number_word, parse_unit_label
+from rlvr.verifiers.math.parsing.words import PHRASES, Phrase, parse_date, parse_number_words, parse_words
+from rlvr.verifiers.math.values import cost
+from rlvr.verifiers.math.values.numeric import is_different
 from rlvr.verifiers.symbolic import Symbolic
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -133,7 +133,10 @@ def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
     assert is_different(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
     assert is_different(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
     assert is_different(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
-    assert is_different(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))) is False
+    assert (
+        is_different(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X))))
+        is False
+    )
 
 
 def boxed(verifier: Symbolic, gold: str, answer: str) -> Verdict:

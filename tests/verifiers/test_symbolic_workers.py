@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._math.read.parse import parse_answer
-from rlvr.verifiers._math.value import workers
-from rlvr.verifiers._math.value.workers import BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.values import worker_pool as workers
+from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
 from rlvr.verifiers.symbolic import Symbolic
 
 # only a proof counts for absolute values, so these pairs reach the workers; the wrong ones part where no sample point lies

@@ -10,7 +10,7 @@ import pytest
 from rlvr.contracts import Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.examine import prepare_test
+from rlvr.verifiers.code.test_analysis import prepare_test
 from rlvr.verifiers.unit_tests import UnitTests
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.blocks import extract_code, insert_prelude, parse_blocks
+from rlvr.verifiers.code.blocks import extract_code, insert_prelude, parse_blocks
 from rlvr.verifiers.unit_tests import UnitTests
 
 CALLS = {"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}]}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rlvr.contracts import Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, user
-from rlvr.verifiers._code.tests import untag_values
-from rlvr.verifiers._code.texts import is_same_text
-from rlvr.verifiers._code.values import is_same_value
-from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode, find_non_data
+from rlvr.verifiers.code.compare_text import is_same_text
+from rlvr.verifiers.code.compare_values import is_same_value
+from rlvr.verifiers.code.reference import untag_values
+from rlvr.verifiers.code.wire import NotData, Opaque, decode, encode, find_non_data
 from rlvr.verifiers.unit_tests import UnitTests
 
 

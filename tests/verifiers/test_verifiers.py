@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import rlvr
 from rlvr import Fault, Task, Verdict, make, user
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError
-from rlvr.plugins.registry import list_entries
-from rlvr.verifiers._marks import MARKUP_RULES, strip_markup
+from rlvr.registry.plugins import list_entries
+from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
 from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
 
 
@@ -122,10 +122,14 @@ def test_each_row_of_the_tables_is_needed() -> None:
         for row in table:
             with pytest.MonkeyPatch.context() as patch:
                 module = (
-                    "rlvr.verifiers._marks.MARKUP_RULES" if table is MARKUP_RULES else f"rlvr.verifiers.numeric.{'WORDS' if table is WORD_RULES else 'NAMES'}"
+                    "rlvr.verifiers._markup.MARKUP_RULES"
+                    if table is MARKUP_RULES
+                    else f"rlvr.verifiers.numeric.{'WORDS' if table is WORD_RULES else 'NAMES'}"
                 )
                 patch.setattr(module, tuple(other for other in table if other is not row))
-                assert (strip_markup(row[-1]) != "280") if table is MARKUP_RULES and "$" not in row[-1] else (parse_statement(row[-1]) is None), row
+                assert (
+                    (strip_markup(row[-1]) != "280") if table is MARKUP_RULES and "$" not in row[-1] else (parse_statement(row[-1]) is None)
+                ), row
 
 
 MARKED = ["**280**", "***280***", "**`280`**", "`**280**`", "**280.**", "**280**.", "$280$", "$$280$$", r"\[280\]", "Answer: **280**", "**Answer:** 280",
@@ -289,7 +293,7 @@ def test_a_part_that_cannot_be_built_closes_the_others() -> None:
 SENT_TO_THE_SANDBOX = {"_code/driver.py", "_code/judge.py", "_code/rehearsal.py"}
 """Programs of ours whose text runs inside the sandbox, beside the answer: running code is what they are for."""
 RUNS_ITS_OWN_CONSTANTS = {"bugfix.py"}
-"""Calls the functions of `envs/_families.py`, text of ours, to know what they return with a bug and without."""
+"""Calls the functions of `envs/_bugfix_families.py`, text of ours, to know what they return with a bug and without."""
 WRITES_CODE = {"_algebra.py": {"marshal"}}
 """Packs the compiled SymPy for the sandbox, where importing it is most of the time. It reads nothing that is marshalled."""
 

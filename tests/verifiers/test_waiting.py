@@ -11,10 +11,10 @@ import pytest
 
 from rlvr.contracts import Environment, Sampling, Transcript, Verifier
 from rlvr.envs.mixture import MixtureVerifier
-from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, Task, Verdict, user

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.viewer.index import write_index
 from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.viewer.view import write_page
 from tests.fixtures.browser import Chromium, Page
 from tests.fixtures.recorded import agent_session, recorded_run

@@ -13,10 +13,10 @@ import pytest
 from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import write_export
-from rlvr.runs.runlog import RunLog
-from rlvr.viewer.compared import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_by_settings, load_settings
-from rlvr.viewer.heads import list_held_out_accuracies, load_source
-from rlvr.viewer.rates import BANDS, COMPONENTS_TITLE, EpisodeCurves
+from rlvr.runs.run_log import RunLog
+from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_by_settings, load_settings
+from rlvr.viewer.episode_curves import BANDS, COMPONENTS_TITLE, EpisodeCurves
+from rlvr.viewer.run_summary import list_held_out_accuracies, load_source
 from tests.fixtures.tiny import tiny_run
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.viewer.index import find_runs, write_index

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from rlvr.commands.cli import run_command
+from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.runs.curves import MAX_POINTS
-from rlvr.runs.runlog import RunLog
+from rlvr.runs.run_log import RunLog
 from rlvr.viewer import index
+from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, get_control_token_name
 from rlvr.viewer.view import PAGE_FOLDER, SCRIPTS, STYLES, WrittenPage, watch_run, write_page
-from rlvr.viewer.viewparts import EPISODES_PER_CHUNK, get_control_token_name
 from tests.fixtures.tiny import tiny_run
 
 SUMS = "tests/fixtures/worlds.py:Sums"
@@ -74,7 +74,11 @@ def test_every_episode_of_a_training_run_is_in_the_page(tmp_path: Path) -> None:
 
 
 def test_control_tokens_come_with_their_names(tmp_path: Path) -> None:
-    assert parts(write_page(trained(tmp_path / "a", [episode()])).path)["columns"]["names"] == {"0": "<eos>", "1": "<user>", "2": "<policy>"}
+    assert parts(write_page(trained(tmp_path / "a", [episode()])).path)["columns"]["names"] == {
+        "0": "<eos>",
+        "1": "<user>",
+        "2": "<policy>",
+    }
     added = {7: SimpleNamespace(content="<|im_end|>", special=True), 8: SimpleNamespace(content="<think>", special=False)}
     loaded: Any = SimpleNamespace(tokenizer=SimpleNamespace(added_tokens_decoder=added))  # as Hugging Face's
     assert [get_control_token_name(loaded, token) for token in (6, 7, 8)] == ["", "<|im_end|>", ""], "<think> is text"

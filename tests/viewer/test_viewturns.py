@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.viewer.viewturns import build_conversation
+from rlvr.viewer.conversation_view import build_conversation
 from tests.fixtures.recorded import agent_session
 
 

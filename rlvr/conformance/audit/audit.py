@@ -9,14 +9,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.conformance.audit.asking import VerifierProcess, VerifierReply
 from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair, generate_pairs
 from rlvr.conformance.audit.search import UniversalAnswer, search_universal_answers
+from rlvr.conformance.audit.verifier_process import VerifierProcess, VerifierReply
 from rlvr.contracts import Example
 from rlvr.errors import ConfigError
 from rlvr.task import to_plain_json
 
-LABEL_VALUES: Mapping[Any, bool] = {1: True, 0: False, "1": True, "0": False, "right": True, "wrong": False, "correct": True, "incorrect": False}
+LABEL_VALUES: Mapping[Any, bool] = {
+    1: True,
+    0: False,
+    "1": True,
+    "0": False,
+    "right": True,
+    "wrong": False,
+    "correct": True,
+    "incorrect": False,
+}
 GIVEN_FAMILY = "given"
 NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 
@@ -57,7 +66,12 @@ class PairFamily:
             return
         else:
             self.failed += 1
-        shown = {"answer": pair.answer, "reference": to_plain_json(pair.reference), "score": reply.score, "reason": reply.crash_message or reply.reason}
+        shown = {
+            "answer": pair.answer,
+            "reference": to_plain_json(pair.reference),
+            "score": reply.score,
+            "reason": reply.crash_message or reply.reason,
+        }
         self.examples = sorted([*self.examples, shown], key=lambda one: len(one["answer"]))[:MAX_SHOWN_EXAMPLES]
 
 
@@ -85,7 +99,10 @@ class AuditReport:
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
             rows = [family for family in self.families if family.given == given]
-            found[name] = {"false_positive": _failure_rate(f for f in rows if not f.right), "false_negative": _failure_rate(f for f in rows if f.right)}
+            found[name] = {
+                "false_positive": _failure_rate(f for f in rows if not f.right),
+                "false_negative": _failure_rate(f for f in rows if f.right),
+            }
         return found
 
     def compute_latency(self) -> dict[str, float]:
@@ -141,7 +158,9 @@ def load_pairs(path: Path) -> tuple[list[LabelledPair], int]:
             continue
         meta = row.get("meta")
         question = str(row.get("question") or "")
-        found.append(LabelledPair(answer, reference, right, str(row.get("family") or GIVEN_FAMILY), question, meta if isinstance(meta, dict) else {}))
+        found.append(
+            LabelledPair(answer, reference, right, str(row.get("family") or GIVEN_FAMILY), question, meta if isinstance(meta, dict) else {})
+        )
     return found, skipped
 
 
@@ -176,7 +195,10 @@ def run_audit(
     report = AuditReport(target, [])
     families: dict[tuple[str, bool, bool], PairFamily] = {}
     count = 0
-    with VerifierProcess(target, settings, timeout_s=timeout_s, seed=1) as one, VerifierProcess(target, settings, timeout_s=timeout_s, seed=2) as two:
+    with (
+        VerifierProcess(target, settings, timeout_s=timeout_s, seed=1) as one,
+        VerifierProcess(target, settings, timeout_s=timeout_s, seed=2) as two,
+    ):
         report.accepted_forms = _find_accepted_forms(one, golds)
         given = [(pair, True) for pair in pairs]
         for pair, labelled in [*given, *((pair, False) for pair in generate_pairs(golds, report.accepted_forms or [ANSWER_FORMS[0][0]]))]:
@@ -191,7 +213,9 @@ def run_audit(
             count += 1
             on_progress(count)
         seen = [pair.answer for pair in pairs if len(pair.answer) < 300]
-        report.universal_answers = search_universal_answers(golds, seen, lambda gold, text: one.verify_row({**gold.to_row(), "answer": text}).is_rewarded, max_calls=search_calls, seed=seed)
+        report.universal_answers = search_universal_answers(
+            golds, seen, lambda gold, text: one.verify_row({**gold.to_row(), "answer": text}).is_rewarded, max_calls=search_calls, seed=seed
+        )
     report.families = sorted(families.values(), key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
     return report
 
@@ -199,5 +223,8 @@ def run_audit(
 def _find_accepted_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair]) -> list[str]:
     """Find the forms in which at least half of some golds are accepted, the best first."""
     some = golds[:NUM_PROBE_GOLDS]
-    accepted = {name: sum(verifier.verify_row({**gold.to_row(), "answer": text.format(gold.answer)}).is_rewarded for gold in some) for name, text in ANSWER_FORMS}
+    accepted = {
+        name: sum(verifier.verify_row({**gold.to_row(), "answer": text.format(gold.answer)}).is_rewarded for gold in some)
+        for name, text in ANSWER_FORMS
+    }
     return [name for name in sorted(accepted, key=lambda name: -accepted[name]) if some and 2 * accepted[name] >= len(some)]

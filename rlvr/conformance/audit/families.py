@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlvr.conformance import canaries
+from rlvr.conformance import adversarial_answers as canaries
 
 ANSWER_FORMS: tuple[tuple[str, str], ...] = (
     ("bare", "{}"),
@@ -98,7 +98,9 @@ def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Itera
     for at, gold in enumerate(golds):
         other = every[(every.index(gold.answer) + 1) % len(every)] if len(every) > 1 else _increment_digit(gold.answer) or "something else"
         yield from (_make_pair(gold, texts[form].format(gold.answer), True, f"form: {form}") for form in forms)
-        yield from (_make_pair(gold, text.format(main.format(gold.answer)), True, f"same value: {name}") for name, text in SURROUNDING_FORMS)
+        yield from (
+            _make_pair(gold, text.format(main.format(gold.answer)), True, f"same value: {name}") for name, text in SURROUNDING_FORMS
+        )
         for name, change in VALUE_PRESERVING_REWRITES:
             yield from _make_changed_pair(gold, change(gold.answer), main, True, f"same value: {name}")
         for name, change in VALUE_CHANGING_REWRITES:
@@ -110,7 +112,8 @@ def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Itera
             yield _make_pair(gold, main.format(", ".join(dict.fromkeys([gold.answer, other, *every[:10]]))), False, "all answers at once")
         yield from (_make_pair(gold, main.format(text), False, "denial") for text in canaries.iter_denials(gold.answer))
         yield from (
-            _make_pair(gold, text, False, "format trick") for text in (main.format(""), main.format(" "), main.format("?"), main.format("x") * 3)
+            _make_pair(gold, text, False, "format trick")
+            for text in (main.format(""), main.format(" "), main.format("?"), main.format("x") * 3)
         )
         if gold.question:
             yield _make_pair(gold, gold.question, False, "question echoed")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlvr.conformance import canaries
+from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair
 
 JOINERS = (" ", "\n", ", ", " or ", " = ", "; ", "\n\n")
@@ -43,7 +43,9 @@ class UniversalAnswer:
         return len(self.paid) / self.tasks
 
 
-def search_universal_answers(golds: Sequence[LabelledPair], seen: Sequence[str], is_rewarded: Callable[[LabelledPair, str], bool], *, max_calls: int, seed: int) -> list[UniversalAnswer]:
+def search_universal_answers(
+    golds: Sequence[LabelledPair], seen: Sequence[str], is_rewarded: Callable[[LabelledPair, str], bool], *, max_calls: int, seed: int
+) -> list[UniversalAnswer]:
     """Find texts that are rewarded for at least two different references, best and shortest first, with at most `calls` verifications."""
     chance = random.Random(seed)
     tasks = list({repr(gold.reference): gold for gold in golds}.values())

@@ -19,10 +19,21 @@ from typing import Any
 
 from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
-from rlvr.plugins.registry import build
+from rlvr.registry.plugins import build
 from rlvr.task import Task, user
 
-ANSWER_ARGUMENTS = ("completions", "completion", "answer", "response", "solution_str", "prediction", "output", "text", "completion_text", "pred")
+ANSWER_ARGUMENTS = (
+    "completions",
+    "completion",
+    "answer",
+    "response",
+    "solution_str",
+    "prediction",
+    "output",
+    "text",
+    "completion_text",
+    "pred",
+)
 REFERENCE_ARGUMENTS = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
 QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
 VERL_ARGUMENTS = {"data_source": "audit", "extra_info": None}

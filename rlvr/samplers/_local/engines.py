@@ -20,18 +20,18 @@ from safetensors import SafetensorError
 
 from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.model.device import free_cached_memory
-from rlvr.runs.owner import create_owned_folder, remove_orphaned_folders
+from rlvr.models.device import free_cached_memory
+from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from rlvr.samplers._colocated import EngineConfig, find_tied_weights
-from rlvr.samplers._dialect import check_request_length
-from rlvr.samplers._local.balance import EngineLoad, choose_engine, make_group_key
-from rlvr.samplers._local.fleet import EnginePlan, choose_weights_folder, clear_shared_memory
-from rlvr.samplers._local.process import EngineProcess
-from rlvr.samplers._local.slot import EngineSlot
-from rlvr.samplers._probe import LOGPROB_TOLERANCES, compare_logprobs
-from rlvr.samplers._servers.patience import Timeouts
+from rlvr.samplers._local.engine_plan import EnginePlan, choose_weights_folder, clear_shared_memory
+from rlvr.samplers._local.engine_process import EngineProcess
+from rlvr.samplers._local.engine_slot import EngineSlot
+from rlvr.samplers._local.load_balancer import EngineLoad, choose_engine, make_group_key
 from rlvr.samplers._servers.replies import RESUME_HINT
-from rlvr.samplers._servers.servers import POLL_INTERVAL_S
+from rlvr.samplers._servers.server_engine import POLL_INTERVAL_S
+from rlvr.samplers._servers.timeouts import Timeouts
+from rlvr.samplers._vllm_format import check_request_length
+from rlvr.samplers._weight_probe import LOGPROB_TOLERANCES, compare_logprobs
 
 FOLDER_PREFIX = "rlvr-engines-"
 MAX_DEATHS = 3
@@ -45,7 +45,9 @@ class LocalEngines:
 
     name = "the vLLM engines beside the trainer"
 
-    def __init__(self, model: Any, config: EngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None) -> None:
+    def __init__(
+        self, model: Any, config: EngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None
+    ) -> None:
         self.timeouts, self.plan, self.config = timeouts, plan, config
         within = folder or str(choose_weights_folder(model))
         remove_orphaned_folders(FOLDER_PREFIX, within)
@@ -86,7 +88,9 @@ class LocalEngines:
             sent = self._write_weights(weights, version)
         except (OSError, SafetensorError) as error:
             told = getattr(error, "strerror", None) or error
-            raise SamplerError(f"the weights could not be written to {self._weights_folder}: {told}; set weights_folder to one with room") from error
+            raise SamplerError(
+                f"the weights could not be written to {self._weights_folder}: {told}; set weights_folder to one with room"
+            ) from error
         if self.config.sleep:
             free_cached_memory()  # the engines take it
         self._load_order = {"do": "take", "order": next(self._names), "version": version, **sent}
@@ -100,7 +104,9 @@ class LocalEngines:
     def _write_weights(self, weights: Weights, version: int) -> dict[str, str]:
         """Write the weights, and remove the previous ones. The base weights of an adapter are written once."""
         part = weights.get_adapter() if self.config.lora_rank else None
-        home = Path(weights.run_on_main(lambda: str(self._weights_folder)))  # the main process's folder; by now all engines have loaded the previous weights
+        home = Path(
+            weights.run_on_main(lambda: str(self._weights_folder))
+        )  # the main process's folder; by now all engines have loaded the previous weights
         for old in self._weights_folder.iterdir():
             if part is None or old.name != "base":
                 shutil.rmtree(old, ignore_errors=True)
@@ -318,7 +324,9 @@ class LocalEngines:
         assert slot.reference_scores is not None
         mean, _ = compare_logprobs(slot.reference_scores[1], scores)
         if not mean <= LOGPROB_TOLERANCES["bfloat16"][0]:
-            raise SamplerError(f"{slot.name} was restarted and has other weights than before: its scores differ by {mean:.3g}. {RESUME_HINT}")
+            raise SamplerError(
+                f"{slot.name} was restarted and has other weights than before: its scores differ by {mean:.3g}. {RESUME_HINT}"
+            )
         slot.state = "ready"
 
     def _restart(self, slot: EngineSlot, reason: str) -> None:

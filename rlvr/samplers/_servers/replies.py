@@ -10,9 +10,9 @@ from typing import Any
 from rlvr.contracts import Completion, Sampling
 from rlvr.episode import LOGPROB_EPS
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.samplers._dialect import make_completion
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
-from rlvr.samplers._servers.transfer import NCCL_ARGUMENT
+from rlvr.samplers._servers.weight_transfer import NCCL_ARGUMENT
+from rlvr.samplers._vllm_format import make_completion
 from rlvr.samplers._vllm_version import check_version
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
@@ -82,7 +82,9 @@ def parse_completion(server: HttpClient, choice: dict[str, Any], weights_name: s
         if (reason := str(choice["finish_reason"])) not in ("stop", "length"):
             raise ValueError(f"finish_reason is {reason[:40]!r}, so the answer is not complete")
     except PARSE_ERRORS as error:
-        raise BadServerReply(f"{server.url} gave a completion that cannot be read: {type(error).__name__}: {error}. {RESUME_HINT}") from error
+        raise BadServerReply(
+            f"{server.url} gave a completion that cannot be read: {type(error).__name__}: {error}. {RESUME_HINT}"
+        ) from error
     if spans != {weights_name} and weights_name:
         raise BadServerReply(
             f"{server.url} sampled with the weights {', '.join(sorted(spans)) or '(no name)'}, but {weights_name} were sent. "
@@ -123,7 +125,9 @@ def parse_prompt_logprobs(server: HttpClient, reply: HttpResponse, tokens: Seque
         raise BadServerReply(f"{server.format_error(reply)}; {words}") from error
 
 
-def wait_until_ready(server: HttpClient, start_timeout_s: float, request_choice: Callable[[HttpClient, dict[str, Any]], dict[str, Any]]) -> int:
+def wait_until_ready(
+    server: HttpClient, start_timeout_s: float, request_choice: Callable[[HttpClient, dict[str, Any]], dict[str, Any]]
+) -> int:
     """Wait for a server to start, and check its version and its log-probabilities; return its maximum length.
 
     `choice` requests a completion from a server.
@@ -142,7 +146,9 @@ def wait_until_ready(server: HttpClient, start_timeout_s: float, request_choice:
     try:
         check_version(str(server.request("GET", "/version", deadline=until).json()["version"]), server.url, "server")
         length = int(server.request("GET", "/v1/models", deadline=until).json()["data"][0]["max_model_len"])
-        sure = request_choice(server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}})
+        sure = request_choice(
+            server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}}
+        )
         logprob = float(sure["logprobs"]["content"][0]["logprob"])
     except PARSE_ERRORS as error:
         raise ConfigError(f"{server.url} is not a vLLM server: {type(error).__name__}: {error}; start one as `{SERVE_COMMAND}`") from error

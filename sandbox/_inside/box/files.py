@@ -9,7 +9,8 @@ import errno
 import os
 import stat
 
-from rlvr.sandbox._inside import places, streams
+from rlvr.sandbox._inside import streams
+from rlvr.sandbox._inside import workdirs as places
 
 NO_ERRNO = 199  # an exit status that is no errno
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from rlvr.sandbox._inside import meter
 from rlvr.sandbox._inside.box import calls
-from rlvr.sandbox._inside.box.groups import CallCgroup, CgroupFactory
-from rlvr.sandbox._inside.ends import ProcessKiller
-from rlvr.sandbox._inside.nest import NamespaceHelper
-from rlvr.sandbox._inside.zygotes import ChildProcess, ZygoteClient
+from rlvr.sandbox._inside.box.cgroups import CallCgroup, CgroupFactory
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelper
+from rlvr.sandbox._inside.process_killer import ProcessKiller
+from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the session counts as broken
 
@@ -57,7 +57,9 @@ class SessionProcesses:
             self.uid += 2
         self.tools.meter.set_baseline()
 
-    def start_process(self, descriptors: calls.CallDescriptors, argv: list[str], extra_processes: int = 0) -> tuple[ChildProcess, CallCgroup | None]:
+    def start_process(
+        self, descriptors: calls.CallDescriptors, argv: list[str], extra_processes: int = 0
+    ) -> tuple[ChildProcess, CallCgroup | None]:
         """Start a process of the session, in a control group of its own where available."""
         self._remove_ended_cgroups()
         if self.tools.namespace_helper and not self._namespace_init:
@@ -70,7 +72,11 @@ class SessionProcesses:
         if group := self.tools.cgroups.create():
             descriptors.add_shared(calls.CGROUP_FD, group.join_fd)
         order = {"argv": argv, "uid": self.uid, "gid": self.uid, "folder": self.home, "oom": 1000, "nice": 5, "rlimits": limits}
-        order |= {"filter": self.tools.has_filter and self.tools.namespace_helper is not None, "nest": self._namespace_init, "group": group is not None}
+        order |= {
+            "filter": self.tools.has_filter and self.tools.namespace_helper is not None,
+            "nest": self._namespace_init,
+            "group": group is not None,
+        }
         try:
             born = self.tools.zygote.fork_child(descriptors.child_fds, order)
         finally:
@@ -96,7 +102,9 @@ class SessionProcesses:
 
     def find_exit_code(self, process: ChildProcess) -> int | None:
         """Return the exit code of a process as soon as it stopped running, without the 10 ms that the kernel needs to remove its mounts."""
-        status = None if self.has_cgroup_meter else meter.find_exiting_status(process.pid)  # without this capability the status cannot be read
+        status = (
+            None if self.has_cgroup_meter else meter.find_exiting_status(process.pid)
+        )  # without this capability the status cannot be read
         return None if status is None else os.waitstatus_to_exitcode(status)
 
     def has_running_calls(self, waiting_shell: ChildProcess | None) -> bool:

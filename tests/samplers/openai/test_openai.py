@@ -15,7 +15,7 @@ from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
 from rlvr.samplers.openai import OpenAISampler, compute_retry_delay, decode_conversation

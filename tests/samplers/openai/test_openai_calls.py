@@ -11,7 +11,7 @@ import pytest
 from rlvr.evaluation.evaluate import EvalReport, evaluate
 from rlvr.evaluation.export import write_export
 from rlvr.evaluation.rescore import rescore
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
 from tests.fixtures.endpoint import endpoint
 
@@ -83,7 +83,9 @@ def test_calls_in_another_format_fail_alone(calls: Any, tmp_path: Path) -> None:
     with endpoint(lambda path, body, before: answer) as seen:
         report = evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
     (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
-    assert report.envs["Desks"].is_headline_withheld and row["end"] == "failed" and "that is not a chat completion (TypeError)" in row["error"]
+    assert (
+        report.envs["Desks"].is_headline_withheld and row["end"] == "failed" and "that is not a chat completion (TypeError)" in row["error"]
+    )
 
 
 def test_a_call_that_was_cut_off_is_not_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.runs.runlog import read_jsonl
+from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
 from rlvr.samplers._chat import parse_chat_reply, parse_usage
 from tests.fixtures.endpoint import drip, endpoint, hang_up, silent

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rlvr import Fault, Task, Verdict, make, user
-from rlvr.conformance.canaries import EMPTY_ANSWERS, INJECTION_ANSWERS, JUNK_ANSWERS
-from rlvr.verifiers._instructions.languages import COMMON_WORDS, detect_language
-from rlvr.verifiers._instructions.reading import count_syllables, split_sentences
-from rlvr.verifiers._instructions.table import IFBENCH, IFEVAL, INSTRUCTIONS
+from rlvr.conformance.adversarial_answers import EMPTY_ANSWERS, INJECTION_ANSWERS, JUNK_ANSWERS
+from rlvr.verifiers.instruction_checks.languages import COMMON_WORDS, detect_language
+from rlvr.verifiers.instruction_checks.registry import IFBENCH, IFEVAL, INSTRUCTIONS
+from rlvr.verifiers.instruction_checks.text_parsing import count_syllables, split_sentences
 
 STRICT, LOOSE = make("verifier", "instructions"), make("verifier", "instructions", loose=True)
 

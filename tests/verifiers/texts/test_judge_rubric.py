@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task, user
-from rlvr.verifiers._points import SIGN_NAMES, add_rubric_points
+from rlvr.verifiers._rubric_points import SIGN_NAMES, add_rubric_points
 from tests.verifiers.texts.test_judge import judge, scripted
 
 ITEM = re.compile(r"^(\d\.|[-*]) ", re.MULTILINE)

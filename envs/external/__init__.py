@@ -1,0 +1,1 @@
+"""Environments of other projects, each behind its own package or process."""

@@ -1,0 +1,157 @@
+"""The spec of an algorithm: its component functions and the defaults of its settings, from which the algorithm is built.
+
+The settings are the keyword parameters of the components and the common settings of the base class. Replacing a component by your own
+function (`algorithm: {name: grpo, advantage: mine.py:median}`) adds the function's settings and keeps the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rlvr.algorithms.base.settings import (
+    SETTINGS,
+    UNKNOWN_SETTING,
+    check_setting_value,
+    coerce_setting,
+    find_inactive_settings,
+    format_unknown_setting,
+)
+from rlvr.errors import ConfigError
+from rlvr.registry.plugins import load_factory
+
+Function = Callable[..., Any]
+
+
+def component(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
+    """Declare the traits of a component function.
+
+    company     compares the answers of a group, so that a single answer gives no signal
+    silent      returns 0 if all answers of a group have the same score
+    expand_to_tokens   returns one number per token, not one per answer
+    turns       requires a multi-turn environment
+    greedy      needs a greedy answer in each group
+    old, reference, entropy, values      needs these fields of `TokenStats`
+    teacher     needs a separate reference model, and learns from every answer
+    ratio       a loss whose settings have no effect if every ratio is 1
+    context     a loss that needs each token's id, completion and turn
+
+    `prepare` is called with the columns of all tokens before each optimizer step; the loss receives its result as `x.batch_stats`.
+    """
+
+    def marked(function: Function) -> Function:
+        vars(function).update(traits=frozenset(traits), prepare=compute_batch_stats)
+        return function
+
+    return marked
+
+
+def get_traits(function: Function) -> frozenset[str]:
+    """Return the traits that `component` declared; empty for an undecorated function."""
+    found: frozenset[str] = getattr(function, "traits", frozenset())
+    return found
+
+
+class AlgorithmSpec:
+    """The definition of one algorithm. Calling it with settings builds the algorithm.
+
+    >>> from rlvr.algorithms.grpo import make
+    >>> make(epsilon=0.1).settings.epsilon
+    0.1
+    """
+
+    validates_settings = True
+    """Tells the registry to skip its own check of settings: replaced components may add settings that the registry does not know."""
+
+    def __init__(self, base: Any, name: str, about: str | None, components: Mapping[str, Function], defaults: Mapping[str, Any]) -> None:
+        """`base` is the class to build; its `common_settings` apply to all its algorithms."""
+        self.base, self.name, self.__doc__ = base, name.rpartition(".")[2], about
+        self.components, self.defaults = dict(components), dict(defaults)
+        fields = (
+            base.common_settings
+            | self.collect_settings()
+            | ({"advantage": ("", "str"), "loss": ("", "str")} if "loss" in components else {})
+        )
+        self.setting_types = {key: kind for key, (_, kind) in fields.items()}
+        self.default_settings = {key: defaults.get(key, value) for key, (value, _) in fields.items()}
+        """The settings and their defaults."""
+        self.traits = frozenset().union(*map(get_traits, self.components.values()))
+        if "values" not in self.traits:
+            self.default_settings = {key: value for key, value in self.default_settings.items() if key not in base.critic_settings}
+
+    def collect_settings(self) -> dict[str, tuple[Any, str]]:
+        """Return the default and the type of each keyword parameter of all components."""
+        return {key: value for part in self.components for key, value in self.get_component_settings(part).items()}
+
+    def get_component_settings(self, key: str) -> dict[str, tuple[Any, str]]:
+        """Return the default and the type of each keyword parameter of one component."""
+        found = {}
+        for name, p in inspect.signature(self.components[key]).parameters.items():
+            if p.kind is inspect.Parameter.KEYWORD_ONLY:
+                kind = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
+                found[name] = (p.default, "" if p.annotation is p.empty else kind)
+        return found
+
+    def replace_components(self, given: Mapping[str, Any]) -> AlgorithmSpec:
+        """Return a spec with the components that the settings `advantage` and `loss` name; these may add settings."""
+        named = {key: given[key] for key in ("advantage", "loss") if key in self.components and given.get(key)}
+        if not named:
+            return self
+        swapped = {key: load_component(key, target) for key, target in named.items()}
+        return AlgorithmSpec(self.base, self.name, self.__doc__, self.components | swapped, self.defaults)
+
+    def __call__(self, **given: Any) -> Any:
+        """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
+        recipe = self.replace_components(given)
+        for key, value in given.items():
+            if key not in recipe.default_settings:
+                raise ConfigError(format_unknown_setting(self.name, key, value, recipe.default_settings))
+        chosen = {key: coerce_setting(key, value, recipe.setting_types[key]) for key, value in given.items()}
+        settings = recipe.default_settings | chosen
+        for key, value in settings.items():
+            check_setting_value(key, value)
+        reasons = find_inactive_settings(settings)
+        for key, value in chosen.items():
+            if key in reasons and value != recipe.default_settings[key]:
+                raise ConfigError(f"{key}={value!r} has no effect because {reasons[key]}; change that, or remove {key}")
+        return recipe.base(recipe, settings)
+
+    def bind_settings(self, key: str, settings: Mapping[str, Any]) -> Function:
+        """Return a component with its settings bound."""
+        function, own = self.components[key], {name: settings[name] for name in self.get_component_settings(key)}
+        return partial(function, **own)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(
+            [
+                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=self.setting_types[key])
+                for key, value in self.default_settings.items()
+            ]
+        )
+
+    @property
+    def setting_descriptions(self) -> dict[str, str]:
+        """The description of each setting, for `rlvr show`."""
+        return {key: SETTINGS.get(key, UNKNOWN_SETTING).description for key in self.default_settings}
+
+    @property
+    def inactive_settings(self) -> list[str]:
+        """The settings that have no effect with the default values of the others."""
+        return list(find_inactive_settings(self.default_settings))
+
+
+def load_component(key: str, target: Any) -> Function:
+    """Load a component: that of another algorithm, or a function in a file."""
+    if not isinstance(target, str):
+        raise ConfigError(f"{key} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
+    found = load_factory("algorithm", target)
+    parts = getattr(found, "parts", None)
+    if parts is None:
+        return found
+    if key not in parts:
+        raise ConfigError(f"{key} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
+    function: Function = parts[key]
+    return function

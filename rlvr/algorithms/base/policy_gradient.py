@@ -1,0 +1,276 @@
+"""PolicyGradient: the shared base of the policy-gradient algorithms. Their advantages and losses are in their own files.
+
+    compute_advantages    rewards minus penalties  ->  the file's `advantage`  ->  one number per token
+    compute_token_losses  the file's `loss`  ->  times the mismatch correction, plus KL, entropy and critic terms
+
+Torch is not imported: only methods of the given tensors are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
+from rlvr.algorithms.base.setting_checks import check_combinations
+from rlvr.algorithms.base.settings import find_inactive_settings
+from rlvr.algorithms.functions import advantages as credit
+from rlvr.algorithms.functions import aggregation as aggregate
+from rlvr.algorithms.functions import kl, mismatch
+from rlvr.algorithms.functions import loss_terms as terms
+from rlvr.algorithms.functions import turn_advantages as turns
+from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
+from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_tokens
+from rlvr.algorithms.functions.surrogate import SurrogateLoss
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, NestedValues, TokenStats
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PolicyGradient(Algorithm):
+    """An algorithm with an advantage for each token and a loss made of ratio and advantage.
+
+    >>> from rlvr.algorithms.grpo import make
+    >>> make(scale_rewards="drop_all").needs_reference
+    False
+    """
+
+    common_settings: Mapping[str, tuple[Any, str]] = {
+        "whiten": ("none", "str"), "malformed_call_penalty": (0.0, "float"), "overlong_buffer": (0, "int"),
+        "overlong_penalty": (0.5, "float"), "loss_aggregation": ("seq-mean-token-mean", "str"), "max_completion_length": (0, "int"),
+        "mask_truncated_completions": (False, "bool"), "mask_malformed_calls": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
+        "beta": (0.0, "float"), "kl_estimator": ("k3", "str"), "kl_in": ("loss", "str"), "kl_target": (None, "float | None"),
+        "kl_horizon": (10_000, "int"), "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
+        "entropy_coef": (0.0, "float"), "num_iterations": (1, "int"), "old_from_sampler": (False, "bool"),
+        "importance_sampling_correction": ("none", "str"), "importance_sampling_cap": (2.0, "float"),
+        "importance_sampling_floor": (0.5, "float"), "vf_coef": (0.1, "float"), "epsilon_value": (0.2, "float | None"),
+        "value_pretraining_steps": (0, "int"),
+    }  # fmt: skip
+    """The settings of all policy-gradient algorithms: default and type."""
+    critic_settings = ("vf_coef", "epsilon_value", "value_pretraining_steps")
+    """The common settings that only apply to algorithms with a critic."""
+
+    def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        check_combinations(settings, spec.traits, spec.name)
+        self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
+        self.advantage, self.loss = spec.bind_settings("advantage", settings), spec.bind_settings("loss", settings)
+        s, traits = self.settings, spec.traits
+        self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
+        self.requires_group, self.skips_zero_variance = "company" in traits, "silent" in traits and "teacher" not in traits
+        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (need in traits for need in ("turns", "greedy", "values"))
+        self.needs_teacher, divergence = "teacher" in traits, getattr(s, "divergence", "sampled")
+        self.needs_divergence = "" if divergence == "sampled" else divergence
+        self.needs_reference = s.beta > 0 or "reference" in traits or self.needs_teacher
+        self.syncs_reference = self.needs_reference and s.ref_model_sync_steps > 0
+        self.needs_entropy, self.needs_token_context = s.entropy_coef != 0, "context" in traits
+        self.advantage_inputs = traits & {"old", "reference", "entropy", "values"}
+        if s.beta > 0 and s.kl_in == "reward":
+            self.advantage_inputs |= {"penalties"}
+        self.backprop_zero_advantage = self.needs_teacher or self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+        self.has_penalties = bool(s.malformed_call_penalty or s.overlong_buffer)
+        self.is_policy_loss_only = not (self.needs_reference or self.needs_entropy or self.needs_value)
+        """True if the loss has no KL, entropy or critic term."""
+        self.use_rollout_logprobs, self.needs_batch_stats = (
+            s.old_from_sampler,
+            getattr(spec.components["loss"], "prepare", None) is not None,
+        )
+        if not self.use_rollout_logprobs:
+            self.off_policy_defaults = {"importance_sampling_correction": "token_truncate"}
+        if "ratio" in traits:
+            self.noop_on_policy = tuple(spec.get_component_settings("loss"))
+        self.controller = kl.KLController(
+            s.beta, target=s.kl_target, horizon=s.kl_horizon, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha
+        )
+        self.critic_warmup_steps = s.value_pretraining_steps if self.needs_value else 0
+        self.is_critic_warmup = self.critic_warmup_steps > 0
+        self.max_completion_length = s.max_completion_length
+        """The limit on the completion length; if it is not set, the run's limit after `configure`."""
+        self._running_mean_reward, self._running_weight = 0.0, 0.0
+
+    @property
+    def beta(self) -> float:
+        """The current KL coefficient."""
+        return self.controller.beta
+
+    def describe_settings(self) -> list[tuple[str, Any, bool]]:
+        """Return every active setting: its name, its value, and whether it differs from the default."""
+        settings = vars(self.settings)
+        unused = find_inactive_settings(settings)
+        return [(key, value, value != self.spec.default_settings[key]) for key, value in settings.items() if key not in unused]
+
+    def configure(self, *, max_completion_length: int) -> None:
+        """Use the run's limit on the completion length, if the settings have none."""
+        self.max_completion_length = self.settings.max_completion_length or max_completion_length
+        if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
+            self._check_max_length(self.max_completion_length)
+
+    # ---- credit ---------------------------------------------------------------------------------------------------
+
+    def compute_advantages(
+        self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce
+    ) -> NestedValues:
+        """Compute the advantage of every token; 0.0 for non-policy tokens and for episodes without a score."""
+        less = self.has_penalties or token_stats.penalties is not None
+        earned = self._subtract_penalties(groups, token_stats.penalties) if less else [[e.rewards for e in group] for group in groups]
+        counted = [[self.is_counted(e) for e in group] for group in groups]
+        answers = AnswerBatch(groups, earned, counted, token_stats, all_reduce, self._running_mean_reward)
+        found = self.advantage(answers)
+        self.metrics, self.returns = answers.metrics, answers.value_targets
+        kept = answers.action_masks if not self.settings.mask_malformed_calls else [[self.loss_mask(e) for e in group] for group in groups]
+        return expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
+
+    def _whiten(self, answers: AnswerBatch, found: Any, kept: TokenMasks) -> NestedValues:
+        """Whiten the advantages over the answers or the tokens of all processes."""
+        if self.settings.whiten == "samples":
+            return expand_to_tokens(credit.whiten_samples(answers.rewards, found, answers.all_reduce), kept)
+        trained = [
+            [mask if self.is_in_loss(e) else np.zeros(len(e.tokens), dtype=bool) for e, mask in zip(group, masks, strict=True)]
+            for group, masks in zip(answers.groups, kept, strict=True)
+        ]
+        return whiten_tokens(expand_to_tokens(found, kept), trained, answers.all_reduce)
+
+    def _subtract_penalties(self, groups: Groups, penalties: NestedValues | None) -> list[list[Numbers]]:
+        """Subtract the KL and the penalties from the reward of each token."""
+        if self.settings.overlong_buffer:
+            self._check_max_length(self.max_completion_length)
+        penalties = penalties or [[None for _ in group] for group in groups]
+        return [
+            [self._subtract_answer_penalties(e, own) for e, own in zip(group, owns, strict=True)]
+            for group, owns in zip(groups, penalties, strict=True)
+        ]
+
+    def _subtract_answer_penalties(self, episode: Episode, penalty: Sequence[float] | None) -> Numbers:
+        """Subtract the KL, the malformed-call penalty and the length penalty from the rewards of one answer."""
+        s, row = self.settings, np.array(episode.rewards, dtype=np.float64)
+        if penalty is not None:
+            if len(penalty) != len(row):
+                raise ValueError(f"there are {len(penalty)} penalties for {len(row)} tokens")
+            row -= penalty
+        if s.malformed_call_penalty:
+            for _, end in episode.malformed_turn_spans:
+                row[end - 1] -= s.malformed_call_penalty
+        if s.overlong_buffer and episode.num_policy_tokens:
+            last = len(row) - 1 - episode.action_mask[::-1].index(True)
+            row[last] += s.overlong_penalty * credit.compute_overlong_penalty(
+                episode.num_policy_tokens, self.max_completion_length, s.overlong_buffer
+            )
+        return row
+
+    def is_counted(self, episode: Episode) -> bool:
+        """Return whether an episode's reward is used for advantages: it has a score, and is not only a baseline."""
+        return episode.is_scored and not (self.needs_greedy_sample and episode.meta.get("greedy")) and not episode.meta.get("mismatched")
+
+    def is_in_loss(self, episode: Episode) -> bool:
+        """Return whether an episode is trained on: overlong filtering masks a truncated answer, but keeps its reward."""
+        return self.is_counted(episode) and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
+
+    def loss_mask(self, episode: Episode) -> Sequence[bool]:
+        """Return the tokens in the loss: the policy's tokens, without turns with a malformed call if these are masked."""
+        return turns.mask_malformed_turns(episode) if self.settings.mask_malformed_calls else episode.action_mask
+
+    # ---- loss -----------------------------------------------------------------------------------------------------
+
+    def compute_row_weights(
+        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+    ) -> list[float]:
+        """Compute the weight of each row's tokens over one optimizer step."""
+        how, cap = self.settings.loss_aggregation, self.settings.max_completion_length or max_length
+        if how == "seq-mean-token-sum-norm":
+            self._check_max_length(cap)
+        return aggregate.compute_row_weights(lengths, prompts, how, max_length=cap, all_reduce=all_reduce)
+
+    def _check_max_length(self, cap: int) -> None:
+        if not cap:
+            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_completion_length")
+        if (buffer := self.settings.overlong_buffer) > cap:
+            raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
+
+    def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: AllReduce = single_process_all_reduce) -> Tensor:
+        """Compute the batch statistics that the loss needs."""
+        own: Callable[..., Tensor] = vars(self.spec.components["loss"])["prepare"]
+        settings = vars(self.settings)
+        return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_settings("loss")})
+
+    def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss of each token: the sum of its policy, KL, entropy and value terms."""
+        policy = self.loss(inputs)
+        loss: Tensor = policy.loss if isinstance(policy, SurrogateLoss) else policy
+        if self.settings.importance_sampling_correction != "none":
+            loss = loss * self._compute_correction(inputs)
+        figures = {"policy_loss": loss.detach()}
+        if isinstance(policy, SurrogateLoss):
+            sides = {"low": policy.clipped_low, "high": policy.clipped_high, "region": policy.clipped_low + policy.clipped_high}
+            figures |= {f"clip_ratio/{side}_mean": clipped.detach() for side, clipped in sides.items()}
+        return (loss if self.is_policy_loss_only else self._add_loss_terms(inputs, loss, figures)), figures
+
+    def _compute_correction(self, x: LossInputs) -> Tensor:
+        """Compute the weight of each token that corrects the mismatch between sampler and trainer."""
+        s = self.settings
+        cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
+        return mismatch.compute_correction(x.old, x.sampler, x.rows, x.num_rows, s.importance_sampling_correction, cap=cap, floor=floor)
+
+    def _add_loss_terms(self, x: LossInputs, loss: Tensor, figures: dict[str, Tensor]) -> Tensor:
+        """Add the KL, entropy and critic terms to the policy loss; each is logged if its inputs are available."""
+        s = self.settings
+        if x.reference is not None:
+            figures["kl"] = kl.estimate_kl(x.new.detach(), x.reference, "k3")
+            if s.kl_in == "loss" and self.beta:
+                loss = loss + terms.compute_kl_term(x, self.beta, s.kl_estimator)
+        if x.entropy is not None:
+            figures["entropy"] = x.entropy.detach()
+            loss = loss - s.entropy_coef * x.entropy if s.entropy_coef else loss
+        if x.values is not None and x.old_values is not None and x.returns is not None:
+            error = terms.compute_value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
+            figures["value_loss"] = error.detach()
+            # during critic warmup, 0.0 * loss gives every weight a gradient in every process
+            loss = error + 0.0 * loss if self.is_critic_warmup else loss + s.vf_coef * error
+        return loss
+
+    # ---- state across steps -----------------------------------------------------------------------------------------
+
+    def on_step_end(self, rewards: Sequence[float], kl_value: float | None, all_reduce: AllReduce = single_process_all_reduce) -> None:
+        """Update the running mean reward and the adaptive beta after a step."""
+        added, count = all_reduce([sum(rewards), float(len(rewards))])
+        if count:
+            self._running_weight = 0.9 * self._running_weight + 0.1
+            self._running_mean_reward += (added / count - self._running_mean_reward) * 0.1 / self._running_weight
+        self.controller.update(kl_value, round(count))
+        self.is_critic_warmup = self.controller.num_steps < self.critic_warmup_steps
+
+    def reference_mixup(self) -> float:
+        """Return how far to move the reference toward the policy after this step."""
+        return self.controller.get_reference_mixup()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running mean reward, the current beta, and the number of steps."""
+        return {
+            "beta": self.controller.beta,
+            "running": self._running_mean_reward,
+            "seen": self._running_weight,
+            "steps": self.controller.num_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `state_dict`."""
+        self.controller.beta, self._running_mean_reward, self._running_weight = (
+            float(state["beta"]),
+            float(state["running"]),
+            float(state["seen"]),
+        )
+        self.controller.num_steps = int(state["steps"])
+        self.is_critic_warmup = self.controller.num_steps < self.critic_warmup_steps
+
+
+def define_policy_gradient(name: str, about: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:
+    """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults.
+
+    >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).usual["beta"]
+    0.0
+    """
+    return AlgorithmSpec(PolicyGradient, name, about, {"advantage": advantage, "loss": loss}, defaults)

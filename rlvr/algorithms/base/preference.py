@@ -1,0 +1,179 @@
+"""Preference and Imitation: algorithms whose loss depends on whole answers, without a ratio and without a clip.
+
+Preference (DPO, IPO, KTO): the loss is a function of s = beta * (l - l_ref) of whole answers. It is computed before the step, at the
+current weights, and logged as `loss`; the step follows its gradient, advantage * gradient of l.
+Imitation (SFT, best-of-N): the loss is -l of selected answers, the mean over their tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
+from rlvr.algorithms.functions import aggregation as aggregate
+from rlvr.algorithms.functions import kl, preferences
+from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
+from rlvr.algorithms.functions.answer_batch import Groups, expand_to_tokens
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, NestedValues, TokenStats
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class WholeAnswerAlgorithm(Algorithm):
+    """The shared base of Preference and Imitation: it excludes answers without a score and, optionally, truncated ones."""
+
+    common_settings: dict[str, tuple[Any, str]] = {"mask_truncated_completions": (False, "bool")}
+    critic_settings: Sequence[str] = ()
+
+    def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
+        self.select_offline_function = spec.bind_settings("learnable", settings)
+
+    def describe_settings(self) -> list[tuple[str, Any, bool]]:
+        """Return every setting: its name, its value, and whether it differs from the default."""
+        return [(key, value, value != self.spec.default_settings[key]) for key, value in vars(self.settings).items()]
+
+    def is_in_loss(self, episode: Episode) -> bool:
+        """Return whether an answer may be selected."""
+        return (
+            episode.is_scored
+            and not episode.meta.get("mismatched")
+            and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
+        )
+
+    def select_offline(self, groups: Groups) -> list[list[Episode]]:
+        """Select the answers of recorded groups that the loss uses."""
+        found: list[list[Episode]] = self.select_offline_function(groups)
+        return found
+
+    def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return -l weighted by the advantage; the KL to the reference is logged."""
+        figures = {} if inputs.reference is None else {"kl": kl.estimate_kl(inputs.new.detach(), inputs.reference, "k3")}
+        return -inputs.advantages * inputs.new, figures
+
+    def get_rewards(self, groups: Groups) -> list[list[float | None]]:
+        """Return the rewards of the answers that may be selected; None for the others."""
+        return [[e.reward if self.is_in_loss(e) and e.num_policy_tokens else None for e in group] for group in groups]
+
+
+class Preference(WholeAnswerAlgorithm):
+    """A loss on the scores of whole answers relative to a reference.
+
+    >>> from rlvr.algorithms.dpo import make
+    >>> make(beta=0.2).beta
+    0.2
+    """
+
+    common_settings = WholeAnswerAlgorithm.common_settings | {
+        "beta": (0.1, "float"), "length_normalised": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
+        "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
+    }  # fmt: skip
+    needs_reference = one_optimizer_step = True
+    advantage_inputs = frozenset({"penalties"})
+
+    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        super().__init__(recipe, settings)
+        s, traits = self.settings, recipe.traits
+        if not s.beta:
+            raise ConfigError(f"beta is 0, but {self.name} trains relative to a reference; set it above 0, such as 0.1")
+        self.requires_group = self.skips_zero_variance = "pairs" in traits
+        if s.dynamic_sampling_rounds > 1 and not self.skips_zero_variance:
+            raise ConfigError(f"{self.name} also learns from groups whose rewards are all equal; set dynamic_sampling_rounds=1")
+        self.sampling_rounds, self.needs_kl_samples = s.dynamic_sampling_rounds, "mismatched" in traits
+        self.prefer_function = recipe.bind_settings("prefer", settings)
+        self.controller = kl.KLController(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)
+        self.syncs_reference = s.ref_model_sync_steps > 0
+
+    @property
+    def beta(self) -> float:
+        """The coefficient of the reference."""
+        return self.controller.beta
+
+    def compute_advantages(
+        self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce
+    ) -> NestedValues:
+        """Compute the advantage of each token: the negative gradient of the preference loss."""
+        if token_stats.penalties is None:
+            raise ConfigError("preferences need the policy's and the reference's log-probabilities")
+        divisors = [[max(1, e.num_policy_tokens) if self.settings.length_normalised else 1 for e in group] for group in groups]
+        sums = [[math.fsum(np.asarray(row, dtype=np.float64).tolist()) for row in group] for group in token_stats.penalties]
+        shifts = [[s / n for s, n in zip(row, ns, strict=True)] for row, ns in zip(sums, divisors, strict=True)]
+        found: preferences.PreferenceAdvantages = self.prefer_function(groups, self.get_rewards(groups), shifts, self.beta, all_reduce)
+        self.metrics = found.metrics
+        pulls = [[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(found.advantages, divisors, strict=True)]
+        return expand_to_tokens(pulls, [[e.action_mask for e in group] for group in groups])
+
+    def compute_row_weights(
+        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+    ) -> list[float]:
+        """Return weight 1 for every row, because the mean over pairs or answers is part of the advantages."""
+        return [1.0] * len(lengths)
+
+    def on_step_end(self, rewards: Sequence[float], kl_value: float | None, all_reduce: AllReduce = single_process_all_reduce) -> None:
+        """Count a step."""
+        self.controller.update(None, 0)
+
+    def reference_mixup(self) -> float:
+        """Return how far to move the reference toward the policy after this step."""
+        return self.controller.get_reference_mixup()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"steps": self.controller.num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `state_dict`."""
+        self.controller.num_steps = int(state["steps"])
+
+
+class Imitation(WholeAnswerAlgorithm):
+    """Supervised learning on the best answer of each group.
+
+    >>> from rlvr.algorithms.best_of_n import make
+    >>> make(min_score=0.5).is_supervised
+    True
+    """
+
+    common_settings = WholeAnswerAlgorithm.common_settings | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
+    use_rollout_logprobs = is_supervised = True
+    """The loss has no ratio, so no forward pass for old log-probabilities is needed."""
+    count_zero_advantage = False
+
+    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        super().__init__(recipe, settings)
+        self.num_iterations, self.choose_function = self.settings.num_iterations, recipe.bind_settings("choose", settings)
+        if self.settings.loss_aggregation == "seq-mean-token-sum-norm":
+            raise ConfigError("loss_aggregation=seq-mean-token-sum-norm is for policy gradients; use token-mean or seq-mean-token-mean")
+
+    def compute_advantages(
+        self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce
+    ) -> NestedValues:
+        """Return advantage 1 at each token of the selected answers."""
+        places = [self.choose_function(group) for group in self.get_rewards(groups)]
+        self.metrics = {"best/kept": all_reduce([float(sum(i is not None for i in places))])[0]}
+        chosen = [[float(i == place) for i in range(len(group))] for group, place in zip(groups, places, strict=True)]
+        return expand_to_tokens(chosen, [[e.action_mask for e in group] for group in groups])
+
+    def compute_row_weights(
+        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+    ) -> list[float]:
+        """Compute the weight of each selected answer's tokens over one optimizer step."""
+        return aggregate.compute_row_weights(lengths, prompts, self.settings.loss_aggregation, all_reduce=all_reduce)
+
+
+def define_preference(name: str, about: str | None, prefer: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
+    """Define a preference algorithm: its `__name__`, docstring, loss on whole answers, and selection of recorded answers."""
+    return AlgorithmSpec(Preference, name, about, {"prefer": prefer, "learnable": select_offline}, defaults)
+
+
+def define_imitation(name: str, about: str | None, choose: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
+    """Define an imitation algorithm; `choose` returns the index of the best answer of a group, or None."""
+    return AlgorithmSpec(Imitation, name, about, {"choose": choose, "learnable": select_offline}, defaults)

@@ -1,0 +1,24 @@
+"""CISPO: a capped, detached ratio weighs the log-probability, so no token loses its gradient.
+
+    L = (1/N) sum -sg(min(r, ratio_max)) A l,  A as in GRPO, N the tokens of the whole step, sg stops the gradient
+
+paper                    2506.13585
+differs from the paper   the cap is the ratio itself, 5 by default; the paper tunes it and does not print it
+"""
+
+from __future__ import annotations
+
+from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.policy_gradient import define_policy_gradient
+from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_log_ratio, compute_weighted_loss
+from rlvr.algorithms.grpo import advantage
+from rlvr.contracts.algorithm import LossInputs
+
+
+@component("ratio")
+def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
+    """Weight the log-probability by the capped ratio."""
+    return compute_weighted_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
+
+
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")

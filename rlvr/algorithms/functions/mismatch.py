@@ -1,0 +1,59 @@
+"""Mismatch between the token probabilities of sampler and trainer: metrics, and an optional correction.
+
+With w_t = exp(l_old_t - l_sampler_t), the correction multiplies the policy term (never the KL term):
+
+    token_truncate      min(w_t, cap)                   token_mask        w_t where floor <= w_t <= cap, else 0
+    sequence_truncate   min(prod w, cap)                sequence_mask     prod w inside the bounds, else 0
+    geometric_mask      1 where the geometric mean of w is inside the bounds, else 0
+
+The product over a sequence grows or shrinks with its length; for long answers prefer the token or geometric forms.
+The measurements use the raw ratios, before any truncation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlvr.algorithms.functions.surrogate import LOG_RATIO_LIMIT, pool_by_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask")
+
+
+def compute_correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, mode: str, *, cap: float, floor: float) -> Tensor:
+    """Compute the correction factor of each token's policy loss, without a gradient."""
+    gap = (old - sampler).detach()
+    if mode.startswith("sequence"):
+        gap = pool_by_row(gap, rows, count, mean=False)
+    elif mode == "geometric_mask":
+        gap = pool_by_row(gap, rows, count, mean=True)
+    ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    inside = ((ratio >= floor) & (ratio <= cap)).to(ratio.dtype)
+    if mode in ("token_truncate", "sequence_truncate"):
+        return ratio.clamp(max=cap)
+    if mode in ("token_mask", "sequence_mask"):
+        return ratio * inside
+    if mode == "geometric_mask":
+        return inside
+    raise ValueError(f"importance_sampling_correction is {mode!r}; allowed: {', '.join(CORRECTIONS)}")
+
+
+def compute_mismatch_metrics(old: Tensor, sampler: Tensor) -> dict[str, float]:
+    """Compute statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
+    if old.numel() == 0:
+        return {}
+    gap = (old - sampler).detach().double()
+    ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    ordered = ratio.sort().values
+    last = ordered.numel() - 1
+    row = {f"sampling/ratio_{name}": float(ordered[round(q * last)]) for name, q in QUANTILES.items()}
+    row["sampling/ratio_mean"] = float(ratio.mean())
+    row["sampling/effective_sample_size"] = float(ratio.sum().square() / (ratio.square().sum() * ratio.numel()))
+    row["sampling/logp_difference_max"] = float(gap.abs().max())
+    row["mismatch_kl"] = float((ratio - 1 - gap).mean())
+    return row
+
+
+QUANTILES = {"min": 0.0, "p01": 0.01, "median": 0.5, "p99": 0.99, "max": 1.0}

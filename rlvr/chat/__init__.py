@@ -1,0 +1,1 @@
+"""Chat templates, tool formats and control tokens: how a conversation becomes token ids."""

@@ -1,0 +1,77 @@
+"""The Mistral dialects: `[TOOL_CALLS]` followed by a JSON list of calls (older models), or by a name with its arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult
+from rlvr.chat.dialects.hermes import raw_call_from_object
+from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_value, skip_whitespace
+from rlvr.turns import Call, CallStatus, ToolSpec
+
+HEAD_PATTERN = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*", re.ASCII)
+
+
+class MistralDialect(Dialect):
+    """`[TOOL_CALLS]N[ARGS]{...}`, and the list `[TOOL_CALLS][{"name": ..., "arguments": ...}]` of older models: both are parsed."""
+
+    name = "mistral"
+    description = "Mistral since 2025: [TOOL_CALLS]name[ARGS]{...}"
+    open_marks = ("[TOOL_CALLS]",)
+    reasoning_marks = (("[THINK]", "[/THINK]"), ("<think>", "</think>"))
+    template_signatures: tuple[tuple[str, ...], ...] = (("[TOOL_CALLS]", "[ARGS]"),)
+
+    def format_calls(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
+        """Format one mark per call."""
+        return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{format_json(dict(call.arguments or {}))}" for call in calls)
+
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+        """Parse a list, or a name and an object."""
+        start = skip_whitespace(text, at + len(self.open_marks[0]))
+        if text.startswith("[", start) or text.startswith("{", start):
+            return self._parse_list(text, start)
+        head = HEAD_PATTERN.match(text, start)
+        if not head or not TOOL_NAME_PATTERN.fullmatch(head.group(1)):
+            if start >= len(text):
+                return self.build_unclosed_result(text)
+            return self._extend_to_next_call(
+                text, start, RawCall("", None, CallStatus.NO_NAME, "[TOOL_CALLS] must be followed by the name of a tool")
+            )
+        try:
+            given, end = parse_value(text, head.end())
+        except ValueSyntaxError as broken:
+            return self._build_broken_call(text, head.end(), head.group(1), broken)
+        return ScanResult((RawCall(head.group(1), given),), end)
+
+    def _parse_list(self, text: str, at: int) -> ScanResult:
+        try:
+            given, end = parse_value(text, at)
+        except ValueSyntaxError as broken:
+            return self._build_broken_call(text, at, "", broken)
+        calls = given if isinstance(given, list) else [given]
+        empty = RawCall("", None, CallStatus.MALFORMED, "the list has no call")
+        return ScanResult(tuple(raw_call_from_object(call) for call in calls) or (empty,), end)
+
+    def _build_broken_call(self, text: str, at: int, name: str, error: ValueSyntaxError) -> ScanResult:
+        if error.truncated:
+            return self.build_unclosed_result(text, name)
+        return self._extend_to_next_call(text, at, RawCall(name, None, CallStatus.BAD_JSON, str(error)))
+
+    def _extend_to_next_call(self, text: str, at: int, found: RawCall) -> ScanResult:
+        """Extend a malformed call to the next call, or to the end of the turn."""
+        following = text.find(self.open_marks[0], at)
+        return ScanResult((found,), len(text) if following < 0 else following)
+
+
+class MistralListDialect(MistralDialect):
+    """The older format, `[TOOL_CALLS]` and a JSON list; the parser is shared."""
+
+    name = "mistral_list"
+    description = "Mistral up to 2024: [TOOL_CALLS] and a JSON list"
+    template_signatures = (("[TOOL_CALLS]",),)
+
+    def format_calls(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
+        """Format one list of all calls."""
+        listed = [{"name": call.name, "arguments": dict(call.arguments or {})} for call in calls]
+        return f"[TOOL_CALLS] {format_json(listed)}" if listed else ""

@@ -1,0 +1,173 @@
+"""Tool calls in a conversation: describe tools in the prompt, parse calls from a turn, render results.
+
+The dialect is that of the tokenizer's chat template. If the template does not support tools, or there is none, the `fenced` dialect is
+used (`line` with the tokenizers `chars` and `bytes`): a system message describes the tools, and results are user messages.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from rlvr.chat.dialects.dialect import Dialect
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT, TOOL_ROLES
+from rlvr.contracts import Environment, Tokenizer
+from rlvr.contracts.tool import Tool, truncate_middle
+from rlvr.errors import ConfigError
+from rlvr.task import Message, Task
+from rlvr.turns import Call, ToolSpec, Turn
+
+REASONING_LOOKBACK_TOKENS = 16
+"""The number of tokens before a turn that are checked for an opened reasoning block."""
+
+
+UNKNOWN_TOOL_TOKENS = 2000
+"""The estimated description length of a tool whose methods are not known yet."""
+MIN_RESULT_CHARACTERS = 80
+"""Tool results are never truncated below this length."""
+
+
+class CallStopCriterion:
+    r"""Ends a turn at the line that completes its first plain-text call; otherwise the policy would invent the result."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, tools: Sequence[ToolSpec], preceding_tokens: Sequence[int]) -> None:
+        self.dialect, self.tokenizer, self.tools, self.preceding_tokens = dialect, tokenizer, tools, preceding_tokens
+
+    def may_stop(self, token: int) -> bool:
+        """Return whether the token contains a line break."""
+        return "\n" in self.tokenizer.decode([token])
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Return whether the last of these tokens completes a call."""
+        if not self.may_stop(tokens[-1]):
+            return False
+        return self.dialect.has_complete_call(
+            self.tokenizer.decode(tokens),
+            self.tools,
+            starts_in_reasoning=is_reasoning_open(self.dialect, self.tokenizer, self.preceding_tokens),
+        )
+
+    def find_turn_length(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens belong to the turn."""
+        return next((n for n in range(1, len(tokens)) if self(tokens[:n])), len(tokens))
+
+
+def is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: Sequence[int]) -> bool:
+    """Return whether the tokens before a turn opened its reasoning block."""
+    return tokenizer.decode(preceding_tokens).rstrip().endswith(tuple(opens for opens, _ in dialect.reasoning_marks))
+
+
+class ToolFormat:
+    """Formats and parses tool calls for one tokenizer and one environment.
+
+    >>> Calls(CharTokenizer(), make("env", "arithmetic")).dialect.name                                   # doctest: +SKIP
+    'line'
+    """
+
+    def __init__(self, tokenizer: Tokenizer, environment: Environment) -> None:
+        self.tokenizer, self.environment = tokenizer, environment
+        own = str(getattr(tokenizer, "dialect", DEFAULT_DIALECT))
+        self.dialect: Dialect = get_dialect(environment.dialect or own)
+        self._stop_marks: Mapping[int, str] = getattr(tokenizer, "stop_marks", {})
+        if missing := [mark for mark in self.dialect.stop_marks if environment.dialect and mark not in self._stop_marks.values()]:
+            raise ConfigError(
+                f"dialect is {environment.dialect!r}, whose calls end with {missing[0]}, and this tokenizer does not stop there; leave "
+                f"dialect out ({own!r} is the one of this tokenizer), or choose another"
+            )
+        self.num_tool_prompt_tokens = self._count_tool_prompt_tokens(environment.tools) if environment.tools else 0
+        """The number of prompt tokens that describe the tools. An estimate for the tools of a server, which only a session knows."""
+
+    @cached_property
+    def has_native_tools(self) -> bool:
+        """Whether the chat template itself describes tools and renders results."""
+        return self.dialect.name == getattr(self.tokenizer, "dialect", DEFAULT_DIALECT) and bool(
+            getattr(self.tokenizer, "takes_tools", False)
+        )
+
+    def build_oracle_turns(self, task: Task) -> list[str] | None:
+        """Return the policy turns of a conversation that gets the full score: the oracle turns, else the gold answer; None if unknown."""
+        script = self.environment.oracle_turns(task)
+        if script is None:
+            return None if (gold := self.environment.gold(task)) is None else [gold]
+        specs = [spec for tool in self.environment.tools for spec in tool.specs()]
+        return [text for turn in script for text in self._format_oracle_turn(turn, specs)]
+
+    def _format_oracle_turn(self, turn: str | Call | Sequence[Call], specs: Sequence[ToolSpec]) -> Iterator[str]:
+        """Yield the texts of one oracle turn. If a call ends the turn, each call is a turn of its own."""
+        if isinstance(turn, str):
+            yield turn
+            return
+        calls = [turn] if isinstance(turn, Call) else list(turn)
+        for some in [[call] for call in calls] if self.dialect.is_plain_text else [calls]:
+            yield self.dialect.format_calls(some, specs)
+
+    def _count_tool_prompt_tokens(self, tools: Sequence[Tool]) -> int:
+        question: tuple[Message, ...] = ({"role": "user", "content": "a"},)
+        specs = [spec for tool in tools for spec in tool.specs()]
+        self.render_reply([{"role": "tool", "content": "a"}], sys.maxsize)  # fails early if the template cannot continue a conversation
+        unknown = sum(not tool.specs() for tool in tools)
+        return len(self.render_prompt(question, specs)) - len(self.render_prompt(question, ())) + unknown * UNKNOWN_TOOL_TOKENS
+
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render a conversation with tools as ids, up to the policy's first turn."""
+        if not tools:
+            return self.tokenizer.render(messages)
+        if self.has_native_tools:
+            return self.tokenizer.render(messages, [spec.to_openai_format() for spec in tools])
+        about = self.dialect.format_instructions(tools)
+        if messages[0]["role"] == "system":
+            return self.tokenizer.render([_prepend_text(about, messages[0]), *messages[1:]])
+        try:
+            return self.tokenizer.render([{"role": "system", "content": about}, *messages])
+        except ConfigError:  # the template does not support system messages
+            return self.tokenizer.render([_prepend_text(about, messages[0]), *messages[1:]])
+
+    def render_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
+        """Render the session's reply, up to the policy's next turn. Tool results are truncated to half of the remaining tokens."""
+        ids, longest = self._render_reply(messages), max((len(m["content"]) for m in messages if m["role"] in TOOL_ROLES), default=0)
+        while longest > MIN_RESULT_CHARACTERS and len(ids) > max_tokens // 2:
+            longest = min(longest - 1, longest * max_tokens // (2 * len(ids)))
+            cut: list[Message] = [
+                {**message, "content": truncate_middle(message["content"], max(longest, MIN_RESULT_CHARACTERS))}
+                if message["role"] in TOOL_ROLES
+                else message
+                for message in messages
+            ]
+            ids = self._render_reply(cut)
+        return ids
+
+    def _render_reply(self, messages: Sequence[Message]) -> list[int]:
+        if self.has_native_tools or all(message["role"] not in TOOL_ROLES for message in messages):
+            return self.tokenizer.render_reply(messages)
+        said = [self._format_message(message) for message in messages]
+        return self.tokenizer.render_reply([{"role": "user", "content": "\n".join(said)}])
+
+    def _format_message(self, message: Message) -> str:
+        result = message["role"] in TOOL_ROLES
+        return self.dialect.format_result(str(message.get("name", "tool")), message["content"]) if result else message["content"]
+
+    def build_stop_criterion(self, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> CallStopCriterion | None:
+        """Build the stop criterion of the turn that begins at `start` in `tokens`; None if only stop ids end it."""
+        if not (tools and self.dialect.is_plain_text):
+            return None
+        return CallStopCriterion(self.dialect, self.tokenizer, tools, list(tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start]))
+
+    @cached_property
+    def end_of_turn_tokens(self) -> list[int]:
+        """The tokens that the chat template writes at the end of a turn; appended if no stop id ended it."""
+        return list(getattr(self.tokenizer, "turn_end", [self.tokenizer.eos_id]))
+
+    def parse_turn(self, raw_turn: Turn, number: int, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> Turn:
+        """Parse the calls of a completed turn that begins at `start` in `tokens`.
+
+        The tokens are only decoded. A stop token that is a mark of the dialect is part of the text, because it closes the call.
+        """
+        text = raw_turn.text + self._stop_marks.get(tokens[-1], "")
+        thinking = is_reasoning_open(self.dialect, self.tokenizer, tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start])
+        return self.dialect.parse_turn(text, tools, turn=number, finish=raw_turn.finish, starts_in_reasoning=thinking)
+
+
+def _prepend_text(about: str, message: Message) -> Message:
+    return {"role": message["role"], "content": f"{about}\n\n{message['content']}"}

@@ -1,0 +1,276 @@
+"""The commands and their arguments. The work is in `rlvr.cli`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import rlvr
+from rlvr.cli.commands.failures import EXIT_INTERRUPTED, print_failure, report_exception
+from rlvr.errors import ConfigError
+
+app = typer.Typer(
+    name="rlvr",
+    help="Environments and verifiers for reinforcement learning from verifiable rewards.",
+    epilog="Exit codes: 0 success, 1 a check failed or a score is missing, 2 wrong usage or settings, 3 an error inside rlvr.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")
+]
+CLUSTER_HELP = "auto, local, HOST:PORT, or a YAML file with a section `cluster`."
+KINDS_HELP = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
+
+
+@app.callback()
+def show_version_or_help(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
+) -> None:
+    """Show the version (`rlvr --version`), or the help if no command was given."""
+    if version:
+        print(f"rlvr {rlvr.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS_HELP}.")] = None,
+    of: Annotated[str, typer.Option(metavar="NAME", help="With envs: list the catalog of this environment, such as gymnasium's.")] = "",
+    json: Json = False,
+) -> None:
+    """List the registered plugins, recipes and suites."""
+    from rlvr.cli import listing
+
+    if of:
+        listing.list_catalog(kind, of, json=json)
+    else:
+        listing.list_plugins(kind, json=json)
+
+
+@app.command()
+def show(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe, suite or config.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object. Of config, a section such as train, or nothing.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Show the settings of one plugin, or of a run (`show config`)."""
+    from rlvr.cli import listing
+
+    listing.show_plugin(kind, name, json=json)
+
+
+@app.command()
+def verify(
+    verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="Its name, or path/to/file.py:Object.")],
+    reference: Annotated[str | None, typer.Option(help="The right answer; JSON if it starts with {, [ or a quote.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The answer to verify.")] = None,
+    file: Annotated[Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "meta"?}; - is standard input.')] = None,
+    meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(help="How many answers are verified in parallel, with --file.")] = 8,
+    json: Json = False,
+) -> int:
+    """Verify one answer, or a file; exit code 1 if any has no score.
+
+    An answer has no score if its task or the verifier failed. That is not a score of 0.
+    """
+    from rlvr.cli import verifying
+
+    if file is not None and reference is None and answer is None and not meta:
+        return verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
+    if file is None and reference is not None and answer is not None:
+        return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
+    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
+
+
+@app.command()
+def check(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
+    settings: Settings = None,
+    offered: Annotated[bool, typer.Option("--offered", help="Check every environment that `rlvr list envs --of NAME` lists.")] = False,
+    json: Json = False,
+) -> int:
+    """Check one plugin against its contract; exit code 1 on failure."""
+    from rlvr.cli import checking
+
+    if offered:
+        return checking.check_catalog(kind, name, pairs=settings or [], json=json)
+    return checking.check_plugin(kind, name, pairs=settings or [], json=json)
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, tool or algorithm.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A lower-case Python name, such as chess_mate.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a template of a plugin package, with a test."""
+    from rlvr.cli import scaffold
+
+    scaffold.write_package(kind, name, out=out, json=json)
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe (`rlvr list recipes`), a YAML file, or data: .jsonl, .csv, .parquet, hf:ORG/NAME."),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="a.b=v", help="Settings that replace the recipe's, such as train.steps=50.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model to train: a folder, or a Hub id such as Qwen/Qwen2.5-0.5B.")] = "",
+    test: Annotated[str, typer.Option(help="With data: the held-out data; default: a tenth of the questions.")] = "",
+    verifier: Annotated[str, typer.Option(help="With data: the verifier, such as numeric or '{symbolic: 0.9, format: 0.1}'.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, or start it if there is none.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Before resuming, repeat one recorded step and compare it with the log.")
+    ] = False,
+    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER_HELP}")] = "",
+    json: Json = False,
+) -> None:
+    """Train a policy and write a run folder."""
+    from rlvr.cli import running
+    from rlvr.cli.settings import make_cluster_overrides
+
+    overrides = [*make_cluster_overrides(cluster), *(overrides or [])]
+    running.train_run(recipe, overrides, model=model, test=test, verifier=verifier, out=out, resume=resume, verify=verify, json=json)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The recipe to write.")] = Path("recipe.yaml"),
+    data: Annotated[str, typer.Option(help="A data file or folder, hf:ORG/NAME, or an environment's name.")] = "",
+    model: Annotated[str, typer.Option(help="A Hub id or a folder.")] = "",
+    verifier: Annotated[str, typer.Option(help="The verifier of the answers; default: symbolic.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a first recipe; prompts for missing options."""
+    from rlvr.cli import data_training as starting
+
+    starting.write_recipe(str(file), data=data, model=model, verifier=verifier, force=force, json=json)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another such folder, with the same tasks.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare even if prompts, settings, verifiers or sampling differ, or many samples are unscored.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The seed of the bootstrap.")] = 0,
+    json: Json = False,
+) -> None:
+    """Compare two evaluations, task by task."""
+    from rlvr.cli import comparing
+
+    comparing.compare_runs(first, second, force=force, seed=seed, json=json)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` or `rlvr train` wrote.")],
+    to: Annotated[str, typer.Option(help="trl-dataset, csv or parquet; of an evaluation also markdown or inspect.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: a file in the run's folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a run in another format."""
+    from rlvr.cli import comparing
+
+    comparing.export_run(run, to, out=out, json=json)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
+    audit: Annotated[
+        int | None, typer.Option(min=1, help="Number of groups to sample again with the weights of the checkpoints, and to compare.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Replay a run's episodes; exit code 1 if any differs.
+
+    Without --audit the recorded tokens are stepped through the environment. With --audit answers are sampled again and compared by token.
+    """
+    from rlvr.cli import running
+
+    if audit is not None:
+        return running.audit_run(run, groups=audit, json=json)
+    return running.replay_run(run, json=json)
+
+
+@app.command()
+def doctor(
+    model: Annotated[Path | None, typer.Option(help="A model's folder: compare a sampler's log-probabilities with the trainer's.")] = None,
+    sampler: Annotated[str, typer.Option(help="With --model: the sampler, hf or vllm.")] = "hf",
+    env: Annotated[str, typer.Option(help="With --model: the environment of the prompts.")] = "arithmetic",
+    device: Annotated[str | None, typer.Option(help="With --model: the trainer's device; default: the accelerator.")] = None,
+    plan: Annotated[str | None, typer.Option(help="A recipe: estimate whether it fits into memory, and what to change.")] = None,
+    memory: Annotated[float | None, typer.Option(help="With --plan: memory of a GPU in GB; default: this machine's device.")] = None,
+    gpus: Annotated[int, typer.Option(help="With --plan: how many GPUs shard the model (FSDP2).")] = 1,
+    cluster: Annotated[str, typer.Option(help=f"Check whether a cluster can place its processes: {CLUSTER_HELP}")] = "",
+    json: Json = False,
+) -> int:
+    """Check this installation; exit code 1 if something is broken.
+
+    With --model the command compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart. With --plan
+    it estimates the memory of a training run; exit code 1 if the run does not fit. With --cluster it starts one process of each kind, and
+    one on each machine; exit code 1 if a process cannot be placed, or if versions differ.
+    """
+    if cluster:
+        from rlvr.cli import doctor as examination
+
+        return examination.check_cluster(cluster, json=json)
+    if plan is not None:
+        from rlvr.cli import planning
+
+        return planning.check_memory_plan(plan, memory=memory, gpus=gpus, json=json)
+    if model is not None:
+        from rlvr.cli import numerics_check as agreement
+
+        return agreement.check_sampler_numerics(str(model), sampler, env, device=device, json=json)
+    from rlvr.cli import doctor as examination
+
+    return examination.run_doctor(json=json)
+
+
+def main() -> None:
+    """Run the `rlvr` command (the entry point)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a text may contain characters that this encoding cannot write
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; exceptions become messages (unless RLVR_TRACEBACK is set)."""
+    try:
+        code = app(args=list(arguments), prog_name="rlvr", standalone_mode=False)
+        sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:  # Typer's exit code for Ctrl-C
+            return print_failure("stopped", EXIT_INTERRUPTED)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return print_failure("stopped", EXIT_INTERRUPTED)
+    except (Exception, SystemExit) as error:
+        if os.environ.get("RLVR_TRACEBACK") and isinstance(error, Exception):
+            raise
+        return report_exception(error)

@@ -1,0 +1,62 @@
+"""Error messages of the command line and its exit codes.
+
+Exit codes: 0 success, 1 a check failed or a score is missing, 2 wrong usage or settings, 3 an error inside rlvr.
+An error is one message on standard error, without a traceback; RLVR_TRACEBACK=1 shows the traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import sys
+from typing import Any
+
+from rlvr.conformance.plugin_location import find_plugin_location
+from rlvr.errors import RlvrError
+
+EXIT_INTERRUPTED, EXIT_SIGNAL_BASE = 130, 128
+"""The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
+
+
+def report_exception(error: Exception | SystemExit) -> int:
+    """Print the message of an exception and return the exit code."""
+    if isinstance(error, RlvrError):
+        return print_failure(f"error: {error}", error.exit_code)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" (writing {error.filename})" if error.filename else ""
+        return print_failure(f"error: the disk is full{where}; free some space and resume: rlvr train --resume, or the same rlvr eval", 3)
+    if place := find_plugin_location(error):
+        words = " ".join(str(error).split())
+        return print_failure(
+            f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2
+        )
+    if isinstance(error, SystemExit):  # after a signal, or raised by Typer because the reader closed the pipe
+        return error.code if isinstance(error.code, int) and error.code > EXIT_SIGNAL_BASE else 0
+    if type(error).__name__ == "Abort":
+        return print_failure("stopped", EXIT_INTERRUPTED)
+    if callable(getattr(error, "format_message", None)):  # Typer's own errors about the arguments
+        return print_failure(f"error: {_format_usage_error(error)}", 2)
+    return print_failure(
+        f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3
+    )
+
+
+def _format_usage_error(error: Any) -> str:
+    """Describe an error in the arguments, with the closest valid option and the command that shows the help."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    path = context.command_path if context else "rlvr"
+    if not option:
+        said = str(error.format_message()).rstrip(".")
+        return f"{said}{'' if said.endswith('?') else ';'} see `{path} --help`"
+    known = {name.lstrip("-"): name for parameter in context.command.params for name in parameter.opts} if context else {}
+    near = difflib.get_close_matches(option.lstrip("-"), known, n=1, cutoff=0.7)
+    meant = f"; did you mean {known[near[0]]!r}?" if near else ";"
+    if path == "rlvr train" and not near:
+        meant = "; a setting of the run is written without dashes, such as train.steps=50;"
+    return f"`{path}` has no option {option!r}{meant} see `{path} --help`"
+
+
+def print_failure(message: str, code: int) -> int:
+    """Print a message on standard error and return the exit code."""
+    print(message, file=sys.stderr, flush=True)
+    return code

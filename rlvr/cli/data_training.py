@@ -1,0 +1,222 @@
+"""`rlvr train` on a data file: make a recipe, check the data, keep the recipe in the run folder. And `rlvr init`, which writes a recipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from rlvr.cli import screen
+from rlvr.config.config import RunConfig, find_recipes, validate_config
+from rlvr.config.data_source import HUB_PREFIX, is_data_source
+from rlvr.config.overrides import apply_overrides
+from rlvr.contracts import Environment
+from rlvr.errors import ConfigError, NotFound
+from rlvr.registry.plugins import build_from_config, list_entries
+from rlvr.task import Fault
+
+RECIPE_FILE = "recipe.yaml"
+GOLD_CHECK_S = 10.0
+"""Time limit for checking the golds before a run; a long data set is checked in part."""
+MAX_LISTED_GOLDS = 5
+SIZE_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {
+        "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 256},
+        "train": {"steps": 10, "learning_rate": 1e-5},
+        "eval": {"tasks": 30},
+        "log": {"save_every": 10},
+    },
+    "gpu": {
+        "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_completion_length": 1024},
+        "train": {"steps": 200, "learning_rate": 1e-6, "warmup_steps": 5, "gradient_checkpointing": True},
+        "eval": {"tasks": 200, "every": 50},
+        "log": {"save_every": 50},
+    },
+}
+"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, so the token limit must leave
+room to reason. Of 48 answers of SmolLM2-135M-Instruct to GSM8K at temperature 1, 29 % ended within 256 tokens and 48 % within 512, and no
+answer of 257 to 512 tokens was right: on a CPU the larger limit would double the time and add no reward."""
+SIZE_NOTES = {
+    "cpu": "No accelerator was found: the sizes below are small, so that a model of some 100 million parameters takes minutes.",
+    "gpu": "For one GPU. With vLLM installed, `sampler: vllm` samples several times faster.",
+}
+SECTION_COMMENTS = {
+    "model": "a folder, or an id of the Hugging Face Hub",
+    "algorithm": "`rlvr list algorithms` shows all",
+    "train": "`rlvr doctor --plan` on this file estimates the memory",
+}
+
+
+def make_recipe(env: Mapping[str, Any], model: str, kind: str) -> dict[str, Any]:
+    """Make a first recipe as plain data; `kind` is cpu or gpu."""
+    sizes = SIZE_PRESETS[kind]
+    head = {"seed": 0, "env": dict(env), "model": {"path": model} if model else {}}
+    return head | {"rollout": sizes["rollout"], "algorithm": {"name": "grpo"}, **{key: sizes[key] for key in ("train", "eval", "log")}}
+
+
+def render_recipe(recipe: Mapping[str, Any], file: Path, kind: str, title: str) -> str:
+    """Render a recipe as YAML with comments, one line for each section except the environment."""
+    lines = [f"# {title}", "#", f"#     rlvr train {file}", "#", f"# {SIZE_NOTES[kind]}"]
+    lines += [f"# `rlvr show env {recipe['env']['name']}` explains the settings of the environment, `rlvr show config` the others."]
+    for key, value in recipe.items():
+        if key == "env":
+            block = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=130)
+            lines += ["env:", textwrap.indent(block.rstrip(), "  ")]
+        else:
+            one = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
+            lines.append(
+                one.strip().removeprefix("{").removesuffix("}") + (f"   # {SECTION_COMMENTS[key]}" if key in SECTION_COMMENTS else "")
+            )
+    return "\n".join(lines) + "\n"
+
+
+def prepare_data_run(
+    target: str, overrides: Sequence[str], *, model: str, test: str, verifier: str, out: Path | None
+) -> tuple[RunConfig, Path]:
+    """Prepare a run on a data file: check the data, write the recipe into the run folder; return the configuration and the folder."""
+    own = apply_overrides({}, overrides)
+    asked = own.get("env") if isinstance(own.get("env"), dict) else {}
+    env = {
+        "name": "dataset",
+        "path": target,
+        **({"test": test} if test else {}),
+        **({"verifier": parse_verifier(verifier)} if verifier else {}),
+    }
+    if missing := [name for name in (target, test) if name and not name.startswith(HUB_PREFIX) and not Path(name).expanduser().exists()]:
+        raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
+    if not model and not (isinstance(own.get("model"), dict) and {"path", "config"} & own["model"].keys()):
+        raise ConfigError(
+            f"no model is named to train on {target}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
+            f"rlvr train {target} --model Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    folder = out or Path("runs") / f"{_make_run_name(target)}-{datetime.now():%Y%m%d-%H%M%S}"
+    kept = folder / RECIPE_FILE
+    with build_from_config("env", {**env, **(asked or {})}) as environment:
+        found = {key: value for key, value in getattr(environment, "guessed", {}).items() if key not in (asked or {})}
+        env |= found
+        console = screen.make_stderr_console()
+        for line in find_unreadable_golds(environment):
+            console.print(Text(line, style="yellow"), soft_wrap=True)
+    recipe = apply_overrides(make_recipe(env, model, detect_machine()), overrides)
+    config = validate_config(recipe, target)
+    if config.model.path is not None:
+        _ = config.model.folder  # raises for a missing model before anything is written
+    if os.environ.get("RANK", "0") == "0" and not kept.exists():  # only rank 0 writes
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(render_recipe(recipe, kept, detect_machine(), f"Train on {target}."), "utf-8")
+    return config, folder
+
+
+def write_recipe(target: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
+    """Write a first recipe (`rlvr init`); prompt for missing options if there is a terminal."""
+    place = Path(target)
+    if place.exists() and not force:
+        raise ConfigError(f"{place} exists and is not overwritten; choose another file, or give --force")
+    data = data or _prompt_user("Questions: a data file or folder, hf:ORG/NAME, or an environment's name", "gsm8k", "--data")
+    model = model or _prompt_user("Model: a Hub id or a folder", "Qwen/Qwen2.5-0.5B-Instruct", "--model")
+    known = [entry.name for entry in list_entries("env")]
+    env: dict[str, Any] = {"name": data} if data in known else {"name": "dataset", "path": data}
+    if data not in known and not is_data_source(data):
+        raise ConfigError(f"{data!r} is neither data (a .jsonl, .csv or .parquet file, a folder, hf:ORG/NAME) nor an environment")
+    if env["name"] == "dataset":
+        if not verifier and sys.stdin.isatty():
+            verifier = _prompt_user("Verifier of the answers (`rlvr list verifiers`)", "symbolic", "--verifier")
+        env["verifier"] = parse_verifier(verifier or "symbolic")
+    elif verifier:
+        env["verifier"] = parse_verifier(verifier)
+    recipe = make_recipe(env, model, detect_machine())
+    validate_config(recipe, str(place))
+    text = render_recipe(recipe, place, detect_machine(), f"Train {model} on {data}.")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, "utf-8")
+    if json:
+        screen.print_json({"written": str(place), "env": env, "model": model})
+    else:
+        print(f"{text}\nwritten to {place}; start with: rlvr train {place}")
+
+
+def find_unreadable_golds(environment: Environment) -> list[str]:
+    """List the tasks whose reference the verifier cannot read, found by verifying an empty answer: its verdict then has fault `task`."""
+    found, read, until = [], 0, time.monotonic() + GOLD_CHECK_S
+    if not hasattr(environment.verifier, "lint"):
+        return []
+    for split in environment.splits:
+        for index in range(environment.num_tasks(split) or 0):
+            if time.monotonic() > until:
+                break
+            task, read = environment.task(split, index), read + 1
+            verdict = environment.verifier.verify(task, "")
+            if verdict.fault is Fault.TASK:
+                found.append(f"  {task.id}: {verdict.reason}")
+    more = [f"  and {len(found) - MAX_LISTED_GOLDS} more"] if len(found) > MAX_LISTED_GOLDS else []
+    head = f"{len(found)} of {read} references cannot be read by the verifier; answers to these questions get no score:"
+    return [head, *found[:MAX_LISTED_GOLDS], *more] if found else []
+
+
+def finish_data_run(folder: Path, console: Console) -> None:
+    """Write the page of a finished run on a data file, and print the next commands."""
+    from rlvr.viewer.view import write_page
+
+    page, last = write_page(folder), folder / "checkpoints" / "last"
+    console.print(
+        f"page {page.path}\n"
+        f"to change it and train again: {folder / RECIPE_FILE}, then rlvr train {folder / RECIPE_FILE}\n"
+        f"to measure it on all held-out questions: rlvr eval {folder / RECIPE_FILE} --policy hf:{last}\n"
+        f"to measure it on other data: rlvr eval FILE --policy hf:{last}",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def parse_verifier(text: str) -> Any:
+    """Parse a verifier of the command line: a name, or YAML such as {symbolic: 0.9, format: 0.1}."""
+    return apply_overrides({}, [f"v={text}"])["v"]
+
+
+def detect_machine() -> str:
+    """Return gpu if torch finds an accelerator, else cpu."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return "gpu"  # the recipe may be for another machine
+    return "gpu" if torch.accelerator.is_available() else "cpu"
+
+
+def make_model_overrides(model: str) -> list[str]:
+    """Make the overrides for `--model`: the model with its own tokenizer and without a warm start.
+
+    >>> make_model_overrides("")
+    []
+    """
+    return ["model={path: " + yaml.safe_dump(model, default_style='"').strip() + "}", "tokenizer=null", "warmstart=null"] if model else []
+
+
+def is_data_target(target: str) -> bool:
+    """Whether `rlvr train TARGET` names data and not a recipe."""
+    return target not in find_recipes() and is_data_source(target)
+
+
+def _make_run_name(target: str) -> str:
+    """Make the name of a run folder from a data path.
+
+    >>> _make_run_name("hf:openai/gsm8k:main"), _make_run_name("data/train.jsonl.gz")
+    ('gsm8k-main', 'train')
+    """
+    name = target.removeprefix("hf:").rstrip("/").rpartition("/")[2].replace(":", "-")
+    return re.sub(r"\.(jsonl|json|csv|tsv|parquet)(\.gz)?$", "", name) or "data"
+
+
+def _prompt_user(question: str, default: str, option: str) -> str:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{option} is missing, and there is no terminal to ask on; for example {option} {default}")
+    return str(typer.prompt(question, default=default))

@@ -1,0 +1,213 @@
+"""`rlvr list` and `rlvr show`: list plugins, and print the documentation and settings of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from rlvr.cli import screen
+from rlvr.config.config import RunConfig
+from rlvr.config.key_reference import iter_sections, list_keys
+from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.registry.plugins import (
+    PACKAGE_FOLDER,
+    PLUGIN_KINDS,
+    PluginEntry,
+    get_kind,
+    get_parameters,
+    list_entries,
+    list_imported_entries,
+    load_factory,
+)
+from rlvr.task import to_plain_json
+
+YAML_KINDS = {"recipes": "recipe", "suites": "suite"}
+"""Kinds that are YAML files instead of plugins: plural and singular."""
+CONFIG_KIND = "config"
+"""The kind that `rlvr show` uses for the settings of a run."""
+YAML_FOLDERS = {"recipes": PACKAGE_FOLDER / "config" / "recipes", "suites": PACKAGE_FOLDER / "evaluation" / "suites"}
+"""The folders of those files."""
+
+
+def list_plugins(word: str | None, *, json: bool) -> None:
+    """Print the registered plugins of one kind, or of every kind."""
+    kinds = [_to_plural_kind(word)] if word else [*(kind.plural for kind in PLUGIN_KINDS.values()), *YAML_KINDS]
+    found = {plural: list_rows(plural) for plural in kinds}
+    if json:
+        screen.print_json([row if word else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
+        return
+    console = screen.make_stdout_console()
+    for plural, rows in found.items():
+        console.print(
+            screen.make_table(("name", "source", "summary"), [_make_table_row(row) for row in rows], title=plural)
+            if rows
+            else f"no {plural}"
+        )
+        console.print()
+
+
+def list_catalog(word: str | None, name: str, *, json: bool) -> None:
+    """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
+    if word is None or _to_plural_kind(word) != "envs":
+        raise ConfigError(f"--of {name} lists the catalog of an environment; write `rlvr list envs --of {name}`")
+    offered = getattr(load_factory("env", name), "offered", tuple)
+    rows = [dict(row) for row in offered()]
+    if not rows:
+        raise ConfigError(f"env {name!r} is one environment, not a catalog; `rlvr show env {name}` explains it")
+    if json:
+        screen.print_json(rows)
+        return
+    lines = [(row["name"], row["offered"], row["why"]) for row in rows]
+    screen.make_stdout_console().print(screen.make_table(("name", "offered", "how, or why not"), lines, title=f"envs of {name}"))
+
+
+def list_rows(plural: str) -> list[dict[str, str]]:
+    """List the rows of a kind: one for each plugin, recipe or suite."""
+    if plural in YAML_KINDS:
+        paths = sorted(YAML_FOLDERS[plural].glob("*.yaml"))
+        return [{"name": path.stem, "source": "rlvr", "summary": _read_first_comment(path)} for path in paths]
+    return [_make_entry_row(entry) for entry in list_imported_entries(plural)]
+
+
+def show_plugin(word: str, name: str, *, json: bool) -> None:
+    """Print the docstring of one plugin, and its settings with their defaults."""
+    if word == CONFIG_KIND:
+        _show_config(name, json=json)
+        return
+    if not name:
+        kinds = [kind.name for kind in PLUGIN_KINDS.values() if any(entry.name == word for entry in list_entries(kind.name))]
+        meant = " or ".join(f"`rlvr show {kind} {word}`" for kind in kinds) or f"such as `rlvr show {word.removesuffix('s')} NAME`"
+        raise ConfigError(f"show takes a KIND and a NAME: {meant}")
+    if (plural := _to_plural_kind(word)) in YAML_KINDS:
+        _show_yaml(plural, name, json=json)
+        return
+    about = describe_plugin(word, name)
+    if json:
+        screen.print_json({key: value for key, value in about.items() if key != "idle"})
+        return
+    kind, idle, settings = get_kind(word), about["idle"], about["settings"]
+    console = screen.make_stdout_console()
+    console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {about['version']}" if kind.name == "verifier" else ""))
+    console.print(Text(about["about"]))
+    console.print()
+    lines = [
+        (str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"]))
+        for s in settings
+        if s["name"] not in idle
+    ]
+    columns: tuple[str, ...] = ("setting", "type", "default", "about")
+    cells: list[tuple[str, ...]] = list(lines)
+    if not any(line[3] for line in lines):  # no setting has a description: leave the column out
+        columns, cells = columns[:3], [line[:3] for line in lines]
+    console.print(screen.make_table(columns, cells) if cells else "It has no settings.")
+    if idle:
+        console.print(Text(f"\nUsed only together with other settings: {', '.join(idle)}", style="dim"))
+
+
+def _show_config(section: str, *, json: bool) -> None:
+    """Print the settings of a run: all of them, those of one section, or one key."""
+    found = {f"{path}.{key.name}".strip("."): key for path, kind in iter_sections(RunConfig) for key in list_keys(kind)}
+    kept = {path: key for path, key in found.items() if f"{path}.".startswith(f"{section}." if section else "")}
+    if not kept:
+        raise NotFound(f"a run has no setting {section!r}; {suggest(section, found)}. `rlvr show {CONFIG_KIND}` shows all")
+    if json:
+        screen.print_json(
+            [{"key": path, "default": key.default, "about": key.description, "limits": key.limits} for path, key in kept.items()]
+        )
+        return
+    lines = [(path, key.default, f"{key.description} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]
+    screen.make_stdout_console().print(screen.make_table(("key", "default", "about"), lines))
+
+
+def describe_plugin(word: str, name: str) -> dict[str, Any]:
+    """Describe one plugin: its docstring, its needs, and its settings with their defaults."""
+    kind = get_kind(word)
+    factory = load_factory(kind.name, name)
+    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
+    notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "about", {}))
+    needs = dict(getattr(factory, "needs", {}))
+    settings = [
+        {
+            "name": key,
+            "type": _format_type(parameter),
+            "default": needs.get(key, None if parameter.default is parameter.empty else _to_plain(parameter.default)),
+            "required": parameter.default is parameter.empty and needs.get(key, "") == "",
+            "about": notes.get(key, f"a {key}: its name, or {{name: ..., setting: value}}" if key in needs else ""),
+        }
+        for key, parameter in get_parameters(factory).items()
+    ]
+    version = str(getattr(factory, "version", ""))
+    told = {"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version}
+    return told | {"idle": [key for key in get_parameters(factory) if key in getattr(factory, "idle", ())]}
+
+
+def _show_yaml(plural: str, name: str, *, json: bool) -> None:
+    path = YAML_FOLDERS[plural] / f"{name}.yaml"
+    if not path.is_file():
+        names = [row["name"] for row in list_rows(plural)]
+        raise NotFound(f"there is no {YAML_KINDS[plural]} {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
+    text = path.read_text("utf-8")
+    if json:
+        screen.print_json({"kind": YAML_KINDS[plural], "name": name, "text": text})
+    else:
+        screen.make_stdout_console().print(Text(text.rstrip()))
+
+
+def _to_plural_kind(word: str) -> str:
+    words = {one: plural for plural, one in YAML_KINDS.items()} | {kind.name: kind.plural for kind in PLUGIN_KINDS.values()}
+    if word not in (known := {*words, *words.values()}):
+        meant = {"environment": "env", "environments": "envs"}.get(word)
+        raise NotFound(f"there is no kind {word!r}; {f'did you mean {meant!r}? ' if meant else ''}{suggest(word, known, limit=99)}")
+    return words.get(word, word)
+
+
+def _make_entry_row(entry: PluginEntry) -> dict[str, str]:
+    row = {"name": entry.name, "source": entry.source, "summary": entry.summary}
+    return row | ({"error": entry.error} if entry.error else {})
+
+
+def _make_table_row(row: dict[str, str]) -> tuple[str, str, str | Text]:
+    error = row.get("error")
+    return row["name"], row["source"], Text(f"broken: {error}", style="red") if error else row["summary"]
+
+
+def _read_first_comment(path: Path) -> str:
+    return _first_nonempty(line.lstrip("# ").rstrip() for line in path.read_text("utf-8").splitlines() if line.startswith("#"))
+
+
+def _first_nonempty(lines: Iterable[str]) -> str:
+    return next((line for line in lines if line), "")
+
+
+def _format_type(parameter: inspect.Parameter) -> str:
+    hint = parameter.annotation
+    return "" if hint is parameter.empty else hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, tuple | frozenset | set):
+        return [_to_plain(item) for item in value]
+    return to_plain_json(value)
+
+
+def _parse_args_section(function: Any) -> dict[str, str]:
+    """Parse the `Args:` section of a docstring into a description for each argument."""
+    found: dict[str, str] = {}
+    document = inspect.getdoc(function) or ""
+    if "Args:\n" not in document:
+        return found
+    name = ""
+    for line in document.split("Args:\n", 1)[1].splitlines():
+        if line and not line.startswith(" "):
+            break
+        head, colon, rest = line.strip().partition(":")
+        if colon and head.isidentifier() and line.startswith("    ") and not line.startswith("     "):
+            name = head
+            found[name] = rest.strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found

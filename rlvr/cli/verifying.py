@@ -1,0 +1,188 @@
+"""`rlvr verify`: verify one answer, or a file of answers in parallel, with results in the order of the file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from rlvr.cli import screen
+from rlvr.cli.settings import parse_settings
+from rlvr.contracts import Verifier
+from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp.sessions import verify_answer_safely
+from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.registry.plugins import build
+from rlvr.runs.progress import ProgressReporter
+from rlvr.task import Task, Verdict, user
+
+MAX_QUEUED_PER_WORKER = 8
+"""The maximum of queued answers per worker: enough to keep workers busy, few enough to stream a file of any size."""
+
+VERIFY_TIMEOUT_S = 600.0
+"""The timeout of one verdict, as in a rollout."""
+
+
+def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
+    """Verify the answer given on the command line; returns 1 if it has no score."""
+    row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "meta": _parse_meta(meta)}
+    with build("verifier", name, **parse_settings(pairs)) as verifier:
+        ((_, verdict),) = verify_in_order([row], _make_verify_function(verifier), workers=1)
+    if json:
+        screen.print_json(verdict.to_dict())
+        return int(not verdict.is_scored)
+    console = screen.make_stdout_console()
+    console.print(Text.assemble(_format_score(verdict), "  ", verdict.reason))
+    for part, value in verdict.components.items():
+        console.print(Text(f"  {part} {value:g}"))
+    return int(not verdict.is_scored)
+
+
+def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
+    """Verify every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
+    if workers < 1:
+        raise ConfigError(f"--workers is {workers}; at least 1 is needed")
+    settings = parse_settings(pairs)
+    stdin = str(file) == "-"
+    total = None if stdin else sum(1 for _ in _read_rows(file))  # finds a malformed line before any answer is verified
+    counts: Counter[str] = Counter()
+    points, began = 0.0, time.perf_counter()
+    with ExitStack() as stack:
+        verifier = stack.enter_context(build("verifier", name, **settings))
+        work = (
+            stack.enter_context(ProgressReporter(screen.make_stderr_console(), "verifying", total))
+            if total and sys.stderr.isatty()
+            else None
+        )
+        for row, verdict in verify_in_order(_read_rows(file), _make_verify_function(verifier), workers=workers):
+            if json:
+                screen.print_json({"id": row["id"], "score": verdict.score, "reason": verdict.reason, "fault": verdict.fault.value})
+            counts["full score" if verdict.passed else "no score" if verdict.score is None else "less"] += 1
+            counts[f"fault: {verdict.fault.value}"] += verdict.fault.value != "none"
+            points += verdict.score or 0.0
+            if work:
+                work.advance({"full score": counts["full score"] / counts.total()})
+    if not json:
+        _print_summary(counts, points, time.perf_counter() - began)
+    return int(counts["no score"] > 0)
+
+
+def verify_in_order(
+    rows: Iterable[dict[str, Any]], verify: Callable[[dict[str, Any]], Verdict], *, workers: int
+) -> Iterator[tuple[dict[str, Any], Verdict]]:
+    """Yield every row with its verdict, in the order of the rows; only a bounded number of rows is read ahead."""
+    waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
+    judges = VerifierExecutor(workers)
+    try:
+        for row in rows:
+            waiting.append((row, judges.submit(verify, row)))
+            while waiting and (len(waiting) >= workers * MAX_QUEUED_PER_WORKER or waiting[0][1].done()):
+                first, future = waiting.popleft()
+                yield first, _wait_for_verdict(future)
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, _wait_for_verdict(future)
+    finally:
+        judges.close()
+
+
+def _wait_for_verdict(verdict: Future[Verdict]) -> Verdict:
+    """Wait for a verdict; after the timeout return a verdict with fault `infra`."""
+    if not wait([verdict], VERIFY_TIMEOUT_S).done:
+        verdict.cancel()
+        return build_timeout_verdict(VERIFY_TIMEOUT_S)
+    return verdict.result()
+
+
+def _make_verify_function(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
+    def judge(row: dict[str, Any]) -> Verdict:
+        task = Task(f"line {row['id']}", user(""), row["reference"], row.get("meta") or {})
+        return verify_answer_safely(verifier, task, lambda: str(row["answer"]))
+
+    return judge
+
+
+def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    with ExitStack() as stack:
+        lines: TextIO
+        if str(file) == "-":
+            lines = sys.stdin
+        else:
+            try:
+                lines = stack.enter_context(file.open(encoding="utf-8"))
+            except OSError as error:
+                raise NotFound(f"{file} cannot be read: {error.strerror}; --file takes a JSONL file, or - for standard input") from error
+        number, some = 0, False
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    some = True
+                    yield _parse_row(line, f"{file}:{number}")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
+        if not some:
+            raise ConfigError(f'{file} has no lines; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
+
+
+def _parse_row(line: str, where: str) -> dict[str, Any]:
+    form = 'each line must be {"id": ..., "reference": ..., "answer": "...", "meta": {...} if needed}'
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: this is not JSON ({error}); {form}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {form}")
+    missing = [key for key in ("id", "reference", "answer") if key not in row]
+    if missing:
+        raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} is missing; {form}")
+    if not isinstance(row["answer"], str):
+        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {form}")
+    if not isinstance(row.get("meta") or {}, dict):
+        raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {form}")
+    return row
+
+
+def _parse_reference(text: str) -> Any:
+    """Parse a reference of the command line: as JSON if it starts like JSON and is valid, otherwise as plain text."""
+    if not text.lstrip().startswith(("{", "[", '"')):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _parse_meta(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--meta {text!r:.80} is not JSON ({error}); write an object, such as '{{\"level\": 3}}'") from error
+    if not isinstance(meta, dict):
+        raise ConfigError(f"--meta is a {type(meta).__name__}; write an object, such as '{{\"level\": 3}}'")
+    return meta
+
+
+def _format_score(verdict: Verdict) -> Text:
+    if verdict.score is None:
+        return Text(f"no score (fault: {verdict.fault.value})", style="yellow")
+    return Text(f"{verdict.score:g}", style="bold green" if verdict.passed else "bold red" if not verdict.score else "bold yellow")
+
+
+def _print_summary(counts: Counter[str], score_sum: float, seconds: float) -> None:
+    scored = counts["full score"] + counts["less"]
+    total = scored + counts["no score"]
+    mean = f"{score_sum / scored:.4f}" if scored else "none"
+    rows = [("answers", str(total)), ("mean score", mean), *((name, str(counts[name])) for name in ("full score", "less", "no score"))]
+    rows += [(name, str(count)) for name, count in sorted(counts.items()) if name.startswith("fault") and count]
+    rows.append(("answers a second", f"{total / max(seconds, 1e-9):.0f}"))
+    screen.make_stdout_console().print(screen.make_facts_table(rows))

@@ -1,0 +1,355 @@
+"""The driver: sends the commands of the work scheduler to the rollout workers, and restarts lost workers.
+
+Several rollouts can be pending. Any thread can start a rollout or send weights. Of the threads that wait, one at a time uses the
+transport, for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from rlvr.cluster.checks.comparison import (
+    choose_audited,
+    describe_difference,
+    extract_answer,
+    is_audit_name,
+    is_comparable,
+    make_audit_name,
+)
+from rlvr.cluster.cluster_metrics import ClusterMetrics
+from rlvr.cluster.event_log import EventLog
+from rlvr.cluster.rollout_tasks import RolloutTask, check_episodes, make_failed_episodes, split_into_tasks
+from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, Kill, LoadWeights, Retry
+from rlvr.cluster.transport import Event, TaskEnded, Transport, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.cluster.weights.weight_updates import WeightUpdate
+from rlvr.cluster.work_scheduler import WorkScheduler
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.episode import Episode
+from rlvr.errors import RlvrError, RolloutWorkersLost, SamplerError
+from rlvr.rollout.episode_encoding import CorruptData, EncodedEpisodes, decode_episodes
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.rollout.timing import RolloutTiming
+
+NO_WEIGHTS = WeightUpdate(())
+"""Placeholder for the weights of a sampler that loads none."""
+POLL_INTERVAL_S = 0.05
+"""How long to wait for an event before the timeouts and the requests of other threads are checked."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingRollout:
+    """Handle to draws that are being sampled, by one version of the weights."""
+
+    driver: Driver
+    tasks: dict[str, RolloutTask]
+    sampling: Sampling
+    policy_version: int
+    """The policy version that is written into the episodes."""
+    weights_number: int
+    """The driver's number of the weights: counts all weights that were sent."""
+    timing: RolloutTiming = field(default_factory=RolloutTiming)
+    start_time: float = field(default_factory=time.perf_counter)
+    episodes: dict[str, list[Episode]] = field(default_factory=dict)
+    is_done: threading.Event = field(default_factory=threading.Event)
+    worker_by_task: dict[str, str] = field(default_factory=dict)
+    """For each task: the worker that sampled it."""
+    audit: PendingRollout | None = None
+    """A second sampling of some of the tasks, to compare with the first (`cluster.audit`)."""
+
+    def result(self) -> list[Episode]:
+        """Wait for the episodes, one for each draw, in order. SamplerError if no worker is left."""
+        self.driver.wait_for_any(self)
+        if self.audit is not None:
+            self.driver.wait_for_any(self.audit)
+            self.driver.compare_audit(self, self.audit)
+            self.audit = None  # compare only once
+        return [episode for name in self.tasks for episode in self.episodes[name]]
+
+
+class Driver:
+    """Sample draws with rollout workers. Lost workers do not change the result."""
+
+    def __init__(
+        self, transport: Transport, settings: ClusterConfig, *, log: Callable[[str], None] = print, record: EventLog | None = None
+    ) -> None:
+        self.transport, self.settings, self.log = transport, settings, log
+        self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)
+        self.scheduler = WorkScheduler(
+            group_timeout_s=settings.task_timeout_s, load_timeout_s=settings.startup_timeout_s, max_failures=settings.max_failures, speculative_fraction=settings.speculative_fraction
+        )  # fmt: skip
+        self.num_retries, self.num_lost, self.num_abandoned = 0, 0, 0
+        """In the whole run: retried tasks, lost workers, and failed tasks."""
+        self.is_closed = False
+        """Whether all waiting threads must stop."""
+        self._weights_number, self._num_calls = -1, 0
+        self._transport_lock, self._deferred = threading.Lock(), deque[Callable[[], None]]()
+        """The thread with the lock uses the transport and runs the deferred functions of other threads."""
+        self._num_starts = dict.fromkeys(range(settings.rollout_workers), 0)
+        self._start_deadlines = dict[str, float]()
+        """For each starting worker: when it must be ready."""
+        self._current_groups = dict[str, str | None]()
+        """For each worker: the first group of its current or last task."""
+        self._pending, self._last_loss = dict[str, PendingRollout](), ""
+        """For each task: the rollout that waits for it; and the reason of the last loss."""
+        for slot in self._num_starts:
+            self._start_worker(slot)
+
+    def send_weights(self, parcel: WeightUpdate = NO_WEIGHTS) -> None:
+        """Send new weights for all later rollouts. Does not block: no worker gets a task before it has loaded them."""
+        self._weights_number += 1
+        self.transport.put_weights(self._weights_number, parcel)  # in this thread: after the return the trainer may change the weights
+        self._run_soon(partial(self._announce_weights, self._weights_number))
+
+    def start_rollout(
+        self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0, as_one_task: bool = False
+    ) -> PendingRollout:
+        """Start to sample one episode for each draw, by the last weights and after all earlier rollouts. Does not block.
+
+        Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
+        episodes; `whole` samples all draws in one task.
+        """
+        if self._weights_number < 0:
+            self.send_weights()
+        self._num_calls += 1
+        cut = [list(draws)] if as_one_task else split_into_tasks(draws, self.settings.groups_per_task)
+        units = {f"{self._num_calls}:{place}": unit for place, unit in enumerate(cut)}
+        batch = PendingRollout(self, units, sampling, version, self._weights_number)
+        self._run_soon(partial(self._enqueue, batch))
+        if chosen := choose_audited(units, self.settings.audit):
+            batch.audit = PendingRollout(self, chosen, sampling, version, self._weights_number)
+            self._run_soon(partial(self._enqueue, batch.audit))
+        return batch
+
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """Return one episode for each draw, in order, with this policy version. SamplerError if no worker is left."""
+        return self.start_rollout(draws, sampling, version=version).result()
+
+    def wait_for_worker(self) -> None:
+        """Wait until a worker has started. RlvrError if none can start."""
+        with self._transport_lock:
+            while not self.scheduler.num_workers:
+                self._run_deferred()
+                self._poll()
+
+    def wait_for_any(self, *batches: PendingRollout) -> PendingRollout:
+        """Wait until one of these rollouts is complete, and return it. All others go on."""
+        while (found := next((batch for batch in batches if batch.is_done.is_set()), None)) is None:
+            if not self._transport_lock.acquire(blocking=False):  # another thread uses the transport
+                batches[0].is_done.wait(POLL_INTERVAL_S)
+                continue
+            try:
+                while not any(batch.is_done.is_set() for batch in batches):
+                    self._run_deferred()
+                    self._poll()
+            finally:
+                self._transport_lock.release()
+        return found
+
+    def compare_audit(self, batch: PendingRollout, audit: PendingRollout) -> None:
+        """Count and log the completions that differ between two workers."""
+        self._run_soon(partial(self._record_differences, batch, audit))
+
+    def close(self) -> None:
+        """End all workers."""
+        self.event_log.write()
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- requests of other threads
+
+    def _run_soon(self, work: Callable[[], None]) -> None:
+        """Run a function now, or defer it to the thread that uses the transport."""
+        self._deferred.append(work)
+        if self._transport_lock.acquire(blocking=False):
+            try:
+                self._run_deferred()
+            finally:
+                self._transport_lock.release()
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()()
+
+    def _announce_weights(self, version: int) -> None:
+        orders = self.scheduler.add_version(version)
+        self.transport.keep_versions(self.scheduler.needed_versions)
+        self._execute(orders)
+
+    def _enqueue(self, batch: PendingRollout) -> None:
+        self._pending |= dict.fromkeys(batch.tasks, batch)
+        self._execute(self.scheduler.enqueue(batch.tasks, batch.weights_number))
+        self._finish_if_complete(batch)
+
+    def _store_episodes(self, name: str, found: list[Episode], seconds: float = 0.0, *, by: str | None = None) -> None:
+        """Store the episodes of a task; `by`: the worker that sampled them."""
+        batch = self._pending.pop(name)
+        if by is not None:
+            batch.worker_by_task[name] = by
+        batch.episodes[name] = found
+        batch.timing.verification_spans.append((0.0, seconds))
+        self._finish_if_complete(batch)
+
+    def _finish_if_complete(self, batch: PendingRollout) -> None:
+        if len(batch.episodes) == len(batch.tasks):
+            batch.timing.sampling_s = time.perf_counter() - batch.start_time
+            batch.is_done.set()
+
+    def _record_differences(self, batch: PendingRollout, audit: PendingRollout) -> None:
+        for name, first in batch.worker_by_task.items():
+            second = audit.worker_by_task.get(make_audit_name(name), first)
+            if second == first:
+                continue  # the same worker sampled both, or one of the two failed
+            both = batch.episodes[name], audit.episodes[make_audit_name(name)]
+            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if is_comparable(*pair)}
+            if not pairs:
+                continue
+            self.metrics.add_count("audited")
+            unlike = {at: what for at, pair in pairs.items() if (what := describe_difference(*map(extract_answer, pair)))}
+            if not unlike:
+                continue
+            self.metrics.add_count("differing")
+            group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} completions", unlike[min(unlike)]
+            evidence = [[extract_answer(episodes[at])._asdict() for at in unlike] for episodes in both]
+            self.event_log.add(
+                "differs", group=group, version=batch.policy_version, collectors=[first, second], answers=unlike, sampled=evidence
+            )
+            self.log(
+                f"rollout workers {first} and {second} sample group {group} differently: in {count}, first {what}; one of them computes "
+                "wrongly, or their machines have different hardware; both completions are in collectors.jsonl"
+            )
+
+    # ---- events
+
+    def _poll(self) -> None:
+        """Wait for events, execute the commands that follow from them, and check the timeouts."""
+        for event in self.transport.poll(POLL_INTERVAL_S):
+            self._handle_event(event)
+        if self.is_closed:
+            raise SamplerError("the rollout workers were closed while they sampled")
+        now = time.monotonic()
+        self._execute(self.scheduler.kill_late_workers(now))
+        for worker in [worker for worker, until in self._start_deadlines.items() if now > until]:
+            self._handle_loss(
+                WorkerLost(worker, f"it was not ready after {self.settings.startup_timeout_s:g} s (cluster.startup_timeout_s)")
+            )
+        if not self.scheduler.num_workers and not self._start_deadlines:
+            raise RolloutWorkersLost(
+                f"no rollout worker is left: each was started {self.settings.max_restarts + 1} times; the last one was lost: {self._last_loss}; "
+                "fix the cause, then continue with --resume (an evaluation: with the same command)"
+            )
+
+    def _handle_event(self, event: Event) -> None:
+        match event:
+            case WorkerStarted(worker):
+                self.metrics.set_state(worker, "idle")
+                if self._start_deadlines.pop(worker, None) is not None:
+                    self._execute(self.scheduler.add_worker(worker, None))
+            case WeightsLoaded(order):
+                self.metrics.set_state(order.worker, "idle")
+                self._execute(self.scheduler.handle_loaded(order))
+            case TaskEnded(order, data, seconds):
+                self.metrics.set_state(order.worker, "idle")
+                self._handle_ended(order, data, seconds)
+            case WorkerLost():
+                self._handle_loss(event)
+
+    def _handle_ended(self, order: Dispatch, data: bytes, seconds: float) -> None:
+        """Handle the result of a task. If the result cannot be read, its worker is replaced and the run goes on."""
+        name = str(order.group)
+        unit = self._pending[name].tasks[name] if name in self._pending else None
+        try:
+            if unit is not None and not data:
+                raise CorruptData(f"task {order.group} came back without episodes, although it was not cancelled")
+            [found] = decode_episodes(EncodedEpisodes.from_bytes(data)) if data else [[]]
+            if unit is not None:
+                check_episodes(name, unit, found)
+        except CorruptData as error:
+            self._handle_loss(WorkerLost(order.worker, str(error)))
+            return
+        orders = self.scheduler.handle_ended(order)
+        self._execute(orders)
+        if Accept(order) in orders:
+            self._store_episodes(name, found, seconds, by=order.worker)
+
+    def _handle_loss(self, event: WorkerLost) -> None:
+        """Handle the loss of a worker: end its process, sample its task elsewhere, and restart it."""
+        if event.worker not in self._current_groups:
+            return  # already handled, for another reason
+        self._start_deadlines.pop(event.worker, None)
+        orders = [] if event.is_permanent else self.scheduler.remove_worker(event.worker, event.reason, may_be_cause=event.may_be_cause)
+        self._replace_worker(event.worker, event.reason, hopeless=event.is_permanent)
+        self._execute(orders)
+
+    def _replace_worker(self, worker: str, why: str, *, hopeless: bool = False) -> None:
+        """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
+        slot = int(worker[1:].split(".")[0])
+        left = 0 if hopeless else self.settings.max_restarts + 1 - self._num_starts[slot]
+        about = self.transport.describe_worker(worker)
+        unit = self._current_groups.pop(worker)
+        self.event_log.add("lost", collector=worker, why=why, unit=unit, again=left > 0, **about)
+        self.transport.stop_worker(worker)
+        self.metrics.set_state(worker, None)
+        if hopeless:
+            raise RlvrError(f"rollout worker {worker} cannot {'start' if unit is None else 'sample'}: {why}")
+        self.metrics.add_count("lost")
+        self.num_lost += 1
+        self._last_loss = why
+        what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
+        self.log(f"rollout worker {worker} is lost: {why}; {what}")
+        if left > 0:
+            self._start_worker(slot)
+
+    def _start_worker(self, slot: int) -> None:
+        worker = f"c{slot}.{self._num_starts[slot]}"
+        self._num_starts[slot] += 1
+        self._start_deadlines[worker] = time.monotonic() + self.settings.startup_timeout_s
+        self._current_groups[worker] = None
+        self.metrics.set_state(worker, "starting")
+        self.transport.start_worker(worker)
+
+    # ---- commands of the scheduler
+
+    def _execute(self, orders: Sequence[Command]) -> None:
+        for order in orders:
+            match order:
+                case Dispatch():
+                    batch = self._pending[str(order.group)]
+                    unit = batch.tasks[str(order.group)]
+                    self.metrics.set_state(order.worker, "sampling")
+                    self._current_groups[order.worker] = unit[0].group
+                    self.transport.run_task(order, unit, batch.sampling, batch.policy_version)
+                case LoadWeights():
+                    self.metrics.set_state(order.worker, "loading")
+                    self.metrics.add_count("weights_bytes", self.transport.load_weights(order))
+                case Cancel(stopped):
+                    self.transport.cancel_task(stopped)
+                case Retry():
+                    self.num_retries += 1
+                    self.metrics.add_count("again")
+                case Fail(group) if is_audit_name(str(group)):
+                    self._store_episodes(str(group), [])  # without a second sampling nothing is compared
+                case Fail(group, why):
+                    self.num_abandoned += 1
+                    self.metrics.add_count("given_up")
+                    batch = self._pending[str(group)]
+                    unit = batch.tasks[str(group)]
+                    self.event_log.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)
+                    self._store_episodes(str(group), make_failed_episodes(unit, batch.policy_version, why))
+                    self.log(f"{len(unit)} completions from group {unit[0].group} on are left out: {why}")
+                case Kill(worker, why):
+                    self._replace_worker(worker, why)
+                case Accept():
+                    pass

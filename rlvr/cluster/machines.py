@@ -1,0 +1,142 @@
+"""The machines of a cluster: check that they have the capacity for a run, and end processes on them.
+
+Ray lets actors that it cannot place wait forever, without a message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIG_DFL, SIGKILL, SIGTERM, getsignal, signal
+from threading import current_thread, main_thread
+from typing import Any
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.errors import ConfigError
+
+EPSILON = 1e-9
+"""Tolerance for sums of fractions of a processor."""
+
+
+def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
+    """Raise ConfigError if these machines, when empty, have no capacity for all processes of these settings.
+
+    >>> check_capacity(ClusterConfig(collectors=2), [{"CPU": 4.0}])
+    """
+    left = [dict(machine) for machine in machines]
+    for role, count, needs in list_requirements(settings):
+        placed = sum(_count_fitting(machine, needs, count) for machine in left)
+        if placed < count:
+            there = "; ".join(_format_machine(machine) for machine in machines) or "none"
+            raise ConfigError(
+                f"cluster.{role} is {count}, each with {_format_needs(needs)} on one machine, and the cluster has capacity for {placed} of them "
+                f"(its machines: {there}); ask for fewer or for smaller ones, or add machines"
+            )
+        _reserve(left, needs, count)
+
+
+def describe_no_capacity(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Explain why a rollout worker was not placed: other processes use the machines, or they are too slow."""
+    needs = list_requirements(settings)[0][2]
+    there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
+    return (
+        f"no machine had capacity for it within {settings.placement_timeout_s:g} s (cluster.placement_timeout_s): it needs {_format_needs(needs)} "
+        f"on one machine, and {there} are free; wait until other processes end, or ask for less"
+    )
+
+
+def _format_needs(needs: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
+
+
+def list_requirements(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
+    """List the required processes: the setting, their number, and the resources of one."""
+    collectors = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
+    judges = {"CPU": settings.verifier_cpus} if settings.verifier_cpus else {}
+    return [("rollout_workers", settings.rollout_workers, collectors), ("verifier_workers", settings.verifier_workers, judges)]
+
+
+def _count_fitting(machine: Mapping[str, float], needs: Mapping[str, float], max_count: int) -> int:
+    """Return how many of these processes fit on one machine."""
+    return min([max_count, *(int(machine.get(name, 0.0) / amount + EPSILON) for name, amount in needs.items())])
+
+
+def _reserve(left: list[dict[str, float]], needs: Mapping[str, float], count: int) -> None:
+    for machine in left:
+        taken = _count_fitting(machine, needs, count)
+        count -= taken
+        for name, amount in needs.items():
+            machine[name] = machine.get(name, 0.0) - taken * amount
+
+
+def _format_machine(machine: Mapping[str, float]) -> str:
+    return ", ".join(f"{machine.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
+    """End the process of an actor. A frozen one does not react to Ray, so on this machine it is killed by its pid."""
+    if actor is not None:
+        with suppress(Exception):
+            ray.kill(actor, no_restart=True)
+    if (
+        location is not None
+        and location["pids"]
+        and location["pids"] == get_pid_namespace_id()
+        and location["born"] == get_process_start_time(location["pid"])
+    ):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(location["pid"], SIGKILL)
+
+
+def install_sigterm_handler(before: Any) -> None:
+    """Let SIGTERM end this process and its workers in order, as Ctrl-C does; restore the handler `before` if there was one.
+
+    Ray installs two handlers: a Python one that exits, and a native one that prints a stack and aborts.
+    """
+    if current_thread() is main_thread():
+        signal(SIGTERM, _exit_on_sigterm if before in (SIG_DFL, None) else before)
+
+
+def restore_sigterm_handler() -> None:
+    """Restore the default handler of SIGTERM."""
+    if current_thread() is main_thread() and getsignal(SIGTERM) is _exit_on_sigterm:
+        signal(SIGTERM, SIG_DFL)
+
+
+def _exit_on_sigterm(number: int, frame: object) -> None:
+    signal(SIGTERM, SIG_DFL)  # a second signal ends the process at once
+    raise SystemExit(128 + number)
+
+
+def get_pid_namespace_id() -> str:
+    """Return an identifier of the scope of pids: the boot of the machine and the PID namespace. Empty if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def get_process_start_time(pid: int) -> str:
+    """Return the start time of a process in kernel ticks; empty if it is gone. It distinguishes processes that reuse a pid."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def change_to_folder(folder: str) -> None:
+    """Change to the working folder of the driver if it exists on this machine, so that relative paths agree."""
+    with suppress(OSError):
+        os.chdir(folder)
+
+
+def describe_process() -> dict[str, Any]:
+    """Describe this process, so that another process can end it.
+
+    >>> here()["pid"] == os.getpid()
+    True
+    """
+    return {"pid": os.getpid(), "host": socket.gethostname(), "pids": get_pid_namespace_id(), "born": get_process_start_time(os.getpid())}

@@ -1,0 +1,347 @@
+"""Run rollout workers as Ray actors. Ray only starts processes on machines, calls them, and stores the weights.
+
+Each rollout worker is one actor. Ray must not restart it: a restarted actor would have no weights, and the driver would not notice.
+Ray needs a minute to notice that a machine is frozen, so each worker is asked for a heartbeat every few seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from signal import SIGTERM, getsignal
+from typing import Any
+
+from rlvr.cluster.checks.reachability import check_port_open, make_unreachable_error
+from rlvr.cluster.event_log import describe_exit, extract_error, find_stderr_file, read_last_lines
+from rlvr.cluster.machines import (
+    change_to_folder,
+    check_capacity,
+    describe_no_capacity,
+    describe_process,
+    end_actor,
+    get_pid_namespace_id,
+    install_sigterm_handler,
+    restore_sigterm_handler,
+)
+from rlvr.cluster.rollout_tasks import RolloutTask
+from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.cluster.verifier_actors import VerifierActors, make_ask
+from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.errors import ConfigError, MissingExtra, RlvrError
+
+MAX_MISSED_HEARTBEATS = 3
+"""How many heartbeats a worker is asked for within `cluster.heartbeat_timeout_s`; if it misses all, it is lost."""
+FETCH_TIMEOUT_S = 60.0
+"""Timeout to fetch a result that a worker has announced."""
+SKIPPED_LOG_PATTERN = "A worker died or was killed while executing a task"
+"""Beginning of the long paragraph that Ray prints on stdout about a process that ended; the driver logs one line instead."""
+LOCAL_OBJECT_STORE_BYTES = 200 << 20
+"""Bytes of the object store of a cluster on this machine; objects that do not fit are written to disk."""
+
+
+class _RolloutActor:
+    """Actor in the process of a rollout worker. `begin` imports the large packages, so the driver does not need them."""
+
+    def __init__(self) -> None:
+        self.collector: Any = None
+        self.log = ""
+
+    def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
+        """Build the rollout worker in the driver's working folder; return its location."""
+        change_to_folder(folder)
+        self.collector = facts.build_worker(config)
+        context = importlib.import_module("ray").get_runtime_context()
+        self.log = find_stderr_file()
+        return describe_process() | {"node": context.get_node_id(), "log": self.log}
+
+    def load(self, version: int, parcels: Sequence[WeightUpdate], limit_s: float) -> None:
+        ray: Any = importlib.import_module("ray")  # the buckets are not copied, and only one is here at a time
+        gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
+        self.collector.load_weights(version, gotten)
+
+    def collect(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> tuple[bytes, float]:
+        from rlvr.cluster.rollout_worker import RolloutCancelled
+
+        try:
+            found: tuple[bytes, float] = self.collector.collect(order.version, unit, sampling, label, order)
+        except RolloutCancelled:
+            return b"", 0.0
+        return found
+
+    def cancel(self, order: Dispatch) -> None:
+        self.collector.cancel(order)
+
+    def name_judges(self, handles: dict[str, Any], number: int) -> None:
+        self.collector.verifier_client.set_workers({name: make_ask(handle) for name, handle in handles.items()}, number)
+
+    def pulse(self) -> list[str]:
+        return read_last_lines(self.log)
+
+
+class RayTransport:
+    """Start and call rollout workers on the machines of a Ray cluster."""
+
+    def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
+        self.settings, self.start_arguments, self.heartbeat_interval_s = (
+            settings,
+            (dict(config), facts, os.getcwd()),
+            settings.heartbeat_timeout_s / MAX_MISSED_HEARTBEATS,
+        )
+        self._actors = dict[str, Any]()
+        self._locations = dict[str, dict[str, Any]]()
+        self.verifier_workers: VerifierActors | None = None
+        self._has_started, self._has_sampled, self._num_announcements = False, False, 0
+        """Whether any worker ever started, whether any ended a task, and how often the list of verifier workers was sent."""
+        self.ray, self._owns_cluster = connect_ray(settings)
+        try:
+            check_capacity(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
+        except ConfigError:
+            self.close()
+            raise
+        self._actor_class = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_RolloutActor)
+        self._pending_placements = dict[str, tuple[Any, float]]()
+        """For each worker that Ray has not placed yet: the call of its first heartbeat, and when it was made."""
+        self._calls = dict[Any, WorkerStarted | WeightsLoaded | TaskEnded]()
+        """The calls that run, and the event that each one causes when it ends."""
+        self._heartbeats = dict[str, tuple[Any, float]]()
+        """For each worker: the pending heartbeat call and its start time, or None and the time of the last heartbeat."""
+        self._last_listened = time.monotonic()
+        """When heartbeats were last checked."""
+        self._last_output = dict[str, list[str]]()
+        """For each worker: the last lines of its log, which come with each heartbeat."""
+        self._weight_history, self._loaded_versions = WeightHistory(), dict[str, int]()
+        """The weights in the object store, and the version that each worker has loaded."""
+        if settings.verifier_workers:
+            self.verifier_workers = VerifierActors(
+                self.ray, settings, config, heartbeat_interval_s=self.heartbeat_interval_s, max_missed=MAX_MISSED_HEARTBEATS
+            )
+
+    # ---- orders
+
+    def start_worker(self, worker: str) -> None:
+        """Begin to start a worker; Ray chooses the machine."""
+        asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
+        actor = self._actor_class.options(**asked).remote()
+        self._actors[worker] = actor
+        self._pending_placements[worker] = (actor.heartbeat_call.options(concurrency_group="control").remote(), time.monotonic())
+        self._calls[actor.begin.remote(*self.start_arguments)] = WorkerStarted(worker)
+
+    def stop_worker(self, worker: str) -> None:
+        """End the process of a worker."""
+        actor, place = self._actors.pop(worker, None), self._locations.pop(worker, None)
+        self._heartbeats.pop(worker, None)
+        self._loaded_versions.pop(worker, None)
+        self._pending_placements.pop(worker, None)
+        self._last_output.pop(worker, None)
+        self._calls = {call: meant for call, meant in self._calls.items() if _get_worker(meant) != worker}
+        end_actor(self.ray, actor, place)
+
+    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+        """Put weights into the object store, one bucket after the other, once for all workers."""
+        try:
+            self._weight_history.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
+        except self.ray.exceptions.RayError as error:
+            raise RlvrError(
+                f"version {version} of the weights has no room in Ray's object store and on its disk: {extract_error(str(error))}; "
+                "free some of the disk, then continue with --resume"
+            ) from error
+
+    def keep_versions(self, versions: Set[int]) -> None:
+        """Free the weights that none of these versions needs."""
+        self._weight_history.keep_versions(versions)
+
+    def load_weights(self, order: LoadWeights) -> int:
+        """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
+        parcels = self._weight_history.get_updates(order.version, self._loaded_versions.get(order.worker))
+        self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.startup_timeout_s)] = WeightsLoaded(order)
+        return sum(parcel.num_bytes for parcel in parcels)
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        """Let a worker run a rollout task."""
+        try:
+            call = self._actors[order.worker].collect.remote(order, unit, sampling, label)
+        except Exception as error:  # Ray cannot serialize a task
+            raise RlvrError(
+                f"the tasks from group {unit[0].group} on cannot be sent to a rollout worker: {extract_error(str(error))}; "
+                "reference and meta of a task must be values that pickle can write"
+            ) from error
+        self._calls[call] = TaskEnded(order, b"")
+
+    def cancel_task(self, order: Dispatch) -> None:
+        """Let a worker cancel its rollout task."""
+        if (actor := self._actors.get(order.worker)) is not None:
+            actor.cancel.options(concurrency_group="control").remote(order)
+
+    # ---- what happens
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Return the events since the last call. A worker that misses too many heartbeats is lost."""
+        if self.verifier_workers is not None and self.verifier_workers.check_workers():
+            self._announce_verifier_workers()
+        events = self._check_heartbeats(time.monotonic())
+        if not self._calls:
+            time.sleep(0 if events else min(timeout_s, 0.1))
+            return events
+        calls = list(self._calls)
+        ready, rest = self.ray.wait(calls, num_returns=1, timeout=0 if events else timeout_s)
+        more, _ = self.ray.wait(rest, num_returns=len(rest), timeout=0) if ready and rest else ([], [])
+        return events + [self._make_event(call, self._calls.pop(call)) for call in [*ready, *more]]
+
+    def _make_event(self, call: Any, meant: WorkerStarted | WeightsLoaded | TaskEnded) -> Event:
+        """Turn a finished or failed call into an event."""
+        worker = _get_worker(meant)
+        try:
+            value = self.ray.get(call, timeout=FETCH_TIMEOUT_S)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+            hopeless = self._is_permanent(meant, cause)
+            return WorkerLost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", is_permanent=hopeless)
+        except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
+            return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
+        if isinstance(meant, WorkerStarted):
+            self._locations[worker], self._has_started = value, True
+            self._announce_verifier_workers(worker)
+            self._heartbeats[worker] = (None, time.monotonic())
+        elif isinstance(meant, TaskEnded):
+            self._has_sampled = True
+            return TaskEnded(meant.order, *value)
+        else:
+            self._loaded_versions[worker] = meant.order.version
+        return meant
+
+    def _is_permanent(self, meant: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
+        """Whether every worker would fail in this way: no worker has succeeded yet, and the cause is an error of rlvr."""
+        if isinstance(meant, TaskEnded):
+            return isinstance(cause, ConfigError) and not self._has_sampled
+        return isinstance(meant, WorkerStarted) and isinstance(cause, RlvrError) and not self._has_started
+
+    def _check_heartbeats(self, now: float) -> list[Event]:
+        """Ask for heartbeats; return the workers that miss them as lost."""
+        lost = list[Event]()
+        if (
+            now - self._last_listened > (MAX_MISSED_HEARTBEATS - 1) * self.heartbeat_interval_s
+        ):  # this process was suspended and could not receive heartbeats
+            self._heartbeats = {worker: (pulse, since if pulse is None else now) for worker, (pulse, since) in self._heartbeats.items()}
+        self._last_listened = now
+        asked = [pulse for pulse, _ in [*self._heartbeats.values(), *self._pending_placements.values()] if pulse is not None]
+        heard = set(self.ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set[Any]()
+        for worker, (pulse, since) in list(self._heartbeats.items()):
+            if pulse in heard:
+                self._heartbeats[worker] = (None, now)
+                with suppress(Exception):  # the heartbeat failed; the other calls give the reason
+                    self._last_output[worker] = self.ray.get(pulse, timeout=FETCH_TIMEOUT_S)
+            elif pulse is None and now - since >= self.heartbeat_interval_s:
+                self._heartbeats[worker] = (self._actors[worker].heartbeat_call.options(concurrency_group="control").remote(), now)
+            elif pulse is not None and now - since > (MAX_MISSED_HEARTBEATS - 1) * self.heartbeat_interval_s:
+                lost.append(WorkerLost(worker, f"no heartbeat in {self.settings.heartbeat_timeout_s:g} s (cluster.heartbeat_timeout_s)"))
+        for worker, (pulse, since) in list(self._pending_placements.items()):
+            if pulse in heard:
+                del self._pending_placements[worker]
+            elif now - since > self.settings.placement_timeout_s:
+                lost.append(
+                    WorkerLost(
+                        worker,
+                        describe_no_capacity(self.settings, self.ray.cluster_resources(), self.ray.available_resources()),
+                        may_be_cause=False,
+                        is_permanent=not self._has_started,
+                    )
+                )
+        return lost
+
+    def _announce_verifier_workers(self, *workers: str) -> None:
+        """Send the list of verifier workers to these rollout workers, or to all that have started."""
+        if self.verifier_workers is not None:
+            self._num_announcements += 1  # two threads of a worker receive these messages, in any order
+            for worker in workers or self._locations:
+                self._actors[worker].name_judges.options(concurrency_group="control").remote(
+                    self.verifier_workers.ready_actors, self._num_announcements
+                )
+
+    def _is_machine_alive(self, worker: str) -> bool:
+        """Whether the machine of a worker is alive; if not, the task of the worker cannot be the cause of the loss."""
+        node = self._locations.get(worker, {}).get("node")
+        return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
+
+    def _describe_loss(self, worker: str, error: Exception) -> str:
+        about = self.describe_worker(worker)
+        where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
+        return f"{type(error).__name__}{where}: {describe_exit(str(error), about['words'])}"
+
+    def describe_worker(self, worker: str) -> dict[str, Any]:
+        """Return where a worker runs and its last log lines, which for another machine are those of the last heartbeat."""
+        place = self._locations.get(worker)
+        if place is None:
+            return {"words": []}
+        near = bool(place["pids"]) and place["pids"] == get_pid_namespace_id()
+        words = read_last_lines(place.get("log", "")) if near else self._last_output.get(worker, [])
+        return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
+
+    def close(self) -> None:
+        """End all workers, and the cluster if this run has started it."""
+        for worker in list(self._actors):
+            self.stop_worker(worker)
+        if self.verifier_workers is not None:
+            self.verifier_workers.close()
+        self._weight_history = WeightHistory()
+        if self._owns_cluster:
+            self.ray.shutdown()
+            restore_sigterm_handler()
+
+
+def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:
+    return meant.worker if isinstance(meant, WorkerStarted) else meant.order.worker
+
+
+def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
+    """Connect Ray to the cluster of these settings; return Ray and whether this call made the connection.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        ConfigError: no cluster answers.
+    """
+    present = sys.modules.get("ray")
+    if present is not None and present.is_initialized():  # before the environment variables below are set
+        return present, False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics to its developers
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SKIPPED_LOG_PATTERN)
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # otherwise Ray prints tracebacks of calls to lost workers
+    local = settings.address == "local"
+    if local:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # otherwise anyone who reaches the ports of Ray can run code
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("ray", "ray", "set cluster.rollout_workers to 0") from error
+    mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": LOCAL_OBJECT_STORE_BYTES} if local else {}
+    if local:
+        if (read := sys.modules.get("ray._raylet")) is not None:
+            read.Config.initialize("")  # Ray may already have read the mode, on import
+        asked = settings.rollout_workers * settings.cpus + settings.verifier_workers * settings.verifier_cpus
+        mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
+    check_port_open(settings.address)
+    before = getsignal(SIGTERM)
+    try:
+        ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if local:
+            raise ConfigError(f"Ray could not start a cluster on this machine: {' '.join(str(error).split())[:300]}") from error
+        raise make_unreachable_error(settings.address, str(error)) from error
+    install_sigterm_handler(before)
+    _redirect_ray_output()
+    return ray, True
+
+
+def _redirect_ray_output() -> None:
+    """Redirect the messages of Ray about its processes from standard output, which is for results, to standard error."""
+    worker: Any = sys.modules.get("ray._private.worker")
+    if (printed := getattr(worker, "print_worker_logs", None)) is not None:
+        worker.print_worker_logs = lambda data, _, *rest, **how: printed(data, sys.stderr, *rest, **how)

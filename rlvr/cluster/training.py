@@ -1,0 +1,204 @@
+"""Train with rollout workers: the training loop of `rlvr.training`, with a trainer that samples remotely."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from rlvr.cluster.driver import NO_WEIGHTS, Driver, PendingRollout
+from rlvr.cluster.event_log import EventLog
+from rlvr.cluster.rollout_tasks import split_into_tasks
+from rlvr.cluster.rollout_worker import check_sampler_supported
+from rlvr.cluster.weights.packing import WeightPacker
+from rlvr.config.cluster import ClusterConfig
+from rlvr.config.config import RunConfig
+from rlvr.contracts import Request, Sampler, Sampling, Weights
+from rlvr.episode import Episode
+from rlvr.errors import RolloutWorkersLost, SamplerError
+from rlvr.models.device import get_trainer_precision
+from rlvr.rollout.rollout import Rollout
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.rollout.timing import RolloutTiming
+from rlvr.training import train as loop
+from rlvr.training.collect import check_partial_rollouts
+from rlvr.training.processes import run_on_main
+from rlvr.training.trainer import Trainer, build_trainer
+
+FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
+"""The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
+
+
+def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> loop.TrainReport:
+    """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
+
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.auto_resume` times, with growing delays.
+    """
+    folder = out if out is not None or resume else loop.make_run_folder_path(config)
+    record = EventLog(None if folder is None else Path(folder))
+    resumes = config.cluster.max_auto_resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    crew_from, times = functools.partial(build_cluster_trainer, record=record), 0
+    while True:
+        try:
+            return loop.train(config, out=folder, resume=resume, verify=verify, trainer_builder=crew_from, **how)
+        except RolloutWorkersLost as error:
+            if times == resumes:
+                raise
+            why = str(error)
+        times, pause, resume, verify = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
+        record.add("resumed", why=why, times=times, pause_s=pause)
+        log_note(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s (resume {times} of {resumes}, cluster.auto_resume)")
+        time.sleep(pause)
+        gc.collect()  # free the model and the optimizer of the failed run
+
+
+def build_cluster_trainer(
+    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: EventLog | None = None
+) -> Trainer:
+    """Build the trainer of a run, which samples as `cluster` says. `record`: the event log of the workers."""
+    crew, settings = build_trainer(config, accelerator, stack, checkpoint_folder=weights), config.cluster
+    if settings is None:
+        return crew
+    check_supported(crew)
+    if settings.rollout_workers == 0:
+        crew.rollout = ChunkedRollout(crew.rollout, settings)  # type: ignore[assignment]
+        return crew
+    precision, vectors = get_precision(crew), crew.sampler.runs_model
+    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if uses_weights(crew.sampler) else None
+    made = list[Driver]()
+    run_on_main(accelerator, lambda: made.append(start_driver(crew, settings, stack, record)))
+    driver = made[0] if made else None
+    crew.rollout = RemoteRollout(crew.rollout, settings, driver)  # type: ignore[assignment]
+    crew.sampler = WeightBroadcaster(crew.sampler, driver, packer)
+    return crew
+
+
+def start_driver(crew: Trainer, settings: ClusterConfig, stack: ExitStack, record: EventLog | None) -> Driver:
+    """Start the rollout workers of a run, in its main process."""
+    from rlvr.cluster.ray_transport import RayTransport
+    from rlvr.cluster.rollout_worker import WorkerSettings
+
+    facts = WorkerSettings(get_precision(crew), crew.rollout.sync_turns, torch.get_num_threads(), uses_weights=uses_weights(crew.sampler))
+    actors = RayTransport(settings, crew.config.model_dump(mode="json"), facts)
+    stack.callback(actors.close)
+    driver = stack.enter_context(Driver(actors, settings, log=log_note, record=record))
+    if (judges := actors.verifier_workers) is not None:
+        driver.metrics.get_verifier_load = lambda: judges.busy_fraction
+    return driver
+
+
+def get_precision(crew: Trainer) -> str:
+    """Return the precision of the run and of its rollout workers."""
+    return get_trainer_precision(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
+
+
+def uses_weights(sampler: Sampler) -> bool:
+    """Whether a sampler loads the weights of the trainer."""
+    return type(sampler).load_model is not Sampler.load_model
+
+
+def log_note(line: str) -> None:
+    """Print a note to standard error."""
+    print(f"note: {line}", file=sys.stderr, flush=True)
+
+
+def check_supported(crew: Trainer) -> None:
+    """Raise an error for configurations that rollout workers do not support."""
+    check_sampler_supported(crew.sampler, crew.config.rollout.sampler["name"])
+    check_partial_rollouts(crew)
+
+
+class ChunkedRollout:
+    """Sample in this process, task by task as rollout workers do: the reference for a cluster run."""
+
+    shared = True
+
+    def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
+        self.inner, self.settings, self.timing, self.sync_turns = inner, settings, RolloutTiming(), inner.sync_turns
+
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """Return one episode for each draw, in order."""
+        found, self.timing = list[Episode](), RolloutTiming()
+        for unit in split_into_tasks(draws, self.settings.groups_per_task):
+            found += self.inner.collect(unit, sampling, version=version)
+            self.timing = self.timing + self.inner.timing
+        return found
+
+    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the local rollout."""
+        return self.inner.compute_extra_metrics(times)
+
+    def close(self) -> None:
+        """Close the local rollout."""
+        self.inner.close()
+
+
+class RemoteRollout(ChunkedRollout):
+    """Sample with the rollout workers of the driver. Only the main process has a driver."""
+
+    def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
+        super().__init__(inner, settings)
+        self.driver = driver
+
+    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """Return one episode for each draw, in order."""
+        batch = self.begin(draws, sampling, version=version)
+        found, self.timing = batch.result(), batch.timing
+        return found
+
+    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+        """Return how workers and trainer spent the time of this step, and the counters."""
+        if self.driver is None:
+            return {}
+        return self.driver.metrics.take_step_metrics() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+
+    def begin(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
+        """Start to sample one episode for each draw; does not block."""
+        if self.driver is None:
+            raise SamplerError("only the main process has rollout workers, and this is another process")
+        return self.driver.start_rollout(draws, sampling, version=version)
+
+    def close(self) -> None:
+        """Stop to wait for the rollout workers."""
+        if self.driver is not None:
+            self.driver.is_closed = True
+        super().close()
+
+
+class WeightBroadcaster(Sampler):
+    """Replaces the sampler of the run: sends the weights to the rollout workers, in the process that has a driver."""
+
+    def __init__(self, inner: Sampler, driver: Driver | None, packer: WeightPacker | None) -> None:
+        """`packer`: None if the sampler loads no weights."""
+        self.inner, self.driver, self.packer = inner, driver, packer
+        self._sent: int | None = None
+        for name in ("company", "gives_text", "tokenizer", "runs_model"):
+            setattr(self, name, getattr(inner, name))
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Send new weights, unless an evaluation has sent them already. All weights of a warm start are version 0."""
+        if version != self._sent or version == 0:
+            self.load_model(weights.gather_model(), version)
+
+    def load_model(self, model: Any, version: int) -> None:
+        """Send the weights of a model."""
+        self._sent = version
+        if self.driver is not None:
+            self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(model))
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
+        """Raise an error: rollout workers sample whole tasks."""
+        raise SamplerError("rollout workers sample the completions, not this process")
+
+    def close(self) -> None:
+        """Close the sampler of this process."""
+        self.inner.close()

@@ -1,0 +1,112 @@
+"""The transport protocol: sends commands to rollout workers and returns events. It hides the cluster from the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlvr.cluster.rollout_tasks import RolloutTask
+from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.weights.weight_updates import WeightUpdate
+from rlvr.contracts import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker is ready for its first command.
+
+    >>> WorkerStarted("c0.0").worker
+    'c0.0'
+    """
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded:
+    """A worker has loaded weights.
+
+    >>> Loaded(Load("c0.0", 1, 1)).order.version
+    1
+    """
+
+    order: LoadWeights
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """A worker has finished a task, or has cancelled it.
+
+    >>> Ended(Dispatch("c0.0", "0:1", 0, 1), b"").seconds
+    0.0
+    """
+
+    order: Dispatch
+    data: bytes
+    """The episodes as columns; empty if it was cancelled."""
+    seconds: float = 0.0
+    """Duration of the verification."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker is lost, or must be replaced.
+
+    >>> Lost("c0.0", "killed").blame
+    True
+    """
+
+    worker: str
+    reason: str
+    may_be_cause: bool = True
+    """Whether its task may be the cause."""
+    is_permanent: bool = False
+    """Whether a restart would fail in the same way."""
+
+
+Event = WorkerStarted | WeightsLoaded | TaskEnded | WorkerLost
+
+
+class Transport(Protocol):
+    """Starts rollout workers and calls them. Only `poll` blocks. After a worker is lost, it causes no more events."""
+
+    def start_worker(self, worker: str) -> None:
+        """Begin to start a worker."""
+        ...
+
+    def stop_worker(self, worker: str) -> None:
+        """Kill the process of a worker. It may be gone already."""
+        ...
+
+    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+        """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
+        ...
+
+    def keep_versions(self, versions: Set[int]) -> None:
+        """Free the weights that none of these versions needs."""
+        ...
+
+    def load_weights(self, order: LoadWeights) -> int:
+        """Let a worker load stored weights; return how many bytes are sent."""
+        ...
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        """Let a worker run a task; `label` is the policy version of its episodes."""
+        ...
+
+    def cancel_task(self, order: Dispatch) -> None:
+        """Let a worker cancel a task."""
+        ...
+
+    def describe_worker(self, worker: str) -> Mapping[str, Any]:
+        """Describe a worker for the event log: its location and its last log lines. Does not block."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Return the events since the last call; wait for one until the timeout."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...

@@ -1,0 +1,206 @@
+"""Run verifier workers as Ray actors, and restart lost ones.
+
+Rollout workers call them directly; the driver only sends the actor handles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.cluster.event_log import describe_exit
+from rlvr.cluster.machines import change_to_folder, describe_process, end_actor
+from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierNeverStarted
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Transcript
+from rlvr.errors import RlvrError, RolloutWorkersLost
+from rlvr.task import Task, Verdict
+
+MAX_CONCURRENT_CALLS = 100_000
+"""Calls that an actor accepts at once. With the default of Ray a heartbeat would wait behind a thousand pending verifications."""
+
+
+class VerifierActor:
+    """Actor in the process of a verifier worker. Verification runs in other threads, so that heartbeats are answered."""
+
+    def __init__(self) -> None:
+        self.host: Any = None
+
+    async def begin(self, config: dict[str, Any], folder: str) -> dict[str, Any]:
+        """Build environment and verifier in the driver's working folder; return the location."""
+        from rlvr.cluster.verifier_workers import VerifierWorker
+        from rlvr.config.config import validate_config
+
+        change_to_folder(folder)
+        self.host = await asyncio.to_thread(lambda: VerifierWorker(validate_config(config, "the run")))
+        return describe_process()
+
+    async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
+        """Return one verdict."""
+        found: Verdict = await self.host.verify(task, transcript, alone)
+        return found
+
+    async def reserve(self) -> None:
+        """Reserve the worker for a completion that must be verified alone."""
+        self.host.reserve()
+
+    async def pulse(self) -> float:
+        """Return the share of its threads that were busy since the last heartbeat; RuntimeError if all of them hang."""
+        if self.host is not None and self.host.judges.usage_totals:
+            raise RuntimeError("hanging verifications occupy all its threads")
+        return self.host.take_busy_fraction() if self.host is not None else 0.0
+
+
+@dataclass(slots=True)
+class _WorkerSlot:
+    """A place for one verifier worker, and the worker in it."""
+
+    number: int
+    num_starts: int = 0
+    actor: Any = None
+    start_call: Any = None
+    """The call that starts the worker, until it is ready."""
+    location: Mapping[str, Any] | None = None
+    heartbeat_call: Any = None
+    """The pending heartbeat call; None: the last one has been answered."""
+    busy_fraction: float = 0.0
+    """The share of its threads that were busy before the last heartbeat."""
+    last_change: float = 0.0
+    """When the last heartbeat came; for a starting worker, when the start began."""
+
+    @property
+    def name(self) -> str:
+        return f"j{self.number}.{self.num_starts - 1}"
+
+
+class VerifierActors:
+    """The verifier workers of a run. The driver must call `check_workers` regularly, which never blocks."""
+
+    def __init__(
+        self, ray: Any, settings: ClusterConfig, config: Mapping[str, Any], *, heartbeat_interval_s: float, max_missed: int,
+        log: Callable[[str], None] = lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
+    ) -> None:  # fmt: skip
+        self.ray, self.settings, self.config, self.log = ray, settings, dict(config), log
+        self.heartbeat_interval_s, self.max_missed, self.num_lost = heartbeat_interval_s, max_missed, 0
+        self._has_started, self._last_checked = False, time.monotonic()
+        """Whether any worker ever started, and when heartbeats were last checked."""
+        self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(VerifierActor)
+        self.slots = [_WorkerSlot(number) for number in range(settings.verifier_workers)]
+        for slot in self.slots:
+            self._start_worker(slot)
+
+    @property
+    def ready_actors(self) -> dict[str, Any]:
+        """The actors that are ready, by worker name."""
+        return {slot.name: slot.actor for slot in self.slots if slot.location is not None}
+
+    @property
+    def busy_fraction(self) -> float:
+        """The share of the threads of all workers that were busy before the last heartbeats."""
+        return sum(slot.busy_fraction for slot in self.slots if slot.location is not None) / max(len(self.slots), 1)
+
+    def check_workers(self) -> bool:
+        """Check all workers, restart lost ones, and return whether the ready ones changed. RolloutWorkersLost if none is left."""
+        before, now = set(self.ready_actors), time.monotonic()
+        if (
+            now - self._last_checked > (self.max_missed - 1) * self.heartbeat_interval_s
+        ):  # this process was suspended and could not receive heartbeats
+            for slot in self.slots:
+                slot.last_change = slot.last_change if slot.heartbeat_call is None else now
+        self._last_checked = now
+        calls = [call for slot in self.slots for call in (slot.start_call, slot.heartbeat_call) if call is not None]
+        heard = set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set[Any]()
+        for slot in self.slots:
+            if slot.start_call in heard or slot.heartbeat_call in heard:
+                self._handle_reply(slot, now)
+            elif slot.start_call is not None and now - slot.last_change > self.settings.startup_timeout_s:
+                self._handle_loss(slot, f"it was not ready after {self.settings.startup_timeout_s:g} s (cluster.startup_timeout_s)")
+            elif slot.heartbeat_call is not None and now - slot.last_change > (self.max_missed - 1) * self.heartbeat_interval_s:
+                self._handle_loss(slot, f"no heartbeat in {self.max_missed * self.heartbeat_interval_s:g} s (cluster.heartbeat_timeout_s)")
+            elif slot.location is not None and slot.heartbeat_call is None and now - slot.last_change >= self.heartbeat_interval_s:
+                slot.heartbeat_call, slot.last_change = slot.actor.heartbeat_call.remote(), now
+        if self.slots and all(slot.actor is None for slot in self.slots):
+            raise RolloutWorkersLost(
+                f"no verifier worker is left: each was started {self.settings.max_restarts + 1} times; "
+                "fix the cause, then continue with --resume"
+            )
+        return set(self.ready_actors) != before
+
+    def close(self) -> None:
+        """End all workers."""
+        for slot in self.slots:
+            self._end_worker(slot)
+
+    def _handle_reply(self, slot: _WorkerSlot, now: float) -> None:
+        """Handle the answer or the loss of a worker."""
+        try:
+            value = self.ray.get(slot.start_call or slot.heartbeat_call, timeout=self.heartbeat_interval_s)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+            said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
+            if isinstance(cause, RlvrError) and not self._has_started:
+                raise RlvrError(f"verifier worker {slot.name} cannot start: {said}") from error
+            self._handle_loss(slot, said)
+            return
+        except self.ray.exceptions.RayError as error:
+            self._handle_loss(slot, f"{type(error).__name__}: {describe_exit(str(error), [])}")
+            return
+        slot.location, slot.busy_fraction = (value, 0.0) if slot.start_call is not None else (slot.location, value)
+        slot.start_call, slot.heartbeat_call, slot.last_change, self._has_started = None, None, now, True
+
+    def _handle_loss(self, slot: _WorkerSlot, why: str) -> None:
+        left = self.settings.max_restarts + 1 - slot.num_starts
+        what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
+        self.log(f"verifier worker {slot.name} is lost: {why}; {what}")
+        self.num_lost += 1
+        self._end_worker(slot)
+        if left > 0:
+            self._start_worker(slot)
+
+    def _start_worker(self, slot: _WorkerSlot) -> None:
+        slot.num_starts += 1
+        asked = {
+            "num_cpus": self.settings.verifier_cpus,
+            "num_gpus": 0,
+            "scheduling_strategy": "SPREAD",
+            "max_concurrency": MAX_CONCURRENT_CALLS,
+        }
+        slot.actor = self._actor_class.options(**asked).remote()
+        slot.start_call, slot.last_change = slot.actor.begin.remote(self.config, os.getcwd()), time.monotonic()
+
+    def _end_worker(self, slot: _WorkerSlot) -> None:
+        actor, place = slot.actor, slot.location
+        slot.actor = slot.start_call = slot.location = slot.heartbeat_call = None
+        end_actor(self.ray, actor, place)
+
+
+def make_ask(actor: Any) -> AskVerdict:
+    """Make the function with which a rollout worker asks the verifier worker behind this handle."""
+    errors = importlib.import_module("ray").exceptions
+
+    async def reserved() -> None:
+        try:
+            await actor.reserve.remote()
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
+        except (errors.RayError, asyncio.CancelledError) as error:
+            raise VerifierNeverStarted(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
+
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        if alone:
+            await reserved()
+        try:
+            found: Verdict = await actor.judge.remote(task, transcript, alone)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
+        except errors.RayError as error:
+            raise VerifierLost(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
+        return found
+
+    return ask

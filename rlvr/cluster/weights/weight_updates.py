@@ -1,0 +1,120 @@
+"""Data classes of weight updates: buckets, the parcel of a version, and the history of parcels. `packing` makes them.
+
+They do not use tensors, so that a worker without weights does not need torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """Some bytes of a tensor, or changes of its elements.
+
+    >>> Part("norm.weight", "float32 [2]", 0, np.zeros(8, np.uint8)).changed
+    0
+    """
+
+    name: str
+    type_and_shape: str
+    """Type and shape of the whole tensor."""
+    offset: int
+    """The offset in the tensor: bytes, or elements for changes."""
+    data: Array
+    num_changed: int = 0
+    """0: the data are the bytes. Otherwise the number of changed elements, and the data are compressed."""
+    gap_bytes: int = 0
+    """For changes: the bytes per distance between two changed elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parts that are sent together.
+
+    >>> Bucket((), 0).parts
+    ()
+    """
+
+    parts: tuple[TensorSlice, ...]
+    checksum: int
+
+    @classmethod
+    def from_parts(cls, parts: Iterable[TensorSlice]) -> Bucket:
+        """Make a bucket of these parts, with their checksum."""
+        made = tuple(parts)
+        return cls(made, compute_checksum(made))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """One version of the weights. Its buckets may be made lazily, as views of the memory of the trainer.
+
+    >>> WeightUpdate([]).is_delta
+    False
+    """
+
+    buckets: Iterable[Any]
+    """Buckets, or the references under which a transport stores them."""
+    is_delta: bool = False
+    """Whether it is a delta to the previous version."""
+    checksums: Mapping[str, int] = field(default_factory=dict[str, int])
+    """For a delta: the checksum of each tensor after the update."""
+    num_bytes: int = 0
+    """Total bytes of all buckets."""
+
+
+def compute_checksum(parts: Iterable[TensorSlice]) -> int:
+    """Compute the checksum of all parts, in order, over their bytes and their positions."""
+    found = 0
+    for part in parts:
+        head = repr((part.name, part.type_and_shape, part.offset, part.num_changed, part.gap_bytes))
+        found = zlib.crc32(part.data.data, zlib.crc32(head.encode(), found))
+    return found
+
+
+class WeightHistory:
+    """The stored versions of a transport. It finds what a worker must load.
+
+    >>> chain = WeightHistory()
+    >>> for version, is_delta in enumerate([False, True, True]):
+    ...     chain.add(version, WeightUpdate([], is_delta))
+    >>> len(chain.path(2, has=1)), len(chain.path(2, has=None))
+    (1, 3)
+    """
+
+    def __init__(self) -> None:
+        self._updates, self._lock = dict[int, WeightUpdate](), threading.Lock()
+
+    def add(self, version: int, parcel: WeightUpdate) -> None:
+        """Add a newer version; from any thread."""
+        with self._lock:
+            self._updates[version] = parcel
+
+    def keep_versions(self, versions: Collection[int]) -> None:
+        """Free the versions that neither these nor later versions need."""
+        with self._lock:
+            first = min(
+                (self._find_full_version(version) for version in versions if version in self._updates),
+                default=max(self._updates, default=0),
+            )
+            self._updates = {version: parcel for version, parcel in self._updates.items() if version >= first}
+
+    def get_updates(self, version: int, current: int | None) -> list[WeightUpdate]:
+        """Return the parcels that update a worker to a version, in order; `has` is its present version."""
+        with self._lock:
+            first = self._find_full_version(version)
+            first = current + 1 if current is not None and first <= current <= version else first
+            return [parcel for at, parcel in self._updates.items() if first <= at <= version]
+
+    def _find_full_version(self, version: int) -> int:
+        """Return the last version up to this one with a full copy."""
+        return max(at for at, parcel in self._updates.items() if at <= version and not parcel.is_delta)

@@ -1,0 +1,84 @@
+"""Every configuration key with its default, limits and description, for `rlvr show config` and the website."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from rlvr.config.section import Section
+
+LIMIT_DESCRIPTIONS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One key of a section.
+
+    >>> Key("seed", "0", "The seed of all randomness.", "at least 0").name
+    'seed'
+    """
+
+    name: str
+    default: str
+    """The repr of the default; or `required`, or `a section`."""
+    description: str
+    limits: str
+
+
+def iter_sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Yield a section of the configuration and its subsections, with the key of each."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        inside = re.findall(r"\w+Config", str(field.annotation))
+        for kind in [kind for kind in Section.__subclasses__() if kind.__name__ in inside]:
+            yield from iter_sections(kind, f"{path}.{name}".strip("."))
+
+
+def list_keys(kind: type[Section]) -> list[ConfigKey]:
+    """Return the keys of a section, in definition order."""
+    notes, inside = _read_attribute_docs(kind), {path: part for path, part in iter_sections(kind) if path}
+    found = []
+    for name, field in kind.model_fields.items():
+        default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
+        shown = "required" if default is PydanticUndefined else "a section" if isinstance(default, Section) else repr(default)
+        limits = [
+            f"{sign} {value:g}"
+            for part in field.metadata
+            for mark, sign in LIMIT_DESCRIPTIONS
+            if (value := getattr(part, mark, None)) is not None
+        ]
+        limits += [f"one of {', '.join(map(str, choices))}" for choices in _iter_choices(field.annotation)]
+        about = notes.get(name, "") or ((inspect.getdoc(inside[name]) or "").partition("\n")[0] if name in inside else "")
+        found.append(ConfigKey(name, shown, " ".join(about.split()), ", ".join(limits)))
+    return found
+
+
+def _iter_choices(hint: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of each Literal in a type."""
+    if get_origin(hint) is Literal:
+        yield get_args(hint)
+    else:
+        for part in get_args(hint):
+            yield from _iter_choices(part)
+
+
+def _read_attribute_docs(kind: type) -> dict[str, str]:
+    """Read the docstring or the comment of each attribute of a class from its source."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for place, node in enumerate(tree.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            after = tree.body[place + 1] if place + 1 < len(tree.body) else None
+            comment = source.splitlines()[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else comment
+            found[node.target.id] = str(text)
+    return found

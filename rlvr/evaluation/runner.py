@@ -1,0 +1,213 @@
+"""Run an evaluation in one process: sample missing answers, store each sample as soon as it is verified, show progress."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+
+from rlvr.contracts import Environment, Sampler
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, EnvError
+from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalSampling, RemoteSampling, make_mdp
+from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.samples import TIMES_FILE, Key, SampleFile, digest_question, report_write_errors
+from rlvr.evaluation.suite import SuiteItem
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.registry.plugins import PluginSpec
+from rlvr.rollout.rollout import RolloutRequest
+from rlvr.runs.progress import ProgressReporter
+from rlvr.runs.run_log import episode_to_json, read_jsonl
+
+TIME_STORE_INTERVAL_S = 5.0
+"""Interval at which the elapsed time is stored, so that a killed process does not lose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrice:
+    """The price of a million input tokens and of a million output tokens.
+
+    >>> TokenPrice(0.5, 2.0).of(1_000_000, 500_000)
+    1.5
+    """
+
+    input_price: float = 0.0
+    output_price: float = 0.0
+
+    def compute_cost(self, input_tokens: int, output_tokens: int) -> float:
+        """Compute the cost of this many input and output tokens."""
+        return (input_tokens * self.input_price + output_tokens * self.output_price) / 1e6
+
+
+class EvalRunner:
+    """Runs an evaluation in this process, and resumes from the stored samples."""
+
+    def __init__(
+        self,
+        plan: EvalPlan,
+        file: SampleFile,
+        *,
+        concurrency: int | None = None,
+        retry: bool = False,
+        price: TokenPrice | None = None,
+        console: Console | None = None,
+        remote_sampling: RemoteSampling | None = None,
+    ) -> None:
+        """Set up the run; `elsewhere` samples in other processes instead of this one."""
+        self.plan, self.file, self.concurrency, self.price, self.remote_sampling = plan, file, concurrency, price, remote_sampling
+        self.console = console or Console(quiet=True)
+        self.stored_keys = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
+        scores = [file.samples[key].score for key in self.stored_keys]
+        self.score_sum, self.num_scored = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
+        self.num_samples = self.output_tokens = self.input_tokens = self.num_turns = self.num_calls = 0
+        self.start_time = self.last_store_time = time.perf_counter()
+        self.attempt_id = str(time.time_ns())
+
+    def run(
+        self, specs: Mapping[str, PluginSpec], environments: Mapping[str, Environment], requests: Mapping[str, Sequence[RolloutRequest]]
+    ) -> None:
+        """Sample the missing answers, one environment after the other. The policy is not loaded if nothing is missing.
+
+        `specs` has the policy's sampler for each environment; consecutive environments with the same sampler share it.
+        """
+        gone = self.file.samples.keys() - {get_sample_key(draw) for draws in requests.values() for draw in draws}
+        if gone:
+            name, index, _ = min(gone)
+            raise ConfigError(f"{name} has no task {index} any more, which was sampled; restore the data, or choose another --out")
+        for draws in requests.values():
+            self._check_same_questions(draws)
+        todo = [item for item in self.plan.envs if any(get_sample_key(draw) not in self.stored_keys for draw in requests[item.name])]
+        if not todo:
+            return
+        for item in todo:
+            environments[item.name].check_ready()
+        total = sum(map(len, requests.values()))
+        with ProgressReporter(self.console, "samples", total, len(self.stored_keys), initial_delay_s=TIME_STORE_INTERVAL_S) as work:
+            for spec, group in groupby(todo, key=lambda item: specs[item.name]):
+                items = list(group)
+                with spec.build() as sampler, self._open_episode_source(spec, sampler, items) as answers:
+                    self.file.remove_report()
+                    work.reset_timer()
+                    asked = (self._make_env_requests(item, environments[item.name], sampler, requests[item.name]) for item in items)
+                    for found in answers.stream_episodes(asked):
+                        # already stored samples were only sampled again to fill the batch
+                        if new := [(draw, episode) for draw, episode in found if get_sample_key(draw) not in self.stored_keys]:
+                            for draw, episode in new:
+                                self._store_sample(episode, draw)
+                            work.advance(self._progress_metrics(), len(new))
+                            self._store_elapsed_time()
+        self._store_elapsed_time(last=True)
+
+    @contextmanager
+    def _open_episode_source(self, spec: PluginSpec, sampler: Sampler, items: Sequence[SuiteItem]) -> Iterator[EpisodeSource]:
+        """Open the source of episodes. If other processes sample, this process does not load the model."""
+        if self.remote_sampling is not None:
+            with self.remote_sampling(spec, sampler, items) as answers:
+                yield answers
+            return
+        sampler.check_ready()
+        yield LocalSampling(sampler)
+
+    def _check_same_questions(self, requests: Sequence[RolloutRequest]) -> None:
+        """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
+        for draw in requests:
+            sample = self.file.samples.get(get_sample_key(draw))
+            if sample is not None and sample.question_digest != digest_question(draw.task):
+                raise ConfigError(
+                    f"task {draw.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
+                    f"or choose another --out (--rescore judges old samples against corrected references)"
+                )
+
+    def _make_env_requests(
+        self, item: SuiteItem, environment: Environment, sampler: Sampler, requests: Sequence[RolloutRequest]
+    ) -> EnvRequests:
+        mdp = make_mdp(item, environment, sampler)
+        _check_prompt_room(mdp, requests)
+        sampling = self.plan.make_sampling(item, mdp.tokenizer.stop_ids)
+        return EnvRequests(item, mdp, sampling, list(self._iter_batches(sampler, requests)))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start of this run."""
+        return time.perf_counter() - self.start_time
+
+    def _iter_batches(self, sampler: Sampler, requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
+        """Yield batches of requests. If batch composition affects the last bits of an answer, a batch always has the same members."""
+        if not sampler.eval_batch_size:
+            yield [draw for draw in requests if get_sample_key(draw) not in self.stored_keys]
+            return
+        size = self.concurrency or sampler.eval_batch_size
+        # requests that were added when the evaluation grew have their own batches
+        for _, stage in groupby(requests, key=lambda draw: self.plan.find_stage(*get_sample_key(draw))):
+            together = list(stage)
+            for start in range(0, len(together), size):
+                asked = together[start : start + size]
+                if any(get_sample_key(draw) not in self.stored_keys for draw in asked):
+                    yield asked
+
+    def _store_sample(self, episode: Episode, request: RolloutRequest) -> None:
+        sample = self.file.append({**episode_to_json(0, episode, []), "reference": request.task.reference})
+        self.num_samples += 1
+        self.output_tokens += sample.tokens
+        self.input_tokens += sample.prompt_tokens
+        self.num_turns += sample.conversation_stats.turns
+        self.num_calls += sample.conversation_stats.calls or 0
+        if sample.score is not None:
+            self.score_sum, self.num_scored = self.score_sum + sample.score, self.num_scored + 1
+
+    def _progress_metrics(self) -> dict[str, float | str]:
+        rate = self.output_tokens / max(self.elapsed_s, 1e-9)
+        numbers: dict[str, float | str] = {"average": f"{self.score_sum / max(self.num_scored, 1):.1%}", "tokens/s": f"{rate:.0f}"}
+        if self.num_turns > self.num_samples or self.num_calls:
+            numbers |= {"turns": f"{self.num_turns / self.num_samples:.3g}", "calls": f"{self.num_calls / self.num_samples:.3g}"}
+        if unscored := len(self.stored_keys) + self.num_samples - self.num_scored:
+            numbers["unscored"] = str(unscored)
+        if self.price:
+            numbers["cost"] = f"{self.price.compute_cost(self.input_tokens, self.output_tokens):.2f}"
+        return numbers
+
+    def _store_elapsed_time(self, *, last: bool = False) -> None:
+        now = time.perf_counter()
+        if self.file.folder is None or (now - self.last_store_time < TIME_STORE_INTERVAL_S and not last):
+            return
+        self.last_store_time = now
+        line = {
+            "attempt": self.attempt_id,
+            "seconds": round(now - self.start_time, 3),
+            "samples": self.num_samples,
+            "tokens": self.output_tokens,
+        }
+        with report_write_errors(self.file.folder), (self.file.folder / TIMES_FILE).open("a", encoding="utf-8") as times:
+            times.write(json.dumps(line) + "\n")
+
+
+def _check_prompt_room(mdp: TokenMDP, requests: Sequence[RolloutRequest]) -> None:
+    """Raise if no prompt leaves room for an answer, because the limits are wrong; if only some do not, only their answers fail."""
+    why: EnvError | None = None
+    for draw in requests:
+        try:
+            mdp.preview_prompt(draw.task)
+            return
+        except EnvError as error:
+            why = why or error
+    if why is not None:
+        raise why
+
+
+def get_sample_key(request: RolloutRequest) -> Key:
+    """Return the key of the sample that a request asks for."""
+    return str(request.meta["env"]), int(str(request.meta["index"])), int(str(request.meta["sample"]))
+
+
+def load_attempt_totals(folder: Path) -> tuple[float, int]:
+    """Load the total seconds and tokens of all runs of an evaluation, killed ones included."""
+    if not (folder / TIMES_FILE).is_file():
+        return 0.0, 0
+    last = {row["attempt"]: (row["seconds"], row["tokens"]) for row in read_jsonl(folder / TIMES_FILE)}
+    return sum(seconds for seconds, _ in last.values()), sum(tokens for _, tokens in last.values())

@@ -1,0 +1,182 @@
+r"""Find the declared answer in the text of a policy.
+
+An extractor looks in one place where an answer is declared on purpose; prose is never searched for numbers. Text in a thinking section is
+never an answer, and an unclosed thinking section hides everything after it. If two different answers are declared there is no answer,
+unless the words between them mark the later one as the result. Every scanner is one pass over the text.
+
+    extractor     the answer is
+    boxed         the content of \boxed{...} or \fbox{...}
+    tag           the content of <answer>...</answer>
+    hash          the rest of a line that starts with ####
+    extract_final_line    the text after "the final answer is" or "Answer:", in some twenty languages
+    fence         the content of the last ``` block (code)
+    whole         the whole text, stripped
+    auto          boxed and tag, else hash, else extract_final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
+                  else the whole text when it is one short line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from rlvr.errors import ConfigError, suggest
+from rlvr.extraction.answer_lines import extract_conclusion, extract_final_line, extract_hash_line, is_numeral_line, reject_later_answer
+from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_rest, is_placeholder, unwrap_answer
+from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
+from rlvr.extraction.retractions import reject_alternatives
+from rlvr.extraction.thinking import strip_thinking
+from rlvr.extraction.trimming import strip_special_tokens
+
+__all__ = ["EXTRACTORS", "Extraction", "extract_answer", "strip_thinking"]
+
+MAX_BARE_ANSWER_CHARS = 2000
+"""Maximum length in characters of a single line that `auto` takes for a bare answer."""
+MULTIPLE_ANSWER_MODES = ("refuse", "last")
+NO_TAG = Extraction(None, "there is no <answer> tag")
+
+
+def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multiple_answers: str = "refuse") -> Extraction:
+    """Extract the answer declared in `text`. Several extractors are tried in order until one of them finds a declaration.
+
+    With `several="last"`, the last of several different answers is taken; by default different answers give no answer.
+
+    >>> find("The answer is 7. Or 8.", "extract_final_line").text is None
+    True
+    """
+    names = [extractor] if isinstance(extractor, str) else list(extractor)
+    if multiple_answers not in MULTIPLE_ANSWER_MODES or not EXTRACTORS.keys() >= set(names):
+        raise _unknown_setting_error(names, multiple_answers)
+    found, shown = Extraction(None, "no channel was given"), strip_thinking(text)
+    if shown is None:
+        return Extraction(None, "the thought section is not closed")
+    for name in names:
+        found = EXTRACTORS[name](strip_special_tokens(shown))
+        if found.text is not None or found.candidates:
+            break
+    return Extraction(found.candidates[-1], "the last of several") if found.candidates and multiple_answers == "last" else found
+
+
+def _unknown_setting_error(names: Sequence[str], several: str) -> ConfigError:
+    for name in names:
+        if name not in EXTRACTORS:
+            return ConfigError(f"there is no answer channel {name!r}; {suggest(name, EXTRACTORS)}")
+    return ConfigError(f"several is {several!r}; {suggest(several, MULTIPLE_ANSWER_MODES)}")
+
+
+def _extract_boxed(text: str) -> Extraction:
+    found, after = extract_boxed_and_rest(text)
+    return reject_later_answer(found, after)
+
+
+_TAG_MARK = re.compile(r"<(/?)answer>", re.IGNORECASE)
+
+
+def _extract_tag(text: str) -> Extraction:
+    contents: list[tuple[int, int, str]] = []
+    start: int | None = None
+    nested = False
+    for mark in _TAG_MARK.finditer(text) if "<" in text else ():
+        if not mark[1]:
+            nested = nested or start is not None  # if nothing closes it, it may be just the word "<answer>" in prose
+            start = mark.end()
+        elif start is not None:
+            contents.append((start - len("<answer>"), mark.end(), text[start : mark.start()]))
+            start = None
+        elif nested:
+            return Extraction(None, "one <answer> is inside another")
+    if start is not None:
+        return Extraction(None, "the last <answer> is not closed")
+    if not contents:
+        return NO_TAG
+    filled = [tag for tag in contents[-MAX_DECLARATIONS:] if not is_placeholder(tag[2])]
+    if not filled:
+        return Extraction(None, "the tag is empty")
+    asserted = [tag for tag in filled if not is_denied(text[max(0, tag[0] - CHARS_BEFORE) : tag[0]], text[tag[1] : tag[1] + CHARS_AFTER])]
+    if not asserted:
+        return Extraction(None, DENIED_REASON)
+    found = require_agreement([unwrap_answer(tag[2]) for tag in asserted], "the tag")
+    if found.text is None:
+        return found
+    start, end = asserted[0][0], asserted[-1][1]
+    return reject_later_answer(
+        reject_alternatives(found, text[max(0, start - CHARS_BEFORE) : start], text[end : end + CHARS_AFTER]), text[end:]
+    )
+
+
+_FENCE_LINE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
+
+
+def _extract_fence(text: str) -> Extraction:
+    last: str | None = None
+    opened: re.Match[str] | None = None
+    for mark in _FENCE_LINE.finditer(text):
+        if opened is None:
+            opened = mark
+        elif mark[1].startswith(opened[1]) and not mark[2].strip():
+            last, opened = text[opened.end() : mark.start()].lstrip("\n"), None
+    if opened is not None:
+        return Extraction(None, "the last code block is not closed")
+    return Extraction(last, "in the last code block") if last is not None else Extraction(None, "there is no code block")
+
+
+def _extract_whole(text: str) -> Extraction:
+    stripped = text.strip()
+    return Extraction(stripped, "the whole text") if stripped else Extraction(None, "the answer is empty")
+
+
+_ONE_LINE_CODE_BLOCK = re.compile(r"```\w{0,20}\n([^\n`]+)\n```")
+"""A code block of one line."""
+
+
+def _extract_closing_hash_line(text: str) -> Extraction:
+    """Extract the number of a last #### line that is followed by at most a short closing remark without numbers."""
+    head, mark, tail = text.rpartition("####")
+    line, _, after = tail.partition("\n")
+    if not is_numeral_line(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
+        return Extraction(None, "no #### line ends the text")
+    return reject_later_answer(extract_hash_line(head + mark + line), after)
+
+
+def _extract_auto(text: str) -> Extraction:
+    box, tag = _extract_boxed(text), _extract_tag(text)
+    if box.text is not None and tag.reason is DENIED_REASON:
+        return tag
+    if box.text is not None and tag.text is not None:
+        return require_agreement([box.text, tag.text], "the box and the tag")
+    if box is not NO_BOX and box is not EMPTY_BOX:
+        return box
+    if tag is not NO_TAG:
+        return tag
+    rows = text.strip().splitlines()
+    if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
+        return extract_hash_line(text)
+    if "####" in text and (found := _extract_closing_hash_line(text)).text is not None:
+        return found
+    found = extract_final_line(text)
+    if found.text is not None or found.candidates:
+        return found
+    found = extract_conclusion(text)
+    if found.text is not None or box is EMPTY_BOX:
+        return found if found.text is not None else box
+    bare = text.strip()
+    block = _ONE_LINE_CODE_BLOCK.fullmatch(bare) if bare.endswith("```") and len(bare) <= MAX_BARE_ANSWER_CHARS else None
+    if block is not None:
+        return Extraction(block[1].strip(), "the whole text")
+    single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
+    if bare and single and len(bare) <= MAX_BARE_ANSWER_CHARS:
+        return Extraction(bare, "the whole text")
+    return Extraction(None, "nothing in the text declares an answer" if bare else "the answer is empty")
+
+
+EXTRACTORS: dict[str, Callable[[str], Extraction]] = {
+    "boxed": _extract_boxed,
+    "tag": _extract_tag,
+    "hash": extract_hash_line,
+    "final_line": extract_final_line,
+    "fence": _extract_fence,
+    "whole": _extract_whole,
+    "auto": _extract_auto,
+}
+"""Every extractor by name."""

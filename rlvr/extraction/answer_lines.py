@@ -1,0 +1,320 @@
+r"""Find answers declared by a line of prose: `The answer is 7`, `**Answer:** 7`, `#### 7`, or a concluding last sentence."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from rlvr.extraction.boxes import unwrap_answer
+from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, is_separator
+from rlvr.extraction.declaration_phrases import DENIAL, ENDING, declaration_patterns
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement, unique_texts
+from rlvr.extraction.retractions import is_only_punctuation, is_same_value, parse_number, reject_retracted
+from rlvr.extraction.trimming import strip_decorations
+
+_NUMERAL = re.compile(r"[-+\s$\\]*[\d.,/ ]+\s*[%a-zA-Z]{0,12}\.?")
+_FINAL = re.compile(r"[\s#*_]*final\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)|[。！？](?=\s*\S)")
+_SECOND_ANSWER_MARK = re.compile(
+    r"\d|\\boxed|\$|\b(?:or|maybe|zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|actually|kidding|wait|instead)\b",
+    re.IGNORECASE,
+)
+"""Signs of a second answer in a sentence after the answer."""
+_AFTERTHOUGHT = re.compile(
+    r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
+    r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
+    re.IGNORECASE,
+)
+"""A line that withdraws the answer before it, or offers another one."""
+_OTHER_SUBJECT = re.compile(
+    r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
+    re.IGNORECASE,
+)
+"""Words before "answer" which show that the clause is about something else, such as a bound for the answer or a wrong answer."""
+_ALTERNATIVE_WORDS = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
+_CORRECTION_WORDS = re.compile(
+    r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
+)
+
+
+def extract_hash_line(text: str) -> Extraction:
+    """Extract the answer declared by the #### lines."""
+    lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        return Extraction(None, "there is no #### line")
+    numerals = [line for line in lines[:-1] if is_numeral_line(line)]  # the others are headings
+    return require_agreement([*numerals, lines[-1]], "the #### line")
+
+
+def extract_final_line(text: str) -> Extraction:
+    """Extract the answer declared by lines such as "the answer is 7"."""
+    said, corrected, after = _find_statements(text)
+    if not said:
+        return Extraction(None, "no line declares an answer")
+    if _AFTERTHOUGHT.match(after[:200]):
+        return Extraction(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
+    answers = []
+    for line in said:
+        head = _SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)
+        if len(head) > 1 and _SECOND_ANSWER_MARK.search(head[1]) and not _is_check_sentence(clean_value(head[0]), head[1]):
+            return Extraction(None, "the text after the answer may contain another answer", (head[0], head[1]))
+        answers.append(clean_value(head[0]))
+    if len(unique_texts(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
+        answers = [answer for answer in answers if not _is_explanation(answer)] or answers
+    if corrected and len(unique_texts(answers)) > 1:
+        return reject_retracted(Extraction(answers[-1], "in the last answer line, which corrects the earlier ones"), after)
+    found = require_agreement(answers, "the answer line")
+    row = after.removeprefix("\n").partition("\n")[0]
+    if found.text is not None and parse_number(found.text) is not None and parse_number(row) not in (None, parse_number(found.text)):
+        return Extraction(None, "the next line holds another value", (found.text, row.strip()))
+    return reject_retracted(found, after)
+
+
+_VALUE_START = re.compile(
+    r"(?:[a-zA-Z]\s?=\s?)?[$\\(*]{0,4}-?(?!\d{1,2}[.)]\s)\d|\$|\\|\(?(?-i:[A-J])\)?(?!\w)|(?:yes|no|true|false|none)\b", re.IGNORECASE
+)
+"""Text that starts with a value, and not with words about it."""
+_CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
+
+
+def reject_later_answer(found: Extraction, after: str) -> Extraction:
+    r"""Return the extraction of a box or a tag, or no answer if the text after it retracts it or declares another answer.
+
+    >>> settled(Found("42", "in the sandbox_session"), " So the answer is 43.").several
+    ('42', '43')
+    """
+    if found.text is None or is_only_punctuation(after):
+        return found
+    found = reject_retracted(found, after)
+    if found.text is None:
+        return found
+    rows = extract_hash_line(after)
+    later = [rows.text] if rows.text is not None else list(rows.candidates)
+    pattern, _ = declaration_patterns(after)
+    for mark in itertools.islice(pattern.finditer(after), 50):
+        before = after[max(0, mark.start() - CHARS_BEFORE) : mark.start()]
+        if (
+            _OTHER_SUBJECT.search(before[-24:])
+            or is_denied(before + mark[0], "")
+            or _CONDITION_WORDS.search(_SENTENCE_END.split(before.rpartition("\n")[2])[-1])
+        ):
+            continue
+        line = _text_after_phrase(after, mark, None)[0]
+        if _VALUE_START.match(line.strip("*_ ")) and not DENIAL.search(line):
+            later.append(clean_value(_SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)[0]))
+    for theirs in later:
+        if _VALUE_START.match(theirs) and not is_same_value(found.text, theirs):
+            return Extraction(None, "another answer is declared after it", (found.text, theirs))
+    return found
+
+
+def is_numeral_line(line: str) -> bool:
+    """Whether a line holds a number and at most a unit.
+
+    >>> numeral("$1,200"), numeral("18 km"), numeral("Step 1")
+    (True, True, False)
+    """
+    return len(line) <= 60 and _NUMERAL.fullmatch(line) is not None
+
+
+_CHECK_START = re.compile(
+    r"\s*\(?(?:(?:we|you|I|let's|let\s+us)\s+(?:can\s+)?(?:check|verify)|to\s+(?:check|verify)|check(?:ed\b|ing\b|:)|verification|indeed\b)",
+    re.IGNORECASE,
+)
+_HEDGE_WORDS = re.compile(r"\b(?:or|maybe|perhaps|actually|kidding|wait|instead|not|but|however)\b", re.IGNORECASE)
+
+
+def _is_check_sentence(answer: str, sentence: str) -> bool:
+    """Whether a sentence after the answer only checks it, and ends with the same number."""
+    last = re.findall(r"\d[\d,.]*(?:/\d+)?", sentence)
+    return (
+        bool(_CHECK_START.match(sentence))
+        and not _HEDGE_WORDS.search(sentence)
+        and bool(last)
+        and is_same_value(answer, last[-1].rstrip(".,"))
+    )
+
+
+def clean_value(line: str) -> str:
+    """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
+
+    >>> value("**18**, as wanted."), value("18입니다.")
+    ('18', '18')
+    """
+    line = strip_decorations(line)
+    if line.endswith("!") and is_numeral_line(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
+        line = line[:-1]
+    match = _CONCLUSION_IS.fullmatch(line) if len(line) < 400 else None
+    if match is not None and not _CONCLUSION_VETO.search(match["head"]):
+        return unwrap_answer(match["value"].strip("*").strip())
+    return unwrap_answer(_strip_ending_phrase(strip_decorations(_strip_emphasis(line.rstrip(".。")))))
+
+
+def _strip_ending_phrase(line: str) -> str:
+    """Strip words that may follow a value, such as "as wanted"."""
+    for _ in range(2):
+        match = ENDING.search(line[-40:])
+        if match is None or len(match[0]) >= len(line):
+            break
+        line = strip_decorations(_strip_emphasis(line[: len(line) - len(match[0])].rstrip(" .。")))
+    return line
+
+
+def _is_explanation(answer: str) -> bool:
+    return len(answer.split()) > 3 and re.search(r"[\d$\\]", answer) is None and _SECOND_ANSWER_MARK.search(answer) is None
+
+
+def _find_statements(text: str) -> tuple[list[str], bool, str]:
+    """Find the declared answers, line by line; also whether the last one corrects the others, and the text after the last one."""
+    pattern, bare = declaration_patterns(text)
+    marks = [mark for mark in pattern.finditer(text) if not _OTHER_SUBJECT.search(text[max(0, mark.start() - 24) : mark.start()])]
+    marks = [mark for mark in marks if not is_denied(text[max(0, mark.start() - CHARS_BEFORE) : mark.end()], "")]
+    # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
+    firm = [mark for mark in marks[-MAX_DECLARATIONS:] if _is_firm_declaration(text, mark, bare)]
+    marks = (firm or marks)[-100:]
+    said: list[tuple[str, bool]] = []
+    before = starts = end = 0
+    for mark, after in itertools.zip_longest(marks, marks[1:]):
+        line, own, stop = _text_after_phrase(text, mark, after)
+        if line and not DENIAL.search(line):
+            said.append((line, own))
+            starts, before, end = mark.start(), end, stop
+    if not said:
+        return [], False, ""
+    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
+    gap = text[before:starts] if len(said) > 1 else ""
+    gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
+    corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separator(gap))
+    return kept, corrected, text[end : end + 800]
+
+
+def _text_after_phrase(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
+    """Return the text after one phrase, whether it is on a separate line, and where it ends."""
+    end = text.find("\n", mark.end())
+    end = min(end if end >= 0 else len(text), after.start() if after else len(text))
+    line = _strip_emphasis(text[mark.end() : end])
+    if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
+        line = _strip_emphasis(line[1:])  # the words were in a text command
+    own = False
+    if not line and not (after and after.start() == end):  # the value is on a separate line
+        rows = text[mark.end() : mark.end() + 400].splitlines(keepends=True)
+        at = next((at for at, row in enumerate(rows) if _strip_emphasis(row)), None)
+        if at is not None:
+            own, line, end = True, _strip_emphasis(rows[at]), mark.end() + len("".join(rows[: at + 1]))
+    if re.fullmatch(r"`{3}\w*", line):  # a code block of one line
+        block = re.match(r"\n*([^\n`]{1,200})\n`{3}", text[end : end + 400])
+        line, end = (block[1].strip(), end + block.end()) if block else ("", end)
+    if line in ("$$", "\\["):  # a displayed formula
+        close = text.find("$$" if line == "$$" else "\\]", mark.end() + 3, mark.end() + 2000)
+        line = text[mark.end() : close + 2].strip() if close >= 0 else ""
+        end = close + 2 if close >= 0 else end
+    return line, own, end
+
+
+def _is_firm_declaration(text: str, mark: re.Match[str], bare: re.Pattern[str]) -> bool:
+    if _FINAL.match(mark[0]) or not bare.fullmatch(mark[0]):
+        return True
+    return _is_at_line_start(text, mark.start()) or _is_at_line_start(text, mark.start(), skip_alternative_words=True)
+
+
+def _is_at_line_start(text: str, at: int, *, skip_alternative_words: bool = False) -> bool:
+    """Whether only Markdown precedes a position on its line; with `other`, also words such as "another"."""
+    before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
+    line = before[2]
+    if skip_alternative_words:
+        match = _ALTERNATIVE_WORDS.search(line)
+        if match is None:
+            return False
+        line = line[: match.start()]
+    return bool(before[1]) and not line.strip("#*_ >-")
+
+
+def _strip_emphasis(line: str) -> str:
+    """Strip Markdown emphasis from a line; "" if only an article is left."""
+    line = line.strip().strip("*_ ")
+    return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
+
+
+_CONNECTIVE = (
+    r"(?:therefore|thus|so|hence|then|finally|consequently|accordingly"
+    r"|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
+)
+_MARKED_UP_VALUE = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
+_CONCLUSION_IS = re.compile(
+    rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)[\s:]{{0,6}}(?P<value>\*?\*?{_MARKED_UP_VALUE}\*?\*?)[.!]?",
+    re.IGNORECASE,
+)
+_CONCLUSION_VETO = re.compile(
+    r"\b(?:not|no|n't|wrong|incorrect|bound|estimate\w*|approximat\w+|guess\w*|if|either|or|may|might|maybe|perhaps|first|second|third|other"
+    r"|another|alternative|naive|assum\w+|suppose\w*|complement|opposite|reciprocal|but|while|whereas)\b"
+    r"|\b(?:is|are)\s+[$*\d\\(]|\b(?:is|are)\b[^,]*\band\b",
+    re.IGNORECASE,
+)
+
+
+_CONCLUSION_WITH_VALUE = re.compile(
+    rf"(?:{_CONNECTIVE},?\s+)+(?P<head>[a-z][a-z' ,]{{0,120}}?\b(?:is|are|was|were|has|have|had|makes?|made|gets?|got|costs?|earns?|pays?"
+    rf"|paid|spends?|spent|needs?|takes?|took|sells?|sold|equals?|travels?)\s+)?(?P<value>{_MARKED_UP_VALUE})(?P<rest>[a-z' ]{{0,80}})[.!]?",
+    re.IGNORECASE,
+)
+"""A sentence that concludes, with one value marked up: "So Tom has **10 apples** left."."""
+_CONCLUSION_WITH_NAME = re.compile(
+    r"(?P<head>[^*$\n]{1,200}\b(?:is|are|was|were|be|on|to|by|called|named))\s+(?:(?:an?|the)\s+)?"
+    r"\*\*(?P<value>[^\W\d_]+(?: [^\W\d_]+){0,2})\*\*\.?",
+    re.IGNORECASE,
+)
+"""A last sentence that ends in the only words in bold of the text: "It falls on a **Saturday**."."""
+_BOLD_ROW = re.compile(
+    r"\*\*(?:(?:the\s+)?(?:final\s+|grand\s+|overall\s+)?(?:total|result|sum|value|count|conclusion)(?:\s+[a-z]{1,20}){0,2}\s*[:=]\s*)?"
+    r"(?P<value>[$\\(]{0,2}(?:[a-z]\s?=\s?)?-?[$]?[\d.,/]{1,30}\s?[%a-z]{0,12}[$\\)]{0,2})\.?\*\*\.?",
+    re.IGNORECASE,
+)
+"""A row that holds one value in bold, perhaps with a name of the result."""
+
+
+def extract_conclusion(text: str) -> Extraction:
+    r"""Extract the answer from a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and its value.
+
+    >>> extract_conclusion("Two of six. Thus, the probability is $1/3$.").text
+    '$1/3$'
+    """
+    last = text.strip().rpartition("\n")[2].strip()
+    bold = _find_bold_row(text)
+    if bold:
+        return Extraction(bold, "in the conclusion")
+    if len(last) > 400:
+        return Extraction(None, "the last line is too long for a conclusion")
+    sentence = strip_decorations(_SENTENCE_END.split(last)[-1])
+    tells = _CONCLUSION_WITH_VALUE.fullmatch(sentence if not sentence.startswith("**") else _mark_number_only(sentence))
+    if tells is not None and re.search(r"\d", tells["value"]) and not _CONCLUSION_VETO.search(f"{tells['head'] or ''} {tells['rest']}"):
+        return Extraction(unwrap_answer(tells["value"].strip("*").strip()), "in the conclusion")
+    names = _CONCLUSION_WITH_NAME.fullmatch(sentence) if sentence.endswith(("*", "*.")) and text.count("**") == 2 else None
+    if names is not None and not _CONCLUSION_VETO.search(names["head"]) and not _CONCLUSION_DENIAL.search(names["head"]):
+        return Extraction(names["value"], "in the conclusion")
+    match = _CONCLUSION_IS.fullmatch(sentence)
+    if match is None or not (match["lead"] or sentence == strip_decorations(text)) or _CONCLUSION_VETO.search(match["head"]):
+        return Extraction(None, "the last sentence is not a conclusion")
+    return Extraction(unwrap_answer(match["value"].strip("*").strip()), "in the conclusion")
+
+
+def _mark_number_only(sentence: str) -> str:
+    """Rewrite a sentence that is all in bold so that only its number is; any other sentence is returned unchanged."""
+    bare = sentence.rstrip(".").strip("*").rstrip(".")
+    numbers = re.findall(r"(?<![\w$.,/-])[$]?-?\d[\d.,/]*\$?(?![\w$/])", bare)
+    marked = bare.replace(numbers[0], f"**{numbers[0].rstrip(',.')}**") if len(numbers) == 1 and bare.count(numbers[0]) == 1 else ""
+    return marked if "*" not in bare and marked else sentence
+
+
+def _find_bold_row(text: str) -> str:
+    """Find the value of a last row in bold that stands alone; "" if another row is in bold or the text before it denies the value."""
+    before, _, last = text.strip().rpartition("\n")
+    match = _BOLD_ROW.fullmatch(last.strip()) if 4 < len(last) < 100 and before.rstrip(" ").endswith("\n") else None
+    if match is None or any(_BOLD_ROW.fullmatch(row.strip()) for row in before.splitlines() if 4 < len(row) < 100 and "**" in row):
+        return ""
+    said = before.rstrip("\n -*_").rpartition("\n")[2][-200:]
+    return "" if said.endswith("?") or _HEDGE_WORDS.search(said) or _CONCLUSION_DENIAL.search(said) else match["value"]
+
+
+_CONCLUSION_DENIAL = re.compile(r"n't\b|\b(?:wrong|incorrect|mistaken?|cannot|if|either|guess\w*|false)\b", re.IGNORECASE)

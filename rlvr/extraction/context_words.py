@@ -1,0 +1,237 @@
+r"""Classify the words around a declaration: denials, alternatives (a second answer), and words that lead to a later result.
+
+Each row of a table is a pattern with one example that a test runs. Patterns look at a short window of the text, so the cost is linear
+in the number of boxes.
+"""
+
+from __future__ import annotations
+
+import re
+
+CHARS_BEFORE, CHARS_AFTER = 80, 80
+"""How many characters before and after a box are read for a denial."""
+
+_ANSWER_VERB = r"(?:answer|say|write|put|conclude|claim|think|guess|box|give|report|state)"
+_WRONG_WORD = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
+_LINKING_WORDS = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|answer|value|result|simply|just|as))*"
+
+DENIAL_PATTERNS_BEFORE = (
+    (r"\b(?:not|never|cannot|neither|nor)|n't", r"The answer is not \boxed{7}"),
+    (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
+    (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
+    (rf"\b{_WRONG_WORD}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
+    (rf"(?:\b(?:not|never)|n't)\s+{_ANSWER_VERB}", r"I would not say \boxed{7}"),
+    (
+        rf"\b(?:{_WRONG_WORD}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_ANSWER_VERB}|get|use)",
+        r"It would be wrong to answer \boxed{7}.",
+    ),
+    (
+        r"\b(?:rather\s+than|instead\s+of|as\s+opposed\s+to|unlike|contrary\s+to|different\s+from|other\s+than)",
+        r"It is 8 rather than \boxed{7}",
+    ),
+    (
+        r"\b(?:one|some|someone|somebody|you|they|many|people|students?|others)(?:\s+\w+){0,1}?"
+        r"\s+(?:might|may|could|would|will|often)\s+(?:\w+\s+)?(?:think|say|guess|answer|claim|believe|expect)",
+        r"One might answer \boxed{7}",
+    ),
+    (
+        r"\b(?:student|someone|somebody|friend|colleague|classmate|people)(?:\s+\w+){0,3}?\s+(?:wrote|said|got|answered|claimed|guessed|gave)",
+        r"A student of mine once wrote \boxed{7}",
+    ),
+    (
+        rf"\b(?:{_WRONG_WORD}|naive|tempting|rejected)\s+(?:answer|result|value|solution|guess|option|choice|response|conclusion|root)"
+        r"(?:\s+(?:here|would))?",
+        r"A common wrong answer is \boxed{7}",
+    ),
+    (rf"\b(?:{_WRONG_WORD}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
+    (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
+    (r"<!--", r"<!-- \boxed{7} -->"),
+    (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
+    (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
+    (
+        r"\b(?:some|many|most|people|they|others|students)(?:\s+people)?\s+(?:say|think|believe|claim|argue|answer|get)",
+        r"Some say the answer is \boxed{7}",
+    ),
+    (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
+    (r"\bno\s+(?:es|son|sea|puede\s+ser)", r"La respuesta no es \boxed{7}"),
+    (r"\bnicht", r"Die Antwort ist nicht \boxed{7}"),
+    (r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait)\s+pas", r"La réponse n'est pas \boxed{7}"),
+    (r"\bnon\s+(?:è|sono|sarà)", r"La risposta non è \boxed{7}"),
+    (r"\bnão\s+(?:é|são|será)", r"A resposta não é \boxed{7}"),
+    (r"\bне(?:\s+(?:равен|равно|является))?", r"Ответ не \boxed{7}"),
+    (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为)", r"答案不是 \boxed{7}"),
+)
+"""Words that deny the box after them: (pattern, example)."""
+
+DENIAL_PATTERNS_AFTER = (
+    (r"\?\s*no\b", r"\boxed{7}? No."),
+    (
+        rf"(?:is|was|are|would\s+be)\s+(?:{_WRONG_WORD}|impossible|extraneous|rejected|excluded|ruled\s+out"
+        r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)",
+        r"\boxed{7} is wrong",
+    ),
+    (r"(?:can't|cannot|can\s+not|could\s+not|couldn't)\s+be\b", r"\boxed{7} can't be right"),
+    (r"(?:does\s+not|doesn't|fails\s+to)\s+(?:satisfy|work|fit|hold|solve)", r"\boxed{7} does not satisfy the equation"),
+    (r"\?\s*I\s+(?:do\s+not|don't)\s+think", r"\boxed{7}? I don't think so"),
+    (
+        r",?\s*but\s+(?:I|my|our|we)\b[^.!?\n]{0,40}\b(?:gives?|get|got|find|found|says?)\b",
+        r"The key says \boxed{7}, but my calculation gives 8",
+    ),
+    (r"(?:では(?:ない|ありません)|じゃ(?:ない|ありません)|でない)", r"答えは \boxed{7} ではありません"),
+    (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
+    (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
+    (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
+    (
+        rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG_WORD}|a\s+(?:common\s+)?(?:mistake|trap|error)"
+        r"|not\s+(?:correct|right|true|the\s+(?:right|correct|final|answer)))",
+        r"\boxed{7}, which is wrong",
+    ),
+)
+"""Words that deny the box before them: (pattern, example)."""
+
+_DENIAL_BEFORE = re.compile(
+    f"(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_BEFORE)}){_LINKING_WORDS}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE
+)
+_DENIAL_AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_AFTER)})", re.IGNORECASE)
+_DENIAL_HINTS = (
+    *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
+    *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
+    *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
+    *("untrue", "unlikely", "impossible", "doubt", "deny", "disagree", "suppose", "assume", "imagine", "pretend", "had "),
+    *(
+        "some",
+        "many",
+        "most",
+        "people",
+        "they",
+        "others",
+        "students",
+        "~~",
+        "cancel{",
+        "sout{",
+        "<!--",
+        "nicht",
+        "no es",
+        "no so",
+        "no se",
+        "no pu",
+        "pas",
+        "non ",
+        "não",
+        "не",
+        "不",
+        "非",
+    ),
+)
+"""Prefilter: every text that `_BEFORE` matches contains one of these substrings."""
+
+
+def is_denied(before: str, after: str) -> bool:
+    r"""Whether the words around a box say that it is not the answer.
+
+    >>> is_denied("It would be wrong to answer ", ". I answer 8."), is_denied("So the answer is ", ".")
+    (True, False)
+    """
+    low = before.lower()
+    for hint in _DENIAL_HINTS:
+        if hint in low:
+            if _DENIAL_BEFORE.search(low):
+                return True
+            break
+    return bool(after.strip(" $.)*\n")) and _DENIAL_AFTER.match(after) is not None
+
+
+_ANSWER_NOUN = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
+
+ALTERNATIVE_PATTERNS = (
+    (
+        r"\b(?:or|alternatively|alternative|either|otherwise|unless|maybe|perhaps|possibly|if)\b",
+        r"\boxed{7}. Maybe we should say \boxed{8}",
+    ),
+    (r"\b(?:could|might|may)\s+(?:also\s+)?be\b", r"\boxed{7} comes out of one count. It might be \boxed{8}"),
+    (r"\balso\s+(?:say|possible|valid|correct|acceptable|works?|accept|an?\b)", r"\boxed{7}. The following is also correct: \boxed{8}"),
+    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_ANSWER_NOUN}", r"\boxed{7} comes out of one count. Another answer is \boxed{8}"),
+    (
+        rf"\b(?:first|second|third|fourth|last|next|possible|backup)\s+(?:possible\s+)?{_ANSWER_NOUN}",
+        r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
+    ),
+    (rf"\b(?:{_ANSWER_NOUN}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (
+        r"\b(?:method|approach|interpretation|reading|scenario|version)\s*\#?\(?(?:\d+|[b-h]|one|two|three)\b",
+        r"Method 1 gives \boxed{7}. Method 2 gives \boxed{8}",
+    ),
+    (
+        r"(?:\A|\})[\s$.,)*]{0,8}(?:for|when|where|with|without|under)\b[^\n]{1,100}\n\s{0,8}(?:[-*•]|\d+[.)])\s",
+        "- \\boxed{7} for small readings\n- \\boxed{8}",
+    ),
+    (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
+    (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
+)
+"""Words that make the next box an alternative instead of a later result: (pattern, example)."""
+
+LATER_RESULT_PATTERNS = (
+    (
+        r"\b(?:so|thus|hence|therefore|then|finally|consequently|now|gives?|yields?|implies|means|becomes)\b",
+        r"\boxed{7}. So \boxed{8}",
+    ),
+    (r"\b(?:total|altogether|in\s+all|requested|required|desired|correct(?:ed|ing|ion)?)\b", r"\boxed{7}. Total: \boxed{8}"),
+    (r"\b(?:mistake|error|wrong|incorrect|redo|wait|actually)\b", r"\boxed{7}. Wait, \boxed{8}"),
+    (r"\b(?:part|step)\b|(?:^|[\s*(])\(?[b-h]\)", "Part (a): \\boxed{7}\n\nPart (b): \\boxed{8}"),
+    (r"因此|所以|从而|最后|最终|故|于是|すると|よって|したがって|따라서|그러므로", r"\boxed{7}。因此 \boxed{8}"),
+    (r"\b(?:donc|ainsi|daher|somit|folglich|entonces|luego|quindi|portanto|logo|поэтому|значит|итого)\b", r"\boxed{7}. Donc \boxed{8}"),
+)
+"""Words that lead from one box to a later result, so that the later one counts: (pattern, example)."""
+
+_ALTERNATIVE = re.compile("|".join(pattern for pattern, _ in ALTERNATIVE_PATTERNS), re.IGNORECASE)
+_LATER_RESULT = re.compile("|".join(pattern for pattern, _ in LATER_RESULT_PATTERNS), re.IGNORECASE)
+_MARKUP = re.compile(r"\\[a-zA-Z]+")
+_CONTENT_WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
+"""A word with meaning: not one of those that may precede any answer."""
+_CJK_CHAR = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_PART_LABEL = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
+_CLAUSE_END = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
+_SENTENCE_END = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
+
+
+def is_separator(gap: str) -> bool:
+    r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
+
+    >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
+    (True, False, False)
+    """
+    if len(gap) > 2000:
+        gap = gap[:1000] + " \n " + gap[-1000:]
+    if _PART_LABEL.search(gap):
+        return True
+    words = _count_words(gap)
+    if not words:
+        return False
+    edges = _first_sentence(gap), _last_sentence(gap)
+    if any(_ALTERNATIVE.search(edge) for edge in edges):
+        return False
+    if _CLAUSE_END.search(gap) is None:
+        return re.search(r"\b(?:then|so|thus|hence|therefore|which\s+gives)\b", gap, re.IGNORECASE) is not None
+    return words >= 3 or _LATER_RESULT.search(gap) is not None
+
+
+def _count_words(text: str) -> int:
+    plain = _MARKUP.sub(" ", text)
+    return len(_CONTENT_WORD.findall(plain)) + len(_CJK_CHAR.findall(plain)) // 2
+
+
+def _first_sentence(gap: str) -> str:
+    """Return the rest of the first box's sentence, or the next sentence if nothing is left of it."""
+    for stop in _SENTENCE_END.finditer(gap):
+        if _count_words(gap[: stop.start()]):
+            return gap[: stop.start()][:200]
+    return gap[:200]
+
+
+def _last_sentence(gap: str) -> str:
+    """Return the sentence before the second box: the text after the last full stop that is followed by a word."""
+    tail = gap[-200:]
+    for stop in reversed(list(_SENTENCE_END.finditer(tail))):
+        if _count_words(tail[stop.end() :]):
+            return tail[stop.end() :]
+    return tail

@@ -1,0 +1,104 @@
+"""Adapter for ms-swift: a reward class for single answers, and an environment for its GYM scheduler.
+
+    make_reward_class        `orms["rlvr"] = ...`, `--reward_funcs rlvr`                 verifies one text
+    make_environment_class   `envs["rlvr"] = ...`, `--use_gym_env true --gym_env rlvr`   whole conversations; turns are texts
+
+ms-swift cannot leave an answer out, so an answer that could not be verified stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.contracts import Environment
+from rlvr.errors import ConfigError, EnvError
+from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
+from rlvr.integrations.texts import Conversation, ConversationRunner, Scorer, extract_final_text
+from rlvr.rollout.rollout_request import derive_seed
+
+TESTED_VERSION = "4.6.0"
+warn_if_untested("ms-swift", TESTED_VERSION)
+
+
+def make_swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
+    """Make a row of ms-swift."""
+    row = make_row(environment.task(split, index), split, index)
+    label = make_label(split, index, row["prompt"])
+    return {"messages": row["prompt"], "label": label, "env_config": {"name": "rlvr", "label": label}}
+
+
+def make_reward_class(environment: Environment, base: Any, *, workers: int = 8, call_timeout_s: float = 600.0) -> type:
+    """Make a subclass of ms-swift's `ORM` for a single-turn environment.
+
+    Args:
+        environment: a single-turn environment.
+        base: ms-swift's `ORM`.
+        workers: number of concurrent verifications.
+        call_timeout_s: timeout of one verification, in seconds.
+    """
+    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
+
+    class RlvrReward(base):
+        """The score of each completion."""
+
+        def __call__(self, completions: Sequence[Any], label: Sequence[str] | None = None, **columns: Any) -> list[float]:
+            """Score a batch."""
+            if label is None:
+                raise ConfigError("the data has no column 'label'; use the rows of make_swift_row, which identify the task")
+            tasks = [find_task(environment, parse_label(text)) for text in label]
+            return [
+                require_score(verdict, "ms-swift")
+                for verdict in scorer.verify_all(tasks, [extract_final_text(said) for said in completions])
+            ]
+
+    return RlvrReward
+
+
+def make_environment_class(environment: Environment, base: Any, *, call_timeout_s: float = 600.0) -> type:
+    """Make a subclass of ms-swift's `Env`. A system message describes the tools; their results are user messages.
+
+    Args:
+        environment: any environment; ms-swift's `--max_turns` must be at least its `max_turns`.
+        base: ms-swift's `Env`.
+        call_timeout_s: timeout of one call of a session and of one verification, in seconds.
+    """
+    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+
+    class RlvrEnv(base):
+        """A conversation."""
+
+        def __init__(self, env_config: Any = None) -> None:
+            super().__init__(env_config)
+            self.talk: Conversation | None = None
+
+        async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
+            """Open the session; return the question and the system message."""
+            config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
+            task = find_task(environment, parse_label(config.get("label")))
+            self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
+            if self.talk.failure:
+                raise EnvError(self.talk.failure)
+            prompt = self.talk.build_prompt()
+            system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
+            asked = prompt[1:] if system else prompt
+            if [message["role"] for message in asked] != ["user"]:
+                raise ConfigError(f"ms-swift's Env begins with one message of the user, and task {task.id!r} has {len(asked)}")
+            return asked[0]["content"], {}, system
+
+        async def step(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
+            """Handle one turn of the policy, the last message."""
+            if self.talk is None:
+                raise EnvError("step was called before reset")
+            said = await asyncio.to_thread(self.talk.step_text, extract_final_text(messages))
+            if not self.talk.done:
+                return "\n\n".join(message["content"] for message in said), 0.0, False, {}
+            return "", require_score(await asyncio.to_thread(self.talk.get_verdict), "ms-swift"), True, {}
+
+        async def close(self) -> None:
+            """Close the session."""
+            if self.talk is not None:
+                self.talk.close()
+
+    return RlvrEnv

@@ -1,0 +1,276 @@
+"""Conversations for frameworks that sample themselves and pass texts: a session, its replies and its verdict.
+
+Every session call and every verification runs in a thread with a timeout. If one fails, the verdict has no score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from threading import Lock
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.hf_tokenizer import TOOL_ROLES
+from rlvr.contracts import Environment, StepResult, Transcript, Verifier
+from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.sessions import SessionHandle, verify_answer_safely, verify_transcript_safely
+from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.task import Fault, Message, Task, Verdict
+from rlvr.turns import ToolSpec, Turn
+
+T = TypeVar("T")
+POLL_INTERVAL_S = 0.5
+"""Interval at which a job that waits for a thread is checked."""
+CLOSE_TIMEOUT_S = 10.0
+"""Timeout of closing a session."""
+
+
+def run_with_timeout(pool: VerifierExecutor, function: Callable[[], T], timeout_s: float) -> T:
+    """Run a function in a thread with a timeout, which starts with the thread. Returns the result or raises TimeoutError."""
+    return wait_for_result(pool, pool.submit(function), timeout_s)
+
+
+def wait_for_result(pool: VerifierExecutor, job: TimedFuture, timeout_s: float) -> Any:
+    """Wait for a submitted job with a timeout, which starts with its thread. Returns the result or raises TimeoutError."""
+    submitted = perf_counter()
+    while not job.done():
+        left = (job.started_at or max(pool.last_progress_at, submitted)) + timeout_s - perf_counter()
+        if left <= 0:
+            pool.abandon(job)
+            raise TimeoutError(f"no result within {timeout_s:g} s")
+        wait([job], left if job.started_at else min(left, POLL_INTERVAL_S))
+    return job.result()
+
+
+def extract_final_text(completion: object) -> str:
+    """Extract the final text of the policy: the last message, if it is from the assistant and has no tool calls; else "".
+
+    The output of a tool is never an answer.
+
+    >>> last_said([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
+    ''
+    """
+    if isinstance(completion, str):
+        return completion
+    messages: list[Mapping[str, Any]] = list(completion) if isinstance(completion, Sequence) else [{}]
+    if not isinstance(completion, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError(f"a completion is {completion!r:.80}; it must be a text or a list of messages")
+    last = messages[-1] if messages else {}
+    said: Any = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else ""
+    if not isinstance(said, str | None):
+        said = "".join(str(part.get("text", "")) for part in said)
+    return said or ""
+
+
+class Scorer:
+    """Verify final texts concurrently, for reward functions."""
+
+    def __init__(self, env_or_verifier: Environment | Verifier, *, workers: int = 8, call_timeout_s: float = 600.0) -> None:
+        """Set the verifier.
+
+        Args:
+            env_or_verifier: a single-turn environment, or a verifier.
+            workers: number of concurrent verifications.
+            call_timeout_s: timeout of one verification, in seconds.
+        """
+        if isinstance(env_or_verifier, Environment):
+            require_single_turn(env_or_verifier, "verify a single text")
+        elif not isinstance(env_or_verifier, Verifier):
+            raise ConfigError(
+                f"{env_or_verifier!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
+                "such as rlvr.make('env', 'gsm8k')"
+            )
+        self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
+        self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
+        self.executor = VerifierExecutor(workers)
+
+    def verify_all(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict for each text, in order. Never raises because of a text or of an error in the verifier."""
+        jobs = [self.executor.submit(self._verify_one, task, text) for task, text in zip(tasks, texts, strict=True)]
+        return [self._wait_for_verdict(job) for job in jobs]
+
+    def _wait_for_verdict(self, job: TimedFuture) -> Verdict:
+        try:
+            verdict: Verdict = wait_for_result(self.executor, job, self.call_timeout_s)
+            return verdict
+        except TimeoutError:
+            return build_timeout_verdict(self.call_timeout_s)
+
+    def _verify_one(self, task: Task, text: str) -> Verdict:
+        if self.environment is None:
+            assert isinstance(self.env_or_verifier, Verifier)
+            return verify_answer_safely(self.env_or_verifier, task, lambda: text)
+        environment = self.environment
+        return verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
+
+    def close(self) -> None:
+        """Stop the threads, and close the environment or verifier."""
+        self.executor.close()
+        self.env_or_verifier.close()
+
+
+def require_single_turn(environment: Environment, purpose: str) -> None:
+    """Raise ConfigError for an environment with conversations, where only single texts are supported."""
+    own = type(environment).new_session is not Environment.new_session or environment.tools or environment.max_turns > 1
+    if own:
+        raise ConfigError(
+            f"{type(environment).__name__} is a conversation (max_turns {environment.max_turns}, {len(environment.tools)} tools), and this "
+            f"can only {purpose}; use the adapter for whole conversations"
+        )
+
+
+class ConversationRunner:
+    """An environment with threads for its sessions and its verifier."""
+
+    def __init__(self, environment: Environment, *, workers: int = 32, call_timeout_s: float = 600.0, dialect: str = "") -> None:
+        """Set the limits.
+
+        Args:
+            environment: makes the tasks and opens the sessions.
+            workers: number of concurrent session calls, and of concurrent verifications.
+            call_timeout_s: timeout of one call of a session and of one verification, in seconds.
+            dialect: the format of tool calls in texts of the policy; empty: that of the environment, else fenced blocks.
+        """
+        self.environment, self.call_timeout_s = environment, call_timeout_s
+        self.dialect = get_dialect(dialect or environment.dialect or "fenced")
+        self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
+
+    def start_conversation(self, task: Task, *, seed: int = 0) -> Conversation:
+        """Start a conversation and open its session. The caller must call `close` or `verdict`."""
+        return Conversation(self, task, seed)
+
+    def close(self) -> None:
+        """Stop the threads and close the environment."""
+        self.session_executor.close()
+        self.verifier_executor.close()
+        self.environment.close()
+
+    def __enter__(self) -> ConversationRunner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Conversation:
+    """A conversation with text turns."""
+
+    def __init__(self, runner: ConversationRunner, task: Task, seed: int) -> None:
+        self.runner, self.task = runner, task
+        self.turns, self.step_results = list[Turn](), list[StepResult]()
+        self.done, self.truncation_reason = False, ""
+        """Whether the conversation is over; and the limit that ended it, if one did."""
+        self.failure = ""
+        """The error, if one occurred. The verdict then has no score."""
+        self._verdict: Verdict | None = None
+        self._step_lock = Lock()
+        self._session = SessionHandle(runner.environment, task, seed=seed)
+        self._call_session(self._session.open)
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools of the policy."""
+        return self._session.tools
+
+    @property
+    def initial_messages(self) -> tuple[Message, ...]:
+        """The first messages of the session, after the prompt of the task."""
+        return self._session.initial_messages
+
+    def build_prompt(self, *, describe_tools: bool = True) -> list[Message]:
+        """Return the messages before the first turn; `described`: describe the tools in the system message."""
+        messages: list[Message] = [*self.task.prompt, *self.initial_messages]
+        if not (describe_tools and self.tools):
+            return messages
+        about = self.runner.dialect.format_instructions(self.tools)
+        if messages[0]["role"] == "system":
+            return [{"role": "system", "content": f"{about}\n\n{messages[0]['content']}"}, *messages[1:]]
+        return [{"role": "system", "content": about}, *messages]
+
+    def step_text(self, text: str, *, truncated: bool = False) -> list[Message]:
+        """Handle a text turn of the policy; return the reply messages, with tool results as labelled user messages."""
+        turn = Turn(text, content=text, finish="length" if truncated else "stop")
+        if self.tools:
+            finish: Literal["stop", "length"] = "length" if truncated else "stop"
+            turn = self.runner.dialect.parse_turn(text, self.tools, turn=len(self.turns), finish=finish)
+        return [self._label_tool_result(message) for message in self.step(turn)]
+
+    def step(self, turn: Turn) -> list[Message]:
+        """Handle a turn of the policy; return the reply messages, none if the conversation is over."""
+        if self.done:
+            raise EnvError(
+                f"the conversation about {self.task.id!r} is over ({self.failure or self.truncation_reason or 'ended'}); begin another"
+            )
+        if not self._step_lock.acquire(blocking=False):
+            raise EnvError(f"another turn of the conversation about {self.task.id!r} is being handled; wait for its end")
+        try:
+            return self._step(turn)
+        finally:
+            self._step_lock.release()
+
+    def _step(self, turn: Turn) -> list[Message]:
+        if not self._session.is_idle:
+            raise EnvError(f"the conversation about {self.task.id!r} is closed; begin another")
+        self.turns.append(turn)
+        if turn.finish == "length":
+            self.done, self.truncation_reason = True, "tokens"
+            return []
+        heard = self._call_session(lambda: self._session.step(turn))
+        if heard is None:
+            return []
+        self.step_results.append(heard)
+        if not heard.done and len(self.turns) >= self.runner.environment.max_turns:
+            self.truncation_reason = "turns"
+        self.done = heard.done or bool(self.truncation_reason)
+        return [] if self.done else list(heard.messages)
+
+    def get_verdict(self) -> Verdict:
+        """End the conversation, close the session and return the verdict. Never raises."""
+        if self._verdict is None:
+            self.done = True
+            turns, heard = tuple(self.turns), tuple(self.step_results)
+            ending = None if self.failure else self._call_session(lambda: self._session.collect_transcript(turns, heard))
+            self._verdict = self._verify(ending)
+            self.close()
+        return self._verdict
+
+    def close(self) -> None:
+        """Close the session, in a thread if it is open. May be called repeatedly."""
+        if not self._session.is_idle:
+            self._session.close()  # does not block: the session is not open, or a running call closes it
+            return
+        try:
+            run_with_timeout(self.runner.session_executor, self._session.close, min(CLOSE_TIMEOUT_S, self.runner.call_timeout_s))
+        except TimeoutError:
+            pass  # the thread closes it later
+        except RuntimeError:  # the threads have been stopped
+            self._session.close()
+
+    def _verify(self, ending: Transcript | Verdict | None) -> Verdict:
+        if ending is None:
+            return Verdict(None, self.failure, fault=Fault.INFRA)
+        if isinstance(ending, Verdict):
+            return ending
+        verifier = self.runner.environment.verifier
+        try:
+            return run_with_timeout(
+                self.runner.verifier_executor, lambda: verify_transcript_safely(verifier, self.task, ending), self.runner.call_timeout_s
+            )
+        except TimeoutError:
+            return build_timeout_verdict(self.runner.call_timeout_s)
+
+    def _call_session(self, work: Callable[[], T]) -> T | None:
+        """Call the session; on an error set `trouble`, close the session and return None."""
+        try:
+            return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
+        except (Exception, SystemExit) as error:
+            self.failure, self.done = f"{self._session.current_call} raised {type(error).__name__}: {error}", True
+            self.close()
+            return None
+
+    def _label_tool_result(self, message: Message) -> Message:
+        if message["role"] not in TOOL_ROLES:
+            return message
+        return {"role": "user", "content": self.runner.dialect.format_result(str(message.get("name", "tool")), message["content"])}

@@ -1,0 +1,386 @@
+"""The transition rules of the token-level MDP, without Gymnasium and without a model.
+
+State = (task, token ids, action mask). Action = one token id. A transition appends the token; if it closes a turn, the environment's
+tokens follow, with action mask False. `TokenEnv.step` and the sampling loop both use this class, so they cannot diverge.
+
+How an episode ends:
+    a stop id closes a turn, and the environment has no reply                    TERMINATED
+    a stop id closes the last allowed turn, and the environment would reply      TRUNCATED
+    the token limit or the context window is reached without a stop id           TRUNCATED
+    the episode timeout has passed, and the environment would reply              TRUNCATED
+    it is the last of its group (`straggler_policy: truncate`) with enough turns TRUNCATED
+A turn of `max_turn_tokens` is truncated; the session still receives it, and the conversation continues if it replies. A stop id on the
+last allowed token counts as a stop. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
+end-of-turn token of the chat template is then appended as a token of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
+from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
+from rlvr.episode import Episode, StopReason
+from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.limits import validate_environment_limits
+from rlvr.mdp.sessions import SessionHandle, build_session_record, verify_transcript_safely
+from rlvr.mdp.state import DONE_RESULT, find_last_action, place_step_rewards
+from rlvr.mdp.state import ConversationState as ConversationState
+from rlvr.task import Fault, Message, Task, Verdict
+from rlvr.turns import ToolSpec, Turn
+
+MAX_CHARACTERS_PER_TOKEN, TRUNCATION_MARGIN_TOKENS = 16, 64
+"""The number of characters of a reply that are encoded per remaining token, and a margin in tokens for the cut."""
+
+
+class TokenMDP:
+    """The token-level MDP of one environment and one tokenizer.
+
+    >>> mdp = TokenMDP(make("env", "arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
+    >>> state = mdp.start(mdp.environment.task("train", 0)); mdp.advance(state, 20)         # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        tokenizer: Tokenizer,
+        *,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        max_turn_tokens: int | None = None,
+    ) -> None:
+        if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
+            raise ConfigError(
+                f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment and sets self.verifier "
+                f"to an rlvr.Verifier"
+            )
+        validate_environment_limits(environment)
+        self.environment = environment
+        self.tokenizer = tokenizer
+        self.tool_format = ToolFormat(tokenizer, environment)
+        self.max_new_tokens = environment.max_new_tokens if max_new_tokens is None else max_new_tokens
+        room = (
+            environment.max_prompt_tokens
+            + self.tool_format.num_tool_prompt_tokens
+            + self.max_new_tokens * (1 if environment.max_turns == 1 else 2)
+        )
+        self.max_length = room if max_length is None else max_length
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; the policy needs at least 1 token")
+        if max_turn_tokens is not None and max_turn_tokens < 1:
+            raise ConfigError(f"max_turn_tokens is {max_turn_tokens}; a turn needs at least 1 token")
+        self.max_turn_tokens = self.max_new_tokens if max_turn_tokens is None else max_turn_tokens
+        """A turn that reaches this length is truncated and passed to the session."""
+        if self.max_length < 2:
+            raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
+        self._stop_ids = tokenizer.stop_ids
+        self._preview_tools: tuple[ToolSpec, ...] | None = None
+        self.has_sessions = type(environment).new_session is not Environment.new_session or bool(environment.tools)
+        """True if the environment has stateful sessions. Their replies are recorded, because they may not be reproducible."""
+        self.is_interactive = self.has_sessions or any(_is_overridden(environment, name) for name in ("reply", "answer"))
+        """True if the environment takes part in the conversation. Otherwise the first completed turn ends it."""
+        self.has_step_rewards = any(_is_overridden(environment, name) for name in ("earned", "earned_in"))
+        """True if the environment distributes the score over turns."""
+        if environment.max_turns > 1:
+            tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
+
+    def history_note(self) -> str:
+        """Describe how the context of a conversation differs from that of a chat server; empty if it does not."""
+        note = getattr(self.tokenizer, "history_note", None)
+        return str(note()) if note and self.environment.max_turns > 1 else ""
+
+    def start_conversation(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
+        """Create the state before the policy's first token, and open the session. Close the state if it is not verified."""
+        state = self.create_state(check_task(task), seed=seed, session=session)
+        try:
+            if self.has_sessions and state.session_handle:
+                state.session_handle.open()
+            self.render_prompt(state)
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def create_state(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
+        """Create a conversation without opening its session and without a prompt."""
+        asked = self.is_interactive or session is not None
+        return ConversationState(
+            task, [], [], session_handle=SessionHandle(self.environment, task, seed=seed, session=session) if asked else None
+        )
+
+    def render_prompt(self, state: ConversationState) -> None:
+        """Render the prompt, with the tools and initial messages of the session. Uses the tokenizer, so it runs in its thread."""
+        task, lease = state.task, state.session_handle
+        tokens = (
+            self.tool_format.render_prompt((*task.prompt, *lease.initial_messages), lease.tools)
+            if lease
+            else self.tokenizer.render(task.prompt)
+        )
+        if not 0 < len(tokens) < self.max_length:
+            raise self._build_prompt_error(task, len(tokens))
+        state.tokens, state.action_mask, state.turn_start = tokens, [False] * len(tokens), len(tokens)
+
+    def preview_prompt(self, task: Task) -> ConversationState:
+        """Render the prompt of a task without starting a conversation: with the tools of the first session, and no initial messages."""
+        if self.has_sessions and self._preview_tools is None:
+            with closing(self.start_conversation(task)) as state:
+                self._preview_tools = state.session_handle.tools if state.session_handle else ()
+        state = self.create_state(check_task(task))
+        if state.session_handle:
+            state.session_handle.tools = self._preview_tools or ()
+        self.render_prompt(state)
+        return state
+
+    def _build_prompt_error(self, task: Task, length: int) -> EnvError:
+        if not length:
+            return EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
+        return EnvError(
+            f"the prompt of task {task.id!r} is {length} tokens; with max_length {self.max_length} no token is left "
+            f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
+        )
+
+    def count_remaining_tokens(self, state: ConversationState) -> int:
+        """Return how many tokens the policy may still generate in this turn."""
+        whole = min(self.max_new_tokens - state.num_policy_tokens, self.max_length - len(state.tokens))
+        return min(whole, self.max_turn_tokens - len(state.tokens) + state.turn_start)
+
+    def step_token(self, state: ConversationState, token: int) -> None:
+        """Append one policy token; if it closes the turn, step the session and append its reply."""
+        if self._append_tokens(state, [token]):
+            self.step_session(state)
+            self.append_reply(state)
+
+    def step_turn(self, state: ConversationState, tokens: Sequence[int]) -> None:
+        """Append a whole turn, equivalent to stepping its tokens one by one. Tokens after its first call are dropped."""
+        if self.append_turn(state, tokens[: self.find_turn_length(state, tokens)]):
+            self.step_session(state)
+            self.append_reply(state)
+
+    def build_stop_criterion(self, state: ConversationState) -> CallStopCriterion | None:
+        """Build the stop criterion of the current turn; None if only stop ids end it."""
+        return (
+            self.tool_format.build_stop_criterion(state.session_handle.tools, state.tokens, state.turn_start)
+            if state.session_handle
+            else None
+        )
+
+    def find_turn_length(self, state: ConversationState, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens belong to the current turn: all, or those up to the end of its first call."""
+        ends = self.build_stop_criterion(state)
+        return (
+            ends.find_turn_length([*state.tokens[state.turn_start :], *tokens]) - (len(state.tokens) - state.turn_start)
+            if ends
+            else len(tokens)
+        )
+
+    def append_turn(self, state: ConversationState, tokens: Sequence[int]) -> bool:
+        """Append a whole turn without stepping the session; return whether the session must be stepped."""
+        fits = (
+            state.stop_reason is None and 0 < len(tokens) <= self.count_remaining_tokens(state) and self._stop_ids.isdisjoint(tokens[:-1])
+        )
+        known = fits and min(tokens) >= 0 and max(tokens) < self.tokenizer.vocab_size
+        if not known or (state.session_handle and self.find_turn_length(state, tokens) < len(tokens)):
+            raise self._build_turn_error(state, tokens)
+        return self._append_tokens(state, tokens)
+
+    def _build_turn_error(self, state: ConversationState, tokens: Sequence[int]) -> EnvError:
+        if not tokens or state.stop_reason is not None or len(tokens) > self.count_remaining_tokens(state):
+            return EnvError(
+                f"{len(tokens)} tokens for task {state.task.id!r}, where {self.count_remaining_tokens(state)} may follow (end: {state.stop_reason})"
+            )
+        if not self._stop_ids.isdisjoint(tokens[:-1]):
+            return EnvError(
+                f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop ids are not the tokenizer's"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
+            return EnvError(
+                f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
+            )
+        return EnvError(f"tokens follow the call that ends a turn sampled for task {state.task.id!r}; the sampler ignored `stop_criterion`")
+
+    def append_text_turn(
+        self, state: ConversationState, tokens: Sequence[int], *, num_endpoint_tokens: int, truncated: bool, turn: Turn | None = None
+    ) -> bool:
+        """Append a turn whose tokens only encode a text, for which an endpoint used `spent` tokens of its own.
+
+        `cut` is true if the endpoint reached its limit. Returns whether the session must be stepped.
+        """
+        state.tokens += tokens
+        state.action_mask += [True] * len(tokens)
+        state.num_policy_tokens += num_endpoint_tokens
+        if truncated and not (
+            state.session_handle and self.max_turn_tokens < self.max_new_tokens and state.num_policy_tokens < self.max_new_tokens
+        ):
+            state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "tokens"
+        heard = self._close_turn(state, truncated=truncated)
+        state.turns[-1] = turn or state.turns[-1]
+        return heard
+
+    def step_session(self, state: ConversationState) -> None:
+        """Pass the last turn to the session and store its reply. May be slow; runs in any thread."""
+        assert state.session_handle is not None
+        state.step_results.append(state.session_handle.step(state.turns[-1]))
+
+    def append_reply(self, state: ConversationState) -> None:
+        """Append the reply of the session, or end the conversation. Uses the tokenizer, so it runs in its thread."""
+        if state.step_results[-1].done:
+            state.stop_reason, state.truncation_reason = (
+                (StopReason.TRUNCATED, "turn") if state.turns[-1].finish == "length" else (StopReason.TERMINATED, "")
+            )
+            return
+        if spent := self._find_exhausted_limit(state):  # no turn can follow the reply, so it is not appended
+            state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, spent
+            return
+        room = self.max_length - len(state.tokens)
+        closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.end_of_turn_tokens
+        ids = [*closing, *self._render_reply(state.step_results[-1].messages, room - len(closing))]
+        if room <= len(ids):  # replies use the context window, not the policy's token limit
+            state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "window"
+            return
+        state.tokens += ids
+        state.action_mask += [False] * len(ids)
+        state.turn_start = len(state.tokens)
+
+    def _render_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
+        """Render a reply. A very long text is not encoded completely if its beginning already exceeds the remaining tokens."""
+        most = MAX_CHARACTERS_PER_TOKEN * (max_tokens + TRUNCATION_MARGIN_TOKENS)
+        if sum(len(message["content"]) for message in messages) > most:
+            begun = self.tool_format.render_reply(
+                [Message(**{**message, "content": message["content"][:most]}) for message in messages], max_tokens
+            )
+            if len(begun) > max_tokens + TRUNCATION_MARGIN_TOKENS:
+                return begun
+        return self.tool_format.render_reply(messages, max_tokens)
+
+    def _append_tokens(self, state: ConversationState, tokens: Sequence[int]) -> bool:
+        """Append policy tokens, of which the last may close the turn; return whether the session must be stepped."""
+        state.tokens += tokens
+        state.action_mask += [True] * len(tokens)
+        state.num_policy_tokens += len(tokens)
+        if tokens[-1] in self._stop_ids or (state.session_handle and self._ends_with_call(state)):
+            return self._close_turn(state)
+        if self.count_remaining_tokens(state) > 0:
+            return False
+        limit = "tokens" if state.num_policy_tokens >= self.max_new_tokens else "window" if len(state.tokens) >= self.max_length else "turn"
+        if limit != "turn" or state.session_handle is None:  # a truncated turn is passed to the session
+            state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, limit
+        return self._close_turn(state, truncated=True)
+
+    def _ends_with_call(self, state: ConversationState) -> bool:
+        """Return whether the current turn ends with a complete call."""
+        ends = self.build_stop_criterion(state)
+        return ends is not None and ends(state.tokens[state.turn_start :])
+
+    def _close_turn(self, state: ConversationState, *, truncated: bool = False) -> bool:
+        """Close the policy's turn; return whether the session must be stepped. Without a session, the conversation ends."""
+        text = self.tokenizer.decode(state.tokens[state.turn_start :])
+        turn = Turn(text, content=text, finish="length" if truncated else "stop")
+        tools = state.session_handle.tools if state.session_handle else ()
+        state.turns.append(self.tool_format.parse_turn(turn, len(state.turns), tools, state.tokens, state.turn_start) if tools else turn)
+        if not truncated and state.session_handle is None:
+            state.step_results.append(DONE_RESULT)
+            state.stop_reason = StopReason.TERMINATED
+        return state.stop_reason is None
+
+    def _find_exhausted_limit(self, state: ConversationState) -> str:
+        """Return the name of the limit that the policy has reached; empty if it may continue."""
+        if len(state.turns) >= self.environment.max_turns:
+            return "turns"
+        if state.num_policy_tokens >= self.max_new_tokens:
+            return "tokens"
+        return "time" if state.is_timed_out else "overlong" if 0 < state.straggler_max_turns <= len(state.turns) else ""
+
+    def collect_transcript(self, state: ConversationState) -> Transcript | Verdict:
+        """Collect the transcript once, and close the session. Never raises."""
+        if state.session_handle is not None:
+            return self._collect_and_close(state, state.session_handle)
+        return Transcript(state.turns[-1].text if state.turns else "", turns=tuple(state.turns), step_results=tuple(state.step_results))
+
+    def _collect_and_close(self, state: ConversationState, lease: SessionHandle) -> Transcript | Verdict:
+        state.collected = state.collected or lease.collect_transcript(tuple(state.turns), tuple(state.step_results))
+        lease.close()
+        return state.collected
+
+    def verify(self, state: ConversationState) -> Verdict:
+        """Verify a finished conversation. Never raises: a verifier that raises gives an infrastructure fault."""
+        ending = self.collect_transcript(state)
+        verdict = ending if isinstance(ending, Verdict) else verify_transcript_safely(self.environment.verifier, state.task, ending)
+        return self.add_step_rewards(state, verdict) if verdict.step_rewards or self.has_step_rewards else verdict
+
+    def add_step_rewards(self, state: ConversationState, verdict: Verdict) -> Verdict:
+        """Add the environment's step rewards to a verdict."""
+        if not verdict.is_scored or verdict.fault is Fault.ANSWER:
+            return verdict
+        try:
+            if earned := self.environment.step_rewards_for_turns(state.task, list(state.turns), verdict):
+                verdict = replace(verdict, step_rewards=tuple(earned))
+                self.compute_token_rewards(state, verdict)
+        except (Exception, SystemExit) as error:
+            return Verdict(None, f"{type(self.environment).__name__}.step_rewards: {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return verdict
+
+    def compute_token_rewards(self, state: ConversationState, verdict: Verdict) -> list[float]:
+        """Compute the reward of each token: the score on the policy's last token, or each step reward on the token that completes it."""
+        if verdict.step_rewards:
+            return place_step_rewards(state, verdict, self.tokenizer)
+        rewards = [0.0] * len(state.tokens)
+        if verdict.score is not None:
+            rewards[find_last_action(state.action_mask)] = verdict.score
+        return rewards
+
+    def build_episode(
+        self, state: ConversationState, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0
+    ) -> Episode:
+        """Build the episode of a finished conversation."""
+        if state.stop_reason is None:
+            raise EnvError(f"task {state.task.id!r} is not over yet")
+        return Episode(
+            task_id=state.task.id,
+            group=group,
+            tokens=state.tokens,
+            action_mask=state.action_mask,
+            logprobs=[0.0] * len(state.tokens) if logprobs is None else logprobs,
+            rewards=self.compute_token_rewards(state, verdict),
+            stop_reason=state.stop_reason if verdict.is_scored else StopReason.FAILED,
+            policy_version=version,
+            verdict=verdict,
+            text=self.get_answer(state),
+            turns=len(state.turns),
+            error="" if verdict.is_scored else verdict.reason,
+            meta=({"cut": state.truncation_reason} if state.truncation_reason else {})
+            | (self._build_session_meta(state, state.session_handle) if state.session_handle else {}),
+        )
+
+    def _build_session_meta(self, state: ConversationState, lease: SessionHandle) -> dict[str, Any]:
+        """Build the metadata of a session: warnings, the turns with malformed calls, and the session record."""
+        meta: dict[str, Any] = {"trouble": lease.warnings} if lease.warnings else {}
+        if malformed := [index for index, turn in enumerate(state.turns) if turn.has_malformed_call]:
+            meta["malformed_turns"] = malformed
+        if self.has_sessions:
+            meta["session"] = build_session_record(lease, state.turns, state.step_results, state.collected)
+        return meta
+
+    def get_answer(self, state: ConversationState) -> str:
+        """Return the text that was verified; empty if it could not be collected."""
+        ending = self.collect_transcript(state)
+        return ending.answer if isinstance(ending, Transcript) else ""
+
+
+def _is_overridden(environment: Environment, name: str) -> bool:
+    """Return whether an environment overrides a method."""
+    return getattr(getattr(environment, name), "__func__", None) is not getattr(Environment, name)
+
+
+def check_task(task: object) -> Task:
+    """Return the value if it is a Task; raise EnvError otherwise."""
+    if not isinstance(task, Task):
+        raise build_task_error(task)
+    return task
+
+
+def build_task_error(given: object) -> EnvError:
+    """Build the error for an environment that returned something other than a Task."""
+    return EnvError(f"the environment returned {given!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")

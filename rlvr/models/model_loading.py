@@ -1,0 +1,138 @@
+"""Load the policy from a folder or create it from a configuration; export its tokenizer for transformers."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from rlvr.config.config import ModelConfig
+from rlvr.contracts import Tokenizer as TokenizerContract
+from rlvr.errors import ConfigError
+from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, CharTokenizer, HFTokenizer
+
+MODEL_LOAD_LOCK = threading.RLock()
+"""Held while a model is created or loaded. transformers temporarily patches its own classes; two threads at once can leave the patches in
+place, after which no model of the process has tied weights."""
+tokenizers_library: Any = importlib.import_module("tokenizers")  # by name: type checkers confuse `tokenizers` with our own module
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<policy>{{ message.content }}<eos>"
+    "{% else %}<user>{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<policy>{% endif %}"
+)
+
+
+def load_model(config: ModelConfig, tokenizer: TokenizerContract | None = None, seed: int = 0) -> Any:
+    """Load or create the policy as a Hugging Face causal language model; a tokenizer is needed only to create one."""
+    dtype = getattr(torch, config.dtype)
+    if config.path is not None:
+        return _load_model_folder(config, dtype)
+    torch.manual_seed(seed)
+    with MODEL_LOAD_LOCK:
+        return _build_new_model(config, tokenizer)
+
+
+def build_meta_model(config: ModelConfig, tokenizer: TokenizerContract | None = None) -> Any:
+    """Build the policy without weights: parameters on the meta device, buffers with their values."""
+    with MODEL_LOAD_LOCK, init_empty_weights(include_buffers=False):
+        if config.path is None:
+            model = _build_new_model(config, tokenizer)
+        else:
+            try:
+                settings = AutoConfig.from_pretrained(config.folder, trust_remote_code=config.trust_remote_code)
+                model = AutoModelForCausalLM.from_config(
+                    settings, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
+                )
+            except ConfigError:
+                raise
+            except Exception as error:  # each library raises its own error
+                raise _build_load_error(config.path, error) from error
+    model.tie_weights()
+    if config.path is not None and (config.folder / "generation_config.json").is_file():
+        model.generation_config = _make_savable(GenerationConfig.from_pretrained(config.folder))
+    return model
+
+
+def _build_new_model(config: ModelConfig, tokenizer: TokenizerContract | None) -> Any:
+    """Create a new model with random weights."""
+    settings = dict(config.config or {})
+    family = settings.pop("model_type", None)
+    if not isinstance(family, str):
+        raise ConfigError("model.config has no model_type; write for example model_type: qwen2")
+    if tokenizer is None:
+        raise ConfigError("a model created from a config needs a tokenizer to know its vocabulary")
+    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(ids | settings)), dtype=getattr(torch, config.dtype))
+    except Exception as error:
+        raise ConfigError(f"model.config does not build a model: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _load_model_folder(config: ModelConfig, dtype: torch.dtype) -> Any:
+    """Load a model from a folder or the Hub; check that no weight is missing, and make its generation config savable."""
+    logging.disable_progress_bar()  # only our own progress bar
+    name, folder = str(config.path), config.folder
+    try:
+        with MODEL_LOAD_LOCK:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, trust_remote_code=config.trust_remote_code
+            )
+    except Exception as error:  # a truncated file, other shapes, invalid JSON: each library raises its own error
+        raise _build_load_error(name, error) from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"model.path {name!r} does not contain a complete causal language model: {len(missing)} weights are missing, such as "
+            f"{missing[0]}, and would be random; is it a reward model, or an incomplete copy?"
+        )
+    model.generation_config = _make_savable(model.generation_config)
+    return model
+
+
+def _build_load_error(folder: str, error: Exception) -> ConfigError:
+    return ConfigError(f"model.path {folder!r} contains no causal language model: {' '.join(str(error).split())[:300]}")
+
+
+def _make_savable(usual: Any) -> Any:
+    """Return a generation config that can be saved; one with a temperature but without do_sample, for example, cannot."""
+    try:
+        usual.validate(strict=True)
+    except ValueError:
+        return GenerationConfig(**{name: getattr(usual, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    return usual
+
+
+def to_transformers_tokenizer(tokenizer: TokenizerContract) -> Any:
+    """Convert the tokenizer to one that transformers can save, so that a checkpoint folder is complete.
+
+    Characters are written as byte-level symbols (a space as Ġ): AutoTokenizer loads any folder whose model is a Qwen2 as a
+    byte-level tokenizer, and would lose characters that are not byte-level symbols.
+    """
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.tokenizer
+    if not isinstance(tokenizer, CharTokenizer):
+        return None
+    symbols = tokenizers_library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = [*SPECIALS, *(symbols.pre_tokenize_str(char)[0][0] for char in tokenizer.alphabet)]
+    made = tokenizers_library.Tokenizer(
+        tokenizers_library.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNK])
+    )
+    made.add_special_tokens(list(SPECIALS))
+    made.pre_tokenizer = tokenizers_library.pre_tokenizers.Sequence(
+        [tokenizers_library.pre_tokenizers.Split(tokenizers_library.Regex("[\\s\\S]"), "isolated"), symbols]
+    )
+    made.decoder = tokenizers_library.decoders.ByteLevel()
+    exported = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=SPECIALS[EOS], unk_token=SPECIALS[UNK], clean_up_tokenization_spaces=False
+    )
+    exported.chat_template = CHAT_TEMPLATE
+    return exported
+
+
+def count_parameters(model: Any) -> int:
+    """Return the number of parameters of a model."""
+    return sum(weight.numel() for weight in model.parameters())

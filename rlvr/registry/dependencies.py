@@ -1,0 +1,74 @@
+"""Build the plugins that another plugin needs: one of each kind, or a list named by the plural of the kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlvr.contracts import Plugin
+from rlvr.errors import ConfigError
+
+LIST_KINDS: Mapping[str, str] = {"tools": "tool", "verifiers": "verifier"}
+"""Names in `needs` that take a list, and the kind of the list items."""
+WITH_TOOLS_SETTINGS = ("tools", "sandbox", "max_turns", "max_new_tokens", "dialect")
+"""The settings of `wrap_with_tools` other than the environment."""
+
+
+def fill_dependencies(needs: Mapping[str, Any], settings: dict[str, Any], make: Callable[[str, Any], Any], built: list[Any]) -> None:
+    """Replace the plugin names in `given`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
+
+    def one(kind: str, wanted: Any) -> Any:
+        made = make(kind, wanted)
+        if made is not wanted:
+            built.append(made)
+        return made
+
+    for name, default in needs.items():
+        wanted = settings.get(name, default)
+        if name in LIST_KINDS:
+            settings[name] = tuple(one(LIST_KINDS[name], member) for member in _check_list(name, wanted))
+        elif name == "sandbox" and "tools" in needs and not any(tool.needs_sandbox for tool in settings.get("tools", ())):
+            settings[name] = wanted if isinstance(wanted, Plugin) else None
+        elif name in settings or wanted:  # a default of "" means required
+            settings[name] = one(name, wanted)
+
+
+def wrap_with_tools(name: str, fields: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return settings for `wrap_with_tools` if tools are given to an environment that does not support them; else None.
+
+    >>> wrap_with_tools("gsm8k", {"path": None}, {"path": "data", "tools": ["python"], "max_turns": 6})
+    {'tools': ['python'], 'max_turns': 6, 'env': {'name': 'gsm8k', 'path': 'data'}}
+    """
+    if "tools" not in settings or "tools" in fields:
+        return None
+    own = {key: value for key, value in settings.items() if key in WITH_TOOLS_SETTINGS and key not in fields}
+    return {**own, "env": {"name": name, **{key: value for key, value in settings.items() if key not in own}}}
+
+
+def wrap_with_audit(name: str, fields: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
+    """Replace the setting `shadow: {verifier: symbolic, share: 0.05}` of an environment by an audit verifier around its verifier.
+
+    >>> given = {"shadow": {"verifier": "symbolic"}}
+    >>> wrap_with_audit("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
+    {'name': 'shadow', 'verifier': 'numeric', 'by': 'symbolic'}
+    """
+    if "shadow" not in settings or "shadow" in fields:
+        return
+    section = settings.pop("shadow")
+    if not isinstance(section, Mapping) or "verifier" not in section or section.keys() - {"verifier", "share"}:
+        raise ConfigError(f"shadow is {section!r:.120}; write shadow: {{verifier: NAME, share: 0.05}}")
+    if "verifier" not in fields:
+        raise ConfigError(f"env {name!r} has no verifier of its own to set; write `shadow` on the environments in it")
+    share = {"share": section["share"]} if "share" in section else {}
+    settings["verifier"] = {
+        "name": "shadow",
+        "verifier": settings.get("verifier", needs.get("verifier")),
+        "by": section["verifier"],
+        **share,
+    }
+
+
+def _check_list(name: str, wanted: Any) -> Sequence[Any]:
+    if isinstance(wanted, str | Mapping) or not isinstance(wanted, Sequence):
+        raise ConfigError(f"{name} is {wanted!r:.200}; it must be a list, such as [{wanted if isinstance(wanted, str) else '...'}]")
+    return wanted

@@ -1,0 +1,338 @@
+"""Find and build plugins by name: `build("verifier", "numeric", tolerance=0.01)`.
+
+A name is resolved, in this order, as
+  1. `path/to/file.py:Object`                      an object in a user's file
+  2. a file of that name in the folder of the kind   `verifiers/numeric.py`
+  3. an entry point of that name in `rlvr.verifiers`  an installed package
+Listing plugins reads only metadata; building one imports only that one.
+The constructor's signature is the configuration schema; the plugins that `needs` names are built here.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
+from rlvr.contracts.tool import Tool
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
+from rlvr.registry import third_party as foreign
+from rlvr.registry.dependencies import fill_dependencies, wrap_with_audit, wrap_with_tools
+
+PACKAGE_FOLDER = Path(__file__).parents[1]
+FILE_MODULE_PREFIX = "_rlvr_plugin_"
+"""The prefix of the module name of a user's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginKind:
+    """One kind of plugin: its name in messages, its folder, its entry-point group.
+
+    >>> KINDS["env"].group
+    'rlvr.envs'
+    """
+
+    name: str
+    plural: str
+    folder: str
+    contract: type | None = None
+    """The base class of every plugin of the kind."""
+
+    @property
+    def group(self) -> str:
+        """The entry-point group for third-party packages."""
+        return f"rlvr.{self.plural}"
+
+
+PLUGIN_KINDS: Mapping[str, PluginKind] = {
+    kind.name: kind
+    for kind in (
+        PluginKind("env", "envs", "envs", contract=Environment),
+        PluginKind("verifier", "verifiers", "verifiers", contract=Verifier),
+        PluginKind("sandbox", "sandboxes", "sandbox", contract=Sandbox),
+        PluginKind("sampler", "samplers", "samplers", contract=Sampler),
+        PluginKind("tool", "tools", "tools", contract=Tool),
+        PluginKind("algorithm", "algorithms", "algorithms"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEntry:
+    """A listed plugin, known from metadata and not imported.
+
+    >>> PluginEntry("numeric", "verifier", "rlvr", "Compare two numbers.").name
+    'numeric'
+    """
+
+    name: str
+    kind: str
+    source: str
+    """`rlvr`, the distribution that provides it, or the file that contains it."""
+    summary: str = ""
+    error: str = ""
+    entry_point: EntryPoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSpec:
+    """The data from which another process can build the same plugin.
+
+    >>> PluginSpec("verifier", "numeric", {"tolerance": 0.01}).kwargs
+    {'tolerance': 0.01}
+    """
+
+    kind: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """Build the plugin."""
+        return build(self.kind, self.name, **self.settings)
+
+
+def get_kind(name: str) -> PluginKind:
+    """Return the kind for a word such as `env` or `envs`; raise NotFound for others."""
+    for kind in PLUGIN_KINDS.values():
+        if name in (kind.name, kind.plural):
+            return kind
+    raise NotFound(f"there is no kind of plugin {name!r}; {suggest(name, [k.plural for k in PLUGIN_KINDS.values()])}")
+
+
+def list_entries(kind: str) -> list[PluginEntry]:
+    """List all registered plugins of one kind, sorted by name, without importing them."""
+    k = get_kind(kind)
+    found = {name: PluginEntry(name, k.name, "rlvr", summary) for name, summary in _list_builtin_plugins(k).items()}
+    for name, points in foreign.find_entry_points(k.group).items():
+        owners = sorted({foreign.get_package_name(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
+        if len(owners) > 1:
+            clash = f"{' and '.join(owners)} both define the {k.name} {name!r}; uninstall one, or write path/to/file.py:Object"
+            found[name] = PluginEntry(name, k.name, " + ".join(owners), error=clash)
+        else:
+            found[name] = PluginEntry(name, k.name, owners[0], f"from {points[0].value}", entry_point=points[0])
+    return sorted(found.values(), key=lambda entry: entry.name)
+
+
+def list_imported_entries(kind: str) -> list[PluginEntry]:
+    """List the plugins of one kind, and import those of other packages, so that a broken one shows its error."""
+    rows = []
+    for entry in list_entries(kind):
+        if entry.entry_point and not entry.error:
+            try:
+                loaded = load_factory(kind, entry.name)
+                entry = PluginEntry(entry.name, entry.kind, entry.source, _first_line(loaded.__doc__), entry_point=entry.entry_point)
+            except RlvrError as error:
+                entry = PluginEntry(entry.name, entry.kind, entry.source, entry.summary, str(error), entry.entry_point)
+        rows.append(entry)
+    return rows
+
+
+def load_factory(kind: str, name: str) -> Callable[..., Any]:
+    """Import one plugin and return its factory (usually its class)."""
+    k = get_kind(kind)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
+    if ":" in name:
+        return _load_from_file(k, name)
+    entry = next((e for e in list_entries(kind) if e.name == name), None)
+    if entry is None:
+        names = [e.name for e in list_entries(kind)]
+        raise NotFound(f"no {k.name} is called {name!r}; {suggest(name, names)}. `rlvr list {k.plural}` shows all")
+    if entry.error:
+        raise PluginError(entry.error)
+    if entry.entry_point is None:
+        module = _import_module(f"rlvr.{k.folder}.{name}", k, name)
+        return _get_factory(module, "make", k, name)
+    try:
+        factory = entry.entry_point.load()
+    except MissingExtra:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{k.name} {name!r} of {entry.source} cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
+        ) from error
+    return _require_callable(factory, k, name)
+
+
+def build(kind: str, name: str, /, **kwargs: Any) -> Any:
+    """Build a plugin by name, together with the plugins that it needs.
+
+    >>> build("verifier", "numeric", tolerance=0.01)        # doctest: +SKIP
+    """
+    k = get_kind(kind)
+    factory = load_factory(kind, name)
+    given = dict(kwargs)
+    fields = get_parameters(factory)
+    if k.name == "env" and (around := wrap_with_tools(name, fields, given)):
+        return build("env", "with_tools", **around)
+    if k.name == "env":
+        wrap_with_audit(name, fields, getattr(factory, "needs", {}), given)
+    if not getattr(factory, "checks", False):  # a factory that checks its settings itself
+        check_settings(k.name, name, fields, given)
+    built: list[Any] = []
+    try:
+        fill_dependencies(
+            {other: default for other, default in getattr(factory, "needs", {}).items() if other in fields}, given, build_from_config, built
+        )
+        missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
+        if missing:
+            raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
+        made = factory(**given)
+        if k.contract is not None and not isinstance(made, k.contract):
+            raise PluginError(
+                f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that one"
+            )
+        return made
+    except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not exit successfully
+        for plugin in built:
+            plugin.close()
+        if isinstance(error, RlvrError):
+            raise
+        if isinstance(error, TypeError | ValueError):
+            raise ConfigError(f"{k.name} {name!r} rejects its settings {_format_settings(kwargs)}: {error}") from error
+        raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def build_from_config(kind: str, config: Any) -> Any:
+    """Build a plugin from a configuration: a name, a mapping with a `name`, or the plugin itself."""
+    if isinstance(config, str):
+        return build(kind, config)
+    if isinstance(config, Mapping):
+        if kind == "verifier" and _is_weighted_mix(config):
+            return build("verifier", "composite", parts=config)  # {symbolic: 0.9, format: 0.1}
+        if not isinstance(config.get("name"), str) or not config["name"]:
+            raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
+        return build(kind, config["name"], **{key: value for key, value in config.items() if key != "name"})
+    if config is None or isinstance(config, bool | int | float | list | tuple):
+        raise ConfigError(f"a {kind} is a name or a mapping with a 'name', got {config!r}; `rlvr list {get_kind(kind).plural}` shows all")
+    return config
+
+
+def _is_weighted_mix(wanted: Mapping[str, Any]) -> bool:
+    """Return whether a mapping gives weights of verifiers, in contrast to settings without a `name`."""
+    known = {entry.name for entry in list_entries("verifier")}
+    return any(name in known or ":" in name for name in wanted) and all(type(weight) in (int, float) for weight in wanted.values())
+
+
+def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the settings of a plugin: its constructor's keyword arguments."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return {}
+    skip = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: p for name, p in signature.parameters.items() if p.kind not in skip and name != "self"}
+
+
+def check_settings(kind: str, name: str, fields: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unknown setting, with the nearest known one."""
+    for key in settings:
+        if key not in fields:
+            raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {suggest(key, fields)}")
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """Split `path/to/file.py:Object` and check that the file exists."""
+    where, _, attribute = target.rpartition(":")
+    path = Path(where).expanduser()
+    if not where.endswith(".py") or not attribute:
+        raise NotFound(f"{target!r} is not the name of a plugin; write path/to/file.py:Object")
+    if not path.is_file():
+        raise NotFound(f"there is no file {where!r} (in {target!r}); give an absolute path, or one relative to the current folder")
+    return path.resolve(), attribute
+
+
+def _list_builtin_plugins(kind: PluginKind) -> dict[str, str]:
+    """List the built-in plugins, with their summaries."""
+    folder = PACKAGE_FOLDER / kind.folder
+    return {path.stem: _read_summary(path) for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")}
+
+
+@lru_cache(maxsize=256)
+def _read_summary(path: Path) -> str:
+    """Read the first line of a file's docstring, without executing the file."""
+    try:
+        return _first_line(ast.get_docstring(ast.parse(path.read_text("utf-8"))))
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n", 1)[0]
+
+
+def _load_from_file(kind: PluginKind, target: str) -> Callable[..., Any]:
+    path, attribute = split_target(target)
+    # each file is imported once; files with the same name become different modules
+    alias = f"{FILE_MODULE_PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, path)
+        if spec is None or spec.loader is None:
+            raise PluginError(f"{path} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[alias] = module
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[alias]
+            hint = "install it, or, if it is a file next to this one, make a package of both (`rlvr new`)"
+            fix = hint if isinstance(error, ImportError) else "fix that file"
+            raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}; {fix}") from error
+    return _get_factory(sys.modules[alias], attribute, kind, target)
+
+
+def _import_module(dotted: str, kind: PluginKind, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(dotted)
+    except RlvrError:
+        raise
+    except ModuleNotFoundError as error:
+        extra = EXTRA_BY_PACKAGE.get((error.name or "").split(".")[0])
+        if extra:
+            raise MissingExtra((error.name or "").split(".")[0], extra) from error
+        raise PluginError(f"{kind.name} {name!r} cannot be imported: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{kind.name} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+EXTRA_BY_PACKAGE: Mapping[str, str] = {
+    "torch": "train",
+    "transformers": "train",
+    "accelerate": "train",
+    "datasets": "train",
+    "matplotlib": "train",
+    "peft": "lora",
+    "vllm": "vllm",
+    "bm25s": "search",
+    "mcp": "mcp",
+}
+
+
+def _get_factory(module: ModuleType, attribute: str, kind: PluginKind, name: str) -> Callable[..., Any]:
+    if not hasattr(module, attribute):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise PluginError(f"{kind.name} {name!r}: {module.__name__} has no {attribute!r}; {suggest(attribute, public)}")
+    return _require_callable(getattr(module, attribute), kind, name)
+
+
+def _require_callable(factory: Any, kind: PluginKind, name: str) -> Callable[..., Any]:
+    if not callable(factory):
+        raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
+    plugin: Callable[..., Any] = factory
+    return plugin
+
+
+def _format_settings(kwargs: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+    return f"({text[:200]}{'...' if len(text) > 200 else ''})"

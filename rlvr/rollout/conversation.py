@@ -1,0 +1,208 @@
+"""One conversation of a rollout, from the prompt to the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rlvr.contracts import Completion, Request, together
+from rlvr.episode import LOGPROB_EPS, Episode, StopReason
+from rlvr.errors import EnvError, RlvrError
+from rlvr.mdp.sessions import start_verification_safely
+from rlvr.mdp.state import ConversationState
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.transcript import build_chat_prompt
+from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor
+from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
+from rlvr.task import Fault, Verdict
+
+
+class Phase(StrEnum):
+    """The phase of a conversation. In the last four phases it sends no more requests to the sampler."""
+
+    WAITING = "waiting"
+    """Not started."""
+    OPENING = "opening"
+    READY = "ready"
+    """The next request is available to the sampler."""
+    SAMPLING = "sampling"
+    STEPPING_SESSION = "hearing"
+    """The session processes the last turn."""
+    COLLECTING = "ending"
+    """The conversation is over, and its transcript is being collected."""
+    CLOSING = "closing"
+    """The session is being closed."""
+    VERIFYING = "judging"
+    DONE = "done"
+
+
+@dataclass(eq=False, slots=True)
+class Conversation:
+    """One conversation. Its tokens are used only in the scheduler's thread; jobs in other threads use only its session."""
+
+    number: int
+    rollout_request: RolloutRequest
+    mdp: TokenMDP
+    phase: Phase = Phase.WAITING
+    error: str = ""
+    """The reason why there is no verdict."""
+    future: TimedFuture | None = None
+    """The current job, running or queued in `executor`."""
+    executor: VerifierExecutor = field(init=False)
+    """The thread pool of the current job."""
+    submitted_at: float = 0.0
+    """The time when the last job was submitted."""
+    requested_at: float = 0.0
+    """The time when the sampler took the current request."""
+    elapsed_s: float = 0.0
+    """The duration of all turns and replies, without queueing."""
+    verdict: Verdict | None = None
+    state: ConversationState = field(init=False)
+    logprobs: list[float] = field(init=False)
+    usage: list[int] = field(default_factory=lambda: [0, 0])
+    """Input and output tokens as counted by an endpoint."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.state = self.mdp.create_state(
+                self.rollout_request.task, seed=self.rollout_request.session_seed if self.mdp.is_interactive else 0
+            )
+            if not self.mdp.has_sessions:
+                self.mdp.render_prompt(self.state)
+        except EnvError as error:  # a prompt that is too long fails only this episode
+            self.state, self.error = ConversationState(self.rollout_request.task, [], []), str(error)
+        self.logprobs = [0.0] * len(self.state.tokens)
+
+    def render_prompt(self) -> None:
+        """Render the prompt, once the session is open."""
+        try:
+            self.mdp.render_prompt(self.state)
+        except EnvError as error:  # a prompt that is too long fails only this episode
+            self.error = str(error)
+        self.logprobs = [0.0] * len(self.state.tokens)
+
+    def build_request(self) -> Request:
+        """Build the next request for the sampler."""
+        turn = len(self.state.turns)
+        state, seed = self.state, derive_seed(self.rollout_request.seed, turn)
+        said, ends = (build_chat_prompt(state), self.mdp.build_stop_criterion(state)) if state.session_handle else (None, None)
+        return Request(list(state.tokens), self.mdp.count_remaining_tokens(state), seed, self.rollout_request.task, turn, said, ends)
+
+    def append_completion(self, completion: Completion) -> None:
+        """Append a completion. If it is invalid, set `error`."""
+        if completion.finish == "error" or not all(-math.inf < p <= LOGPROB_EPS for p in completion.logprobs):
+            self.error = _describe_bad_completion(completion)
+            return
+        try:
+            closed = (
+                self._append_session_turn(completion)
+                if self.state.session_handle or completion.usage
+                else self.mdp.append_turn(self.state, completion.tokens)
+            )
+        except RlvrError as error:
+            self.error = f"the sampler's tokens do not fit: {error}"
+            return
+        self.logprobs += completion.logprobs[: len(self.state.tokens) - len(self.logprobs)]
+        if not closed and self.state.stop_reason is None:
+            self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, before the limit"
+
+    def _append_session_turn(self, completion: Completion) -> bool:
+        """Append a turn of a session, without tokens after its end, or the text of an endpoint."""
+        if completion.usage:
+            return self._append_text_turn(completion, completion.usage)
+        return self.mdp.append_turn(self.state, completion.tokens[: self.mdp.find_turn_length(self.state, completion.tokens)])
+
+    def _append_text_turn(self, completion: Completion, usage: tuple[int, int]) -> bool:
+        """Append the text of an endpoint that counts its own tokens."""
+        self.usage = [before + more for before, more in zip(self.usage, usage, strict=True)]
+        cut = completion.finish == "length"
+        return self.mdp.append_text_turn(self.state, completion.tokens, num_endpoint_tokens=usage[1], truncated=cut, turn=completion.turn)
+
+    def append_reply(self) -> None:
+        """Append the reply of the session, or end the conversation."""
+        try:
+            self.mdp.append_reply(self.state)
+        except (Exception, SystemExit) as error:
+            self.error = f"the session's reply cannot be rendered: {type(error).__name__}: {error}"
+        self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
+
+    # ---- jobs: each runs in a thread of a pool
+
+    def open_session(self) -> None:
+        """Open the session."""
+        if self.state.session_handle is not None:
+            self.state.session_handle.open()
+
+    def step_session(self) -> None:
+        """Pass the last turn to the session."""
+        self.mdp.step_session(self.state)
+
+    def collect_transcript(self) -> None:
+        """Collect the transcript to verify."""
+        state = self.state
+        if state.session_handle is not None:
+            state.collected = state.session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
+
+    def verify_async(self) -> Verdict | Coroutine[Any, Any, Verdict]:
+        """Verify with an asynchronous verifier: return the verdict, or a coroutine that does not block a thread."""
+        ending = self.mdp.collect_transcript(self.state)
+        found = (
+            ending
+            if isinstance(ending, Verdict)
+            else start_verification_safely(self.mdp.environment.verifier, self.rollout_request.task, ending)
+        )
+        told = together([found], lambda verdicts: self.mdp.add_step_rewards(self.state, verdicts[0]))
+        return told if isinstance(told, Verdict) else told()
+
+    def cancel(self) -> None:
+        """Cancel the current job."""
+        job, self.future = self.future, None
+        if job is not None:
+            self.executor.abandon(job)
+
+    @property
+    def current_call(self) -> str:
+        """The name of the last session method called, for timeout messages."""
+        return self.state.session_handle.current_call if self.state.session_handle else ""
+
+    def build_episode(self, version: int) -> Episode:
+        """Build the episode of the conversation."""
+        if self.verdict is None or self.error:
+            return self._build_failed_episode(version)
+        made = self.mdp.build_episode(self.state, self.verdict, group=self.rollout_request.group, logprobs=self.logprobs, version=version)
+        made.meta.update(
+            self.rollout_request.meta, finish=str(self.state.stop_reason), **({"usage": self.usage} if any(self.usage) else {})
+        )
+        if not self.mdp.has_sessions and any(turn.reasoning for turn in self.state.turns):  # a session record already contains the turns
+            made.meta["reasoning"] = [turn.reasoning for turn in self.state.turns]
+        return made
+
+    def _build_failed_episode(self, version: int) -> Episode:
+        """Build the episode of a conversation without a verdict."""
+        draw, state = self.rollout_request, self.state
+        length = min(len(self.logprobs), len(state.tokens))
+        reason = self.error or "the conversation never ended"
+        return Episode(
+            task_id=draw.task.id,
+            group=draw.group,
+            tokens=state.tokens[:length],
+            action_mask=state.action_mask[:length],
+            logprobs=self.logprobs[:length],
+            rewards=[0.0] * length,
+            stop_reason=StopReason.FAILED,
+            policy_version=version,
+            verdict=Verdict(None, reason, fault=Fault.INFRA),
+            turns=len(state.turns),
+            error=reason,
+            meta={**draw.meta, "finish": StopReason.FAILED.value},
+        )
+
+
+def _describe_bad_completion(completion: Completion) -> str:
+    if completion.finish == "error":
+        return completion.error or "the sampler gave no answer and no reason"
+    bad = next(p for p in completion.logprobs if not -math.inf < p <= LOGPROB_EPS)
+    return f"the sampler gave a token the log-probability {bad}; it must be a finite number of at most 0"

@@ -1,0 +1,242 @@
+"""The scheduler of a rollout: the event loop that advances conversations and enforces timeouts.
+
+The calling thread owns all conversations. It advances a conversation when the sampler, its session or its verification is done. Slow
+work runs in other threads, with a timeout, so that the sampler never waits for it.
+
+    WAITING  READY  SAMPLING  VERIFYING  DONE
+
+This is the scheduler for environments that are not interactive; `session_scheduler` has the one for interactive ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Any, Protocol
+from weakref import ref
+
+from rlvr.contracts import Completion, RequestQueue, Sampler, Sampling
+from rlvr.contracts.sampler import NumberedRequests
+from rlvr.errors import SamplerError
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.rollout.conversation import Conversation, Phase
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.rollout.timing import RolloutTiming
+from rlvr.task import Fault, Verdict
+
+POLL_INTERVAL_S = 0.05
+"""The interval of timeout checks."""
+NO_COMPLETION_ERROR = "the sampler gave no answer at all"
+SAMPLER_PHASES = (Phase.WAITING, Phase.OPENING, Phase.READY, Phase.SAMPLING, Phase.STEPPING_SESSION)
+"""The phases in which a conversation may still have requests for the sampler."""
+
+
+class RolloutSettings(Protocol):
+    """The attributes of a rollout that its scheduler uses."""
+
+    mdp: TokenMDP
+    sampler: Sampler
+    call_timeout_s: float
+    episode_timeout_s: float | None
+    straggler_policy: str
+    max_open_sessions: int
+    sync_turns: bool
+    has_async_verifier: bool
+    verifier_executor: VerifierExecutor
+    session_executor: VerifierExecutor
+
+
+class RolloutScheduler(RequestQueue):
+    """Schedules the conversations of one rollout. It is also the request queue of the sampler."""
+
+    def __init__(self, settings: RolloutSettings, requests: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
+        self.settings, self.timing = settings, timing
+        self.conversations = [Conversation(number, draw, settings.mdp) for number, draw in enumerate(requests)]
+        self.phase_counts = Counter({Phase.WAITING: len(self.conversations)})
+        self.ready_by_number, self.finished = dict[int, Conversation](), list[Conversation]()
+        """The conversations with a pending request, and the finished ones that are not yet returned."""
+        self.events: SimpleQueue[tuple[Conversation, TimedFuture, float]] = SimpleQueue()
+        self.last_poll_at = perf_counter()
+        """The time of the last timeout check."""
+
+    # ---- for the sampler
+
+    def pop(self, max_requests: int) -> NumberedRequests | None:
+        """Return pending requests, oldest conversations first."""
+        if not self.num_may_request:
+            return None
+        taken = [self.ready_by_number.pop(number) for number in sorted(self.ready_by_number)[:max_requests]]
+        for talk in taken:
+            self._set_phase(talk, Phase.SAMPLING)
+        return [(talk.number, talk.build_request()) for talk in taken]
+
+    def pop_all(self) -> NumberedRequests | None:
+        """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
+        under_way = any(self.phase_counts[stage] for stage in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
+        return self.pop(0 if under_way else len(self.ready_by_number))
+
+    @property
+    def num_pending(self) -> int:
+        """The number of conversations outside the sampler that may still send requests."""
+        return self.num_may_request - self.phase_counts[Phase.SAMPLING]
+
+    @property
+    def num_may_request(self) -> int:
+        """The number of conversations that may still send requests to the sampler."""
+        return sum(self.phase_counts[stage] for stage in SAMPLER_PHASES)
+
+    # ---- the run
+
+    def run(self, sampling: Sampling) -> Iterator[Conversation]:
+        """Run all conversations; yield each one when it is verified."""
+        began, sampler = perf_counter(), self.settings.sampler
+        served = Sampler.serve(sampler, self, sampling) if self.settings.sync_turns else sampler.serve(self, sampling)
+        self._start_conversations()
+        try:
+            for given in served:
+                if given is not None:
+                    self._on_completion(*given)
+                yield from self._poll(wait=given is None and not self.phase_counts[Phase.SAMPLING])
+        finally:
+            if isinstance(served, Generator):
+                served.close()  # release its resources now, not at garbage collection
+        sampled = perf_counter()
+        if self.num_may_request:
+            self._on_sampler_end()
+        while self.finished or self.phase_counts[Phase.DONE] < len(self.conversations):
+            yield from self._poll(wait=not self.finished)
+        self.timing.sampling_s, self.timing.verify_tail_s = sampled - began, perf_counter() - sampled
+
+    def close(self) -> None:
+        """Cancel every unfinished conversation."""
+        self.on_requests_ready = None
+        if self.phase_counts[Phase.DONE] < len(self.conversations):
+            self._cancel_conversations(self.conversations, "the rollout was closed")
+
+    def _cancel_conversations(self, talks: Sequence[Conversation], reason: str) -> None:
+        """Cancel unfinished conversations with an error."""
+        for talk in talks:
+            if talk.phase is not Phase.DONE:
+                talk.error = talk.error or reason
+                talk.cancel()
+                self._finish(talk)
+
+    def _on_sampler_end(self) -> None:
+        """Fail the conversations whose completions the sampler never returned."""
+        self.ready_by_number.clear()
+        self._cancel_conversations(
+            [talk for talk in self.conversations if talk.phase in (Phase.SAMPLING, Phase.READY)], NO_COMPLETION_ERROR
+        )
+
+    # ---- events of a conversation
+
+    def _set_phase(self, talk: Conversation, stage: Phase) -> None:
+        self.phase_counts[talk.phase] -= 1
+        self.phase_counts[stage] += 1
+        talk.phase = stage
+
+    def _start_conversations(self) -> None:
+        """Start all conversations."""
+        for talk in self.conversations:
+            self._advance(talk)
+
+    def _on_completion(self, number: int, completion: Completion) -> None:
+        """Handle a completion of the sampler."""
+        talk = self.conversations[number]
+        if talk.phase is not Phase.SAMPLING:
+            raise SamplerError(f"the sampler returned request {number}, which is not being sampled")
+        talk.append_completion(completion)
+        self._advance(talk)
+
+    def _advance(self, talk: Conversation) -> None:
+        """Move a conversation to its next phase."""
+        if talk.error or talk.phase is Phase.VERIFYING:
+            self._finish(talk)
+        elif talk.state.stop_reason is None:
+            self._set_phase(talk, Phase.READY)
+            self.ready_by_number[talk.number] = talk
+        else:
+            self._submit_job(
+                talk,
+                Phase.VERIFYING,
+                talk.verify_async if self.settings.has_async_verifier else partial(self.settings.mdp.verify, talk.state),
+            )
+
+    def _submit_job(self, talk: Conversation, stage: Phase, work: Callable[[], Any]) -> None:
+        """Submit slow work to a thread. The thread accesses only this conversation."""
+        talk.executor = self.settings.verifier_executor if stage is Phase.VERIFYING else self.settings.session_executor
+        talk.submitted_at = perf_counter()
+        self._set_phase(talk, stage)
+        talk.future = talk.executor.submit(work)
+        talk.future.add_done_callback(partial(_post_job_event, ref(self), talk))
+
+    def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
+        """Handle the end of a job."""
+        if talk.future is not job:
+            return  # the job was cancelled
+        talk.future = None
+        if job.cancelled() or job.exception() is not None:
+            self._on_job_failed(talk, job)
+        elif talk.phase is Phase.VERIFYING:
+            talk.verdict = job.result()
+            self.timing.verification_spans.append((job.started_at, ended))
+        self._advance(talk)
+
+    def _on_job_failed(self, talk: Conversation, job: TimedFuture) -> None:
+        """Handle a job that raised, or was cancelled because the rollout was closed."""
+        error = None if job.cancelled() else job.exception()
+        if error is None:
+            talk.error = talk.error or "the rollout was closed"
+        elif talk.phase is Phase.VERIFYING:
+            talk.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
+        else:
+            talk.error = f"{talk.current_call} raised {type(error).__name__}: {error}"
+
+    def _finish(self, talk: Conversation) -> None:
+        """Mark a conversation as done."""
+        self._set_phase(talk, Phase.DONE)
+        self.finished.append(talk)
+
+    # ---- time
+
+    def _poll(self, *, wait: bool) -> list[Conversation]:
+        """Handle pending events, or wait for one; return the finished conversations."""
+        with suppress(Empty):
+            self._on_job_done(*self.events.get(wait, POLL_INTERVAL_S if wait else None))
+            while True:
+                self._on_job_done(*self.events.get_nowait())
+        now = perf_counter()
+        if now - self.last_poll_at >= min(POLL_INTERVAL_S, self.settings.call_timeout_s / 10):
+            self.last_poll_at = now
+            self._cancel_overdue(now)
+        over, self.finished = self.finished, []
+        return over
+
+    def _cancel_overdue(self, now: float) -> None:
+        """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
+        busy = [(talk, talk.future) for talk in self.conversations if talk.future is not None]
+        for talk, job in sorted(busy, key=lambda pair: not pair[1].started_at):  # running jobs first: cancelling one frees a thread
+            if now - (job.started_at or max(talk.executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
+                self._on_timeout(talk)
+
+    def _on_timeout(self, talk: Conversation) -> None:
+        """Handle a job that exceeded its timeout."""
+        if talk.phase is Phase.VERIFYING:
+            talk.verdict = build_timeout_verdict(self.settings.call_timeout_s)
+        else:
+            talk.error = f"{talk.current_call} gave nothing within {self.settings.call_timeout_s:g} s"
+        talk.cancel()
+        self._finish(talk)
+
+
+def _post_job_event(schedule: ref[RolloutScheduler], talk: Conversation, job: Any) -> None:
+    """Post the end of a job to the scheduler, if it still exists. Runs in the job's thread."""
+    if (alive := schedule()) is not None:
+        alive.events.put((talk, job, perf_counter()))
+        if notify := alive.on_requests_ready:
+            notify()

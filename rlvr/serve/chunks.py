@@ -1,0 +1,122 @@
+"""Chunks of rows for the worker processes, and shared marks of the rows that a worker is verifying."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+MAX_SHARED_DEATHS = 10
+"""A row is isolated after this many deaths of processes that held it without verifying it at that moment."""
+OnLines = Callable[[bytes, int], None]
+"""Callback for verdict lines (each with the index of its row and a final line feed) and their number."""
+
+
+class RowChunk:
+    """Consecutive rows of a request for one worker process, with the callback for their verdicts.
+
+    >>> Chunk("numeric", [b'{"reference": "4", "answer": "4"}'], 7, print).left
+    {0}
+    """
+
+    __slots__ = ("first_index", "num_deaths_holding", "num_deaths_verifying", "on_lines", "pending_rows", "rows", "slot", "verifier")
+
+    def __init__(
+        self,
+        verifier: str,
+        rows: Sequence[bytes],
+        first_index: int,
+        on_lines: OnLines,
+        *,
+        num_deaths_verifying: int = 0,
+        num_deaths_holding: int = 0,
+    ) -> None:
+        self.verifier, self.rows, self.first_index, self.on_lines, self.num_deaths_verifying, self.num_deaths_holding = (
+            verifier,
+            rows,
+            first_index,
+            on_lines,
+            num_deaths_verifying,
+            num_deaths_holding,
+        )
+        """The index of the first row in its request; how many processes died while verifying the row, and while only holding it."""
+        self.pending_rows, self.slot = set(range(len(rows))), 0
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the chunk needs a process of its own, because one of its rows may have killed a process."""
+        return self.num_deaths_verifying > 0 or self.num_deaths_holding >= MAX_SHARED_DEATHS
+
+    def slice_rows(self, rows: range, *, num_deaths_verifying: int, num_deaths_holding: int) -> RowChunk:
+        """Make a chunk of some of the rows.
+
+        >>> Chunk("numeric", [b"{}", b"{}", b"{}"], 7, print).part(range(1, 3), num_deaths_verifying=0, lost=1).place
+        8
+        """
+        return RowChunk(
+            self.verifier,
+            self.rows[rows.start : rows.stop],
+            self.first_index + rows.start,
+            self.on_lines,
+            num_deaths_verifying=num_deaths_verifying,
+            num_deaths_holding=num_deaths_holding,
+        )
+
+
+def to_ranges(numbers: Iterable[int]) -> list[range]:
+    """Group ascending numbers into ranges without gaps.
+
+    >>> runs([0, 1, 2, 5, 7, 8])
+    [range(0, 3), range(5, 6), range(7, 9)]
+    """
+    found: list[range] = []
+    for number in numbers:
+        if found and found[-1].stop == number:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+class ProgressMarks:
+    """The row that a worker is verifying in each of its chunks, in a shared file that survives the death of the worker.
+
+    Unsent verdicts are lost when a worker dies; only the marks tell the server which row was being verified at that moment.
+
+    >>> from tempfile import TemporaryFile
+    >>> with TemporaryFile() as file:
+    ...     marks = Marks(file.fileno(), slots=2); marks.begin(1, 7)
+    ...     found = marks.judged(0, {7, 8}), marks.judged(1, {7, 8}); marks.close()
+    >>> found
+    (set(), {7})
+    """
+
+    ALL_ROWS = -1
+
+    def __init__(self, fd: int, *, slots: int) -> None:
+        """Map the file that server and worker share."""
+        os.ftruncate(fd, 4 * slots)
+        self._map = mmap.mmap(fd, 4 * slots)
+        self._marks = memoryview(self._map).cast("i")
+
+    def mark_row(self, slot: int, row: int) -> None:
+        """Mark a row of the chunk in a slot as being verified."""
+        self._marks[slot] = row + 1
+
+    def mark_all_rows(self, slot: int) -> None:
+        """Mark all rows of the chunk in a slot as being verified together."""
+        self._marks[slot] = self.ALL_ROWS
+
+    def clear(self, slot: int) -> None:
+        """Clear the mark of a slot."""
+        self._marks[slot] = 0
+
+    def find_rows_in_progress(self, slot: int, pending_rows: set[int]) -> set[int]:
+        """Return the rows without a verdict that are marked as being verified."""
+        mark = self._marks[slot]
+        return set(pending_rows) if mark == self.ALL_ROWS else pending_rows & {mark - 1}
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._marks.release()
+        self._map.close()

@@ -1,0 +1,186 @@
+"""The sessions of environments and the sandbox that a worker process holds, and the requests to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Literal
+
+from rlvr.chat.dialects.dialect import Dialect
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
+from rlvr.errors import ConfigError, suggest
+from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
+from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
+from rlvr.registry.plugins import build_from_config
+from rlvr.task import Task, Verdict
+from rlvr.turns import Turn
+
+LANGUAGES: Mapping[str, Any] = {"python": "python", "cpp": "cpp", "nodejs": "javascript", "javascript": "javascript"}
+MAX_RUN_S, MAX_RUN_MEMORY_MB = 60.0, 1024
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """An open session of a client: its environment session, and the turns with their replies."""
+
+    session_handle: SessionHandle
+    dialect: Dialect
+    task: Task
+    turns: list[Turn] = field(default_factory=list)
+    step_results: list[StepResult] = field(default_factory=list)
+    done: bool = False
+
+
+class SessionHost:
+    """Holds environments, their open sessions, and a sandbox; `answer` handles one request as a dictionary."""
+
+    def __init__(self, envs: Mapping[str, Any], sandbox: Any = None) -> None:
+        self.envs: dict[str, Environment] = {name: build_from_config("env", wanted) for name, wanted in envs.items()}
+        self.sandbox: Sandbox | None = build_from_config("sandbox", sandbox) if sandbox else None
+        self.sessions: dict[str, OpenSession] = {}
+        self.lock = Lock()
+
+    def handle_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Handle one request and return the reply; a ConfigError is the client's mistake."""
+        what = request["what"]
+        if what == "task":
+            return _public_task(self._get_task(request))
+        if what == "open":
+            return self._open_session(request)
+        if what == "run":
+            return self._run_program(request)
+        with self.lock:
+            held = self.sessions.get(str(request["session"]))
+            if held is not None and what != "hear":
+                del self.sessions[str(request["session"])]
+        if held is None:
+            return {"error": "there is no such session; it may have been closed", "status": 410}
+        return self._step(held, request) if what == "hear" else self._close_session(held, with_verdict=what == "close")
+
+    def close(self) -> None:
+        """Close all sessions, the environments and the sandbox."""
+        for held in self.sessions.values():
+            held.session_handle.close()
+        for plugin in (*self.envs.values(), self.sandbox):
+            if plugin is not None:
+                plugin.close()
+
+    def _get_env(self, request: Mapping[str, Any]) -> Environment:
+        name = request.get("env") or next(iter(self.envs), "")
+        if name not in self.envs:
+            raise ConfigError(f"there is no environment {name!r} here; {suggest(str(name), self.envs)}")
+        return self.envs[name]
+
+    def _get_task(self, request: Mapping[str, Any]) -> Task:
+        env, split, index = self._get_env(request), request.get("split", "train"), request.get("index", 0)
+        if split not in env.splits:
+            raise ConfigError(f"split is {split!r}; {suggest(str(split), env.splits)}")
+        size = env.num_tasks(split)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < (size or 1 << 62):
+            raise ConfigError(f"index is {index!r}; it must be a whole number from 0" + (f" to {size - 1}" if size else ""))
+        return env.task(split, index)
+
+    def _open_session(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        env, task = self._get_env(request), self._get_task(request)
+        dialect, seed = get_dialect(str(request.get("dialect") or env.dialect or "fenced")), request.get("seed", 0)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"seed is {seed!r}; it must be a whole number")
+        lease = SessionHandle(env, task, seed=seed)
+        try:
+            lease.open()
+        except BaseException:
+            lease.close()
+            raise
+        with self.lock:
+            self.sessions[str(request["session"])] = OpenSession(lease, dialect, task)
+        tools = {"tools": [tool_spec_to_json(spec) for spec in lease.tools]} if lease.tools else {}
+        shown = _public_task(task)
+        shown["prompt"] += [dict(message) for message in lease.initial_messages]
+        return {**shown, **tools, "max_turns": env.max_turns}
+
+    def _step(self, held: OpenSession, request: Mapping[str, Any]) -> dict[str, Any]:
+        text = request.get("text")
+        if not isinstance(text, str):
+            raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string")
+        if held.done:
+            raise ConfigError("this conversation is over; close the session to get its verdict")
+        cut: Literal["length", "stop"] = "length" if request.get("finish") == "length" else "stop"
+        plain = Turn(text, text, finish=cut)
+        turn = (
+            held.dialect.parse_turn(text, held.session_handle.tools, turn=len(held.turns), finish=cut)
+            if held.session_handle.tools
+            else plain
+        )
+        held.turns.append(turn)
+        if cut == "length":
+            held.done = True
+            return {"messages": [], "over": True}
+        heard = held.session_handle.step(turn)
+        held.step_results.append(heard)
+        held.done = heard.done or len(held.turns) >= held.session_handle.environment.max_turns
+        return {**step_result_to_json(heard), "over": held.done}
+
+    def _close_session(self, held: OpenSession, *, with_verdict: bool) -> dict[str, Any]:
+        try:
+            if not with_verdict:
+                return {"closed": True}
+            ending = held.session_handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
+        finally:
+            held.session_handle.close()
+        verdict = (
+            verify_transcript_safely(held.session_handle.environment.verifier, held.task, ending)
+            if isinstance(ending, Transcript)
+            else ending
+        )
+        return {"closed": True, "verdict": Verdict.to_dict(verdict), "turns": len(held.turns)}
+
+    def _run_program(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a program and reply in the format of verl's sandbox."""
+        if self.sandbox is None:
+            raise ConfigError("this service runs no programs; start it with --sandbox docker")
+        language = LANGUAGES.get(str(request.get("language", "python")))
+        if language is None:
+            raise ConfigError(f"language is {request.get('language')!r}; {suggest(str(request.get('language')), LANGUAGES)}")
+        wall, memory = (
+            _read_number(request, name, usual, most)
+            for name, usual, most in (("run_timeout", 10, MAX_RUN_S), ("memory_limit_MB", 256, MAX_RUN_MEMORY_MB))
+        )
+        limits = Limits(cpu_s=wall, wall_s=wall, memory_mb=int(memory))
+        program = Program(str(request.get("code", "")), str(request.get("stdin") or "").encode("utf-8", "replace"), language, limits)
+        outcome = self.sandbox.run(program)
+        told = {"execution_time": outcome.wall_s, "return_code": outcome.exit_code}
+        told |= {name: getattr(outcome, name).decode("utf-8", "replace") for name in ("stdout", "stderr")}
+        if outcome.status is ExitStatus.INTERNAL_ERROR:
+            return {"status": "SandboxError", "message": outcome.reason, "compile_result": None, "run_result": None, "files": {}}
+        ended = (
+            "TimeLimitExceeded"
+            if outcome.status is ExitStatus.TIMEOUT
+            else "Error"
+            if outcome.status in (ExitStatus.COMPILE_ERROR, ExitStatus.SANDBOX_VIOLATION)
+            else "Finished"
+        )
+        done = {**told, "status": ended}
+        ran, built = (None, done) if outcome.status is ExitStatus.COMPILE_ERROR else (done, None)
+        well = outcome.status is ExitStatus.OK
+        return {
+            "status": "Success" if well else "Failed",
+            "message": outcome.reason,
+            "compile_result": built,
+            "run_result": ran,
+            "executor_pod_name": None,
+            "files": {},
+        }
+
+
+def _public_task(task: Task) -> dict[str, Any]:
+    """Convert a task for the client, without its reference, which no client may see."""
+    return {"task_id": task.id, "prompt": [dict(message) for message in task.prompt]}
+
+
+def _read_number(request: Mapping[str, Any], name: str, default: float, maximum: float) -> float:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} is {value!r:.60}; it must be a number up to {maximum:g}")
+    return min(float(value), maximum) if value > 0 else default

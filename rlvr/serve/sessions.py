@@ -1,0 +1,111 @@
+"""The server's table of environment sessions: each lives in one worker process, and expires some time after its last call."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.serve.guard import RequestError
+from rlvr.serve.pool import ServicePool, WorkerProcess
+
+MAX_CALLS_PER_THREAD = 4
+"""The maximum of waiting calls in a process, per thread."""
+
+
+@dataclass(slots=True)
+class LeasedSession:
+    """An open session: its worker process, and the time when it expires."""
+
+    worker: WorkerProcess
+    expires_at: float
+    is_busy: bool = False
+
+
+class SessionManager:
+    """Opens sessions in the least loaded worker process, and closes expired ones."""
+
+    def __init__(self, pool: ServicePool, *, max_sessions: int, session_timeout_s: float, call_timeout_s: float) -> None:
+        self.pool, self.max_sessions, self.session_timeout_s, self.call_timeout_s = pool, max_sessions, session_timeout_s, call_timeout_s
+        self.sessions: dict[str, LeasedSession] = {}
+
+    async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a session; the reply has its id, its prompt and its tools."""
+        if len(self.sessions) >= self.max_sessions:
+            self.pool.metrics.count("refused", reason="sessions")
+            raise RequestError(
+                429, f"{len(self.sessions)} sessions are open, which is the maximum; try again later", **{"Retry-After": "5"}
+            )
+        session, hand = secrets.token_urlsafe(16), self._find_least_loaded_worker()
+        self._check_call_limit(hand)
+        self.sessions[session] = LeasedSession(hand, time.monotonic() + self.call_timeout_s + self.session_timeout_s, is_busy=True)
+        said = await self._call_worker(hand, {**body, "what": "open", "session": session})
+        if "error" in said:
+            self._drop_session(session, hand)
+            return said
+        self.sessions[session].expires_at, self.sessions[session].is_busy = time.monotonic() + self.session_timeout_s, False
+        return {"session": session, "lease_s": self.session_timeout_s, **said}
+
+    async def step(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Step a session with a turn of the policy."""
+        held = self._get_session(session)
+        self._check_call_limit(held.worker)
+        held.is_busy = True
+        said = await self._call_worker(held.worker, {**body, "what": "hear", "session": session})
+        held.is_busy, held.expires_at = False, time.monotonic() + self.session_timeout_s
+        if said.get("status") in (410, 500, 504):  # the process died, or the session's state is unknown
+            self._drop_session(session, held.worker)
+        return said
+
+    async def close(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Close a session, and verify it unless `judge` is false."""
+        held = self._get_session(session)
+        self._check_call_limit(held.worker)
+        del self.sessions[session]
+        what = "drop" if body.get("judge") is False else "close"
+        return await self._call_worker(held.worker, {"what": what, "session": session})
+
+    async def call_any_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a call that needs no session, in the least loaded worker process."""
+        hand = self._find_least_loaded_worker()
+        self._check_call_limit(hand)
+        return await self._call_worker(hand, body)
+
+    async def close_expired(self) -> None:
+        """Close expired sessions periodically, as long as the service runs."""
+        while True:
+            await asyncio.sleep(min(1.0, self.session_timeout_s / 4))
+            now = time.monotonic()
+            for session, held in [(s, h) for s, h in self.sessions.items() if not h.is_busy and h.expires_at < now]:
+                self.pool.metrics.count("leases_ended")
+                self._drop_session(session, held.worker)
+
+    def _get_session(self, session: str) -> LeasedSession:
+        held = self.sessions.get(session)
+        if held is None:
+            raise RequestError(410, "there is no such session; it may have expired")
+        if held.is_busy:
+            raise RequestError(409, "this session is busy with another call")
+        return held
+
+    def _find_least_loaded_worker(self) -> WorkerProcess:
+        ready = [hand for hand in self.pool.worker_processes if hand.is_ready] or self.pool.worker_processes
+        held = [session.worker for session in self.sessions.values()]
+        return min(ready, key=lambda hand: (held.count(hand), len(hand.pending_calls)))
+
+    def _drop_session(self, session: str, worker: WorkerProcess) -> None:
+        self.sessions.pop(session, None)
+        self.pool.last_number += 1
+        worker.start_call(self.pool.last_number, {"what": "drop", "session": session})
+
+    def _check_call_limit(self, worker: WorkerProcess) -> None:
+        """Reject a call before it changes anything, if too many are waiting."""
+        if len(worker.pending_calls) >= MAX_CALLS_PER_THREAD * self.pool.threads:
+            self.pool.metrics.count("refused", reason="calls")
+            raise RequestError(429, "too many calls wait; try again later", **{"Retry-After": "1"})
+
+    async def _call_worker(self, worker: WorkerProcess, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.pool.call(worker, body, self.call_timeout_s)

@@ -1,0 +1,82 @@
+"""Curriculum: prefer tasks of medium difficulty, by a running solve rate per task.
+
+A task solved with probability p is most useful near p = 1/2: a group of it has a reward variance of p (1 - p). A task without
+a solve rate counts as p = 1/2, and every task keeps a minimum weight, so that forgotten skills are detected.
+
+If tasks are generated and never repeat, single tasks have no rate; `by` then names a property that they share, such as their level.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, suggest
+from rlvr.task import Task
+
+
+class Curriculum:
+    """Solve rates, and random draws weighted by them. The state is plain JSON.
+
+    >>> c = Curriculum(decay=0.5)
+    >>> c.observe("easy", 1.0); c.observe("open", 0.5)
+    >>> c.weight("open") > c.weight("easy")
+    True
+    """
+
+    def __init__(self, *, ema: float = 0.7, min_weight: float = 0.05, oversample: int = 4, key: str | None = None) -> None:
+        if not 0 <= ema < 1 or not 0 < min_weight <= 1 or oversample < 1:
+            raise ConfigError(
+                f"decay {ema} must be at least 0 and below 1, floor {min_weight} above 0 and at most 1, and candidates {oversample} at least 1"
+            )
+        self.ema, self.min_weight, self.oversample, self.meta_key = ema, min_weight, oversample, key
+        self.solve_rates: dict[str, float] = {}
+
+    def get_rate_key(self, task: Task) -> str:
+        """Return the key under which a task's solve rate is stored."""
+        if self.meta_key is None:
+            return task.id
+        if self.meta_key not in task.meta:
+            raise ConfigError(
+                f"curriculum.key is {self.meta_key!r}, which is not in the meta of {task.id}; {suggest(self.meta_key, task.meta)}"
+            )
+        return str(task.meta[self.meta_key])
+
+    def update_solve_rate(self, task: str, solved_fraction: float) -> None:
+        """Update a solve rate with the fraction of right answers in a group; recent groups count more."""
+        before = self.solve_rates.get(task)
+        self.solve_rates[task] = solved_fraction if before is None else self.ema * before + (1 - self.ema) * solved_fraction
+
+    def update_from_group(self, task: Task, group: Sequence[Episode]) -> None:
+        """Update the solve rate with a group; a group without any score is ignored."""
+        scores = [e.verdict.score for e in group if e.is_scored and not e.meta.get("greedy") and e.verdict and e.verdict.score is not None]
+        if scores:
+            self.update_solve_rate(self.get_rate_key(task), sum(scores) / len(scores))
+
+    def compute_weight(self, task: str) -> float:
+        """Return the sampling weight of a task, from the minimum weight to 1."""
+        p = self.solve_rates.get(task, 0.5)
+        return max(self.min_weight, 4 * p * (1 - p))
+
+    def draw_positions(self, tasks: Sequence[str], count: int, *, seed: int) -> list[int]:
+        """Draw `count` positions, weighted by the tasks at them; the same state and seed give the same draw."""
+        if count > len(tasks):
+            raise ConfigError(f"{count} tasks are requested, but there are {len(tasks)}; lower the count or add tasks")
+        dice = random.Random(seed)
+        keys = [dice.random() ** (1 / self.compute_weight(task)) for task in tasks]
+        return sorted(sorted(range(len(tasks)), key=lambda i: -keys[i])[:count])
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics: the number of known solve rates, and their mean."""
+        rates = self.solve_rates.values()
+        return {"curriculum/known_tasks": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)} if rates else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for the checkpoint."""
+        return {"rates": dict(self.solve_rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `state_dict`."""
+        self.solve_rates = {str(task): float(rate) for task, rate in state["rates"].items()}

@@ -1,0 +1,377 @@
+"""The learner: train on groups of episodes with accelerate, one training step at a time.
+
+    advantages          of every token (by the algorithm, in lists and arrays)
+    scoring             old, reference and critic values, only if they are needed
+    per minibatch       row weights with one global denominator, then a sum over micro-batches
+    optimizer step      clip, optimizer, learning rate schedule
+
+A micro-batch is a plain weighted sum, so its size affects only speed and memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvr.algorithms.functions import mismatch
+from rlvr.algorithms.functions.advantages import AllReduce
+from rlvr.contracts import Weights
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.models.batch import Batch, TokenRows
+from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_token_budget
+from rlvr.training.distributed.group import all_gather_values
+from rlvr.training.update import fsdp as sharded
+from rlvr.training.update import learner_state as state
+from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update import optimizer_state as moments
+from rlvr.training.update import packing
+from rlvr.training.update.networks.attachments import attach_networks, build_parameter_groups
+from rlvr.training.update.optimization import Optimization
+from rlvr.training.update.policy import Policy, check_deterministic_forward, enable_gradient_checkpointing, require_float32
+from rlvr.training.update.policy_weights import build_policy_weights
+from rlvr.training.update.reference import ReferencePolicy
+from rlvr.training.update.sharded_tensors import reshard
+from rlvr.training.update.step_data import MeanMetrics, StepData, StepStats, are_finite
+
+__all__ = ["Learner", "Optimization"]
+
+MicroBatchLoss = Callable[[Batch, bool], Tensor]
+"""The loss of a micro-batch; the bool is False for a filler."""
+FILLER_ROWS = TokenRows([[0, 0]], [[False, True]])
+"""A filler micro-batch of one token, for a process that has fewer micro-batches than another."""
+
+LOSS_COLUMNS = ("sampler", "advantages", "old", "reference", "old_values", "returns", "prepared")
+"""The columns of a step that are inputs of the loss."""
+
+
+class Learner:
+    """Trains a causal language model with an algorithm.
+
+    >>> Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=100)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Algorithm,
+        optimization: Optimization,
+        *,
+        accelerator: Any,
+        total_steps: int,
+        temperature: float = 1.0,
+        reference: Any = None,
+        weight_loader: sharded.WeightLoader | None = None,
+        reference_weight_loader: sharded.WeightLoader | None = None,
+        seed: int = 0,
+        max_completion_length: int = 0,
+        has_sampling_temperature: bool = True,
+        fp32_head: bool = False,
+    ) -> None:
+        if not temperature > 0:
+            raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
+        self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
+        self.max_completion_length, self.has_sampling_temperature = max_completion_length, has_sampling_temperature
+        optimization.check_algorithm(
+            algorithm, max_completion_length, has_adapter=adapter.has_adapter(model), is_sharded=accelerator.is_fsdp2
+        )
+        if optimization.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
+        self.reference = ReferencePolicy.from_model(model, frozen=reference, **scale) if algorithm.needs_reference else None
+        policy = Policy(model, value_head=algorithm.needs_value, **scale)
+        self.device, self.is_sharded = accelerator.device, accelerator.is_fsdp2
+        self.critic = attach_networks(policy, self.reference, algorithm, optimization)
+        if self.is_sharded:
+            sharded.shard_policy(policy, accelerator, weight_loader)
+            sharded.shard_reference(self.reference, policy, accelerator, reference_weight_loader)
+        policy.run_with_weights(partial(check_deterministic_forward, model))
+        reshard(policy)  # so that the optimizer gets shards
+        self.max_tokens_per_microbatch = resolve_token_budget(optimization.max_tokens_per_microbatch, self.device)
+        fused, trained = get_device_defaults(self.device).fused_optimizer, build_parameter_groups(policy, optimization)
+        optimizer, self.scheduler = optimization.build_optimizer(trained, total_steps, fused=fused)
+        scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapted_model is None else [])]
+        computed = sharded.get_compute_precision(model, accelerator)
+        self.packing = packing.choose_packing(scored, self.device, computed, None if self.is_sharded else accelerator.autocast)
+        self.padding_reason = self.packing.padding_reason  # why rows are padded; empty if they can be packed
+        self.policy, self.optimizer = sharded.prepare_with_accelerate(policy, optimizer, accelerator)
+        with torch.no_grad():
+            require_float32(self.policy(FILLER_ROWS.build_padded_batch([0], self.device)))  # as accelerate wraps it
+        # sharded gradients are reduced immediately; otherwise each process would keep full ones
+        self._no_sync: Callable[[], Any] = nullcontext if self.is_sharded else partial(accelerator.no_sync, self.policy)
+        if self.reference is not None and self.reference.adapted_model is None and not self.is_sharded:
+            self.reference.policy.to(accelerator.device)
+        once = optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1
+        self.is_on_policy = once and not algorithm.use_rollout_logprobs and not algorithm.needs_batch_stats
+        """True if training is exactly on-policy, so that the training pass itself gives the old log-probabilities."""
+        self.random = random.Random(seed)
+        self.all_reduce: AllReduce = list if accelerator.num_processes == 1 else self._all_reduce_sum
+        """Sums numbers over all processes."""
+        self._weights = build_policy_weights(policy, accelerator)
+        self.advantages: list[list[list[float]]] = []
+        self.log_ratios: list[list[list[float] | None]] = []
+        """The trainer-to-sampler log ratios of the last update, per group, episode and token, for the log; like `advantages`, empty if not
+        finite."""
+
+    # ---- one step -------------------------------------------------------------------------------------------------
+
+    def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+        """Train on one step's groups; return metrics with TRL's names. A step without a gradient changes nothing and is reported."""
+        step, tally, descents = (
+            StepData(groups, self.algorithm, has_sampling_temperature=self.has_sampling_temperature),
+            MeanMetrics(),
+            StepStats(),
+        )
+        self._compute_advantages(step)
+        for _ in range(self.algorithm.num_iterations):
+            for part in self._split_minibatches(step):
+                descents.add(outcome := self._take_optimizer_step(step, part, tally))
+                step.has_optimizer_stepped = step.has_optimizer_stepped or outcome is not None
+        return self._finish_update(step, tally, descents)
+
+    def _compute_advantages(self, step: StepData) -> None:
+        """Compute the advantages, and the scores under old and reference weights if they are needed."""
+        algorithm, early = self.algorithm, bool(self.algorithm.advantage_inputs)
+        scores = self._score_before_advantages(step) if early else EMPTY_TOKEN_STATS
+        step.set_advantages(
+            algorithm.compute_advantages(step.groups, scores, all_reduce=self.all_reduce),
+            keep_zero_advantage=algorithm.backprop_zero_advantage,
+        )
+        if algorithm.returns is not None:
+            step.add_column("returns", algorithm.returns)
+        if self.reference is not None or not self.is_on_policy:
+            self._score_after_advantages(step, scored=early)
+
+    def _score_after_advantages(self, step: StepData, *, scored: bool) -> None:
+        """Compute the scores that only the loss needs, for rows with a gradient; `scored`: the advantages already needed them."""
+        chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
+        if self.reference is not None and not scored and not self.algorithm.needs_divergence:
+            self._score_reference(step, chosen)
+        if self.algorithm.use_rollout_logprobs:
+            columns["first"] = columns["old"] if scored else torch.full_like(columns["sampler"], math.nan)
+            columns["old"] = columns["sampler"]
+        elif not self.is_on_policy and not scored:  # otherwise the training pass fills the column
+            self._score_old(step, chosen)
+
+    def _score_before_advantages(self, step: StepData) -> TokenStats:
+        """Compute the token statistics that the advantages need: KL penalties, critic values, entropies."""
+        algorithm, everyone, columns = self.algorithm, range(len(step.episodes)), step.columns
+        needs = algorithm.advantage_inputs
+        self._score_old(step, everyone)
+        if self.reference is not None:
+            self._score_reference(step, everyone)
+        if "penalties" in needs:
+            columns["penalties"] = algorithm.beta * (columns["old"] - columns["reference"])
+        names = {"values": "old_values", "entropy": "old_entropy"}
+        return TokenStats(**{need: step.unflatten_column(columns[names.get(need, need)]) for need in needs})
+
+    @torch.no_grad()
+    def _score_old(self, step: StepData, chosen: Sequence[int]) -> None:
+        """Compute the policy's own scores before the update."""
+        asked = {"values": self.algorithm.needs_value, "entropy": "entropy" in self.algorithm.advantage_inputs}
+        wanted = {"logprobs": "old"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
+        for column in wanted.values():
+            step.add_zero_column(column)
+        for batch, real, _ in self._iter_microbatches(step.rows, chosen):
+            scores = self.policy(batch, **asked)
+            for name, column in wanted.items() if real else ():
+                step.defer(column, batch.entry_positions, getattr(scores, name))
+            del batch
+        step.flush_deferred()
+
+    @torch.no_grad()
+    def _score_reference(self, step: StepData, chosen: Sequence[int]) -> None:
+        """Compute the reference's scores in the policy's precision, so that the KL has no rounding errors."""
+        assert self.reference is not None
+        step.add_zero_column("reference")
+        for batch, real, _ in self._iter_microbatches(step.rows, chosen):
+            with nullcontext() if self.is_sharded else self.accelerator.autocast():
+                logprobs = self.reference.compute_logprobs(batch)
+            if real:
+                step.defer("reference", batch.entry_positions, logprobs)
+            del batch
+        step.flush_deferred()
+
+    def _split_minibatches(self, step: StepData) -> Iterable[list[int]]:
+        """Split the rows in the loss into one minibatch per optimizer step."""
+        rows, parts = [r for r, trains in enumerate(step.is_in_loss) if trains], self.optimization.minibatches_per_step
+        return [rows] if parts == 1 else step.shuffle_into_minibatches(rows, parts, self.random, self.accelerator)
+
+    def _take_optimizer_step(self, step: StepData, row_indices: Sequence[int], mean_metrics: MeanMetrics) -> tuple[float, float] | None:
+        """Take one optimizer step on a minibatch; return its loss and gradient norm, or None if no row has a gradient."""
+        algorithm = self.algorithm
+        lengths = [int(step.rows.num_acted[r]) if step.has_grad[r] or algorithm.count_zero_advantage else 0 for r in row_indices]
+        prompts = [str(step.row_positions[r][0]) for r in row_indices]
+        mine = algorithm.compute_row_weights(lengths, prompts, max_length=self.max_completion_length, all_reduce=self.all_reduce)
+        weight_of = dict(zip(row_indices, mine, strict=True))
+        weights = step.rows.repeat_per_entry([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
+        live = [r for r in row_indices if step.has_grad[r]]
+        if not self.all_reduce([float(len(live))])[0]:
+            return None
+        if algorithm.needs_batch_stats:
+            step.compute_batch_stats(algorithm, live, self.all_reduce)
+        outcome = self._backward_and_step(
+            step.rows, live, partial(self._compute_microbatch_loss, step, weights, mean_metrics), critic_only=algorithm.is_critic_warmup
+        )
+        step.flush_deferred()
+        return outcome
+
+    def _compute_microbatch_loss(self, step: StepData, weights: Tensor, mean_metrics: MeanMetrics, batch: Batch, has_rows: bool) -> Tensor:
+        """Compute the loss of one micro-batch; 0 for a filler."""
+        algorithm, columns, take = self.algorithm, step.columns, batch.entry_positions
+        scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
+        new = scores.logprobs
+        noted = "old" if self.is_on_policy else "first" if algorithm.use_rollout_logprobs and not step.has_optimizer_stepped else ""
+        if noted and has_rows:
+            step.defer(noted, take, new)
+        known = {
+            name: copy_to_device(columns[name][take], new.device).to(new) if has_rows else new.detach()
+            for name in LOSS_COLUMNS
+            if name in columns
+        }
+        if self.is_on_policy:
+            known["old"] = new.detach()
+        if algorithm.needs_token_context:
+            known |= step.get_context(batch, has_rows)
+        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.settings())
+        losses, figures = algorithm.compute_token_losses(inputs)
+        mean_metrics.add(
+            figures, tokens=batch.entry_positions.numel() if has_rows else 0, computed=batch.input_ids.numel() if has_rows else 0
+        )
+        return (losses * copy_to_device(weights[take], losses.device).to(losses)).sum() if has_rows else losses.sum() * 0.0
+
+    def _backward_and_step(
+        self, rows: TokenRows, chosen: Sequence[int], loss_of: MicroBatchLoss, *, critic_only: bool = False
+    ) -> tuple[float, float]:
+        """Accumulate the micro-batches' gradients, then clip and step. A non-finite step is skipped; `critic_only`: train only the critic."""
+        accelerator, losses = self.accelerator, list[Tensor]()
+        factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
+        for batch, real, last in self._iter_microbatches(rows, chosen):
+            accelerator.sync_gradients = last
+            with nullcontext() if last else self._no_sync():
+                part = loss_of(batch, real)
+                accelerator.backward(part * factor)
+                losses.append(part.detach())  # fetched at the end, so that the device computes while the next micro-batch is built
+            del batch, part
+        for held in accelerator.unwrap_model(self.policy).model.parameters() if critic_only else ():
+            held.grad = None  # None instead of zero, so that the optimizer skips it
+        theirs = self.policy.parameters() if self.critic is None else accelerator.unwrap_model(self.policy).model.parameters()
+        norm = accelerator.clip_grad_norm_(theirs, self.optimization.max_grad_norm or math.inf)
+        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norm = norm if self.critic is None else self.critic.clip_gradient(norm)
+        [loss] = self.all_reduce([sum(torch.stack(losses).tolist())])
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.optimizer.zero_grad()  # the step below changes nothing, but a loss scaler still detects the overflow
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, norm
+
+    def _iter_microbatches(self, rows: TokenRows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool, bool]]:
+        """Yield (micro-batch, has rows, is last); fillers make the number equal in all processes.
+
+        Micro-batches are built lazily. The caller deletes each one before taking the next, so that only one is in memory.
+        """
+        parts, lay = packing.plan_batches(rows, chosen, self.max_tokens_per_microbatch, self.packing)
+        most = int(self.accelerator.gather(torch.tensor([len(parts)], device=self.device)).max())
+        for k in range(most):
+            real = k < len(parts)
+            yield lay(parts[k], self.device) if real else FILLER_ROWS.build_padded_batch([0], self.device), real, k + 1 == most
+
+    # ---- supervised -----------------------------------------------------------------------------------------------
+
+    def train_supervised(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
+        """Take one optimizer step of cross-entropy over the masked-in tokens, for SFT. Also advances the learning rate schedule."""
+        material = TokenRows([tokens for tokens, _ in rows], [acted for _, acted in rows])
+        [tokens] = self.all_reduce([float(material.num_entries)])
+        if not tokens:
+            raise ConfigError("the action masks of these rows are empty, so there is nothing to train on; mark the answer's tokens")
+
+        def loss_of(batch: Batch, real: bool) -> Tensor:
+            logprobs = self.policy(batch).logprobs
+            return -logprobs.parse_sum() / tokens if real else logprobs.parse_sum() * 0.0
+
+        rate = float(self.scheduler.get_last_lr()[0])
+        loss, norm = self._backward_and_step(material, range(len(material.tokens)), loss_of)
+        if are_finite((loss, norm)):
+            self.scheduler.step()
+        return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
+
+    # ---- metrics and state ----------------------------------------------------------------------------------------
+
+    def _all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        return list(self.accelerator.reduce(mine, "sum").tolist())
+
+    def _finish_update(self, step: StepData, tally: MeanMetrics, descents: StepStats) -> dict[str, float]:
+        """Finish the update: collect metrics, and update the schedule, the algorithm and the reference."""
+        algorithm = self.algorithm
+        metrics = descents.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
+        metrics |= tally.compute_means(self.all_reduce) | self._compute_token_metrics(step, tally)
+        metrics |= dict(algorithm.metrics) | (step.compute_preference_logprobs(self.all_reduce) if algorithm.one_optimizer_step else {})
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
+        algorithm.on_step_end([e.reward for e in step.episodes if not e.auxiliary], metrics.get("kl"), self.all_reduce)
+        if self.reference is not None:
+            metrics["beta"] = algorithm.beta
+            if mix := algorithm.reference_mixup():
+                reshard(self.policy)
+                self.reference.mix_in(self.accelerator.unwrap_model(self.policy).model, mix)
+        if descents.num_steps:  # a step that changed nothing does not advance the schedule
+            self.scheduler.step()
+        self.advantages, self.log_ratios = step.build_advantage_log(), step.compute_log_ratios()
+        return metrics
+
+    def _compute_token_metrics(self, step: StepData, tally: MeanMetrics) -> dict[str, float]:
+        """Compute metrics: token counts, groups, advantages, and the mismatch between sampler and trainer."""
+        trained = tally.num_tokens / self.algorithm.num_iterations
+        account = step.count_tokens()
+        if trained != account["tokens/to_train"]:
+            raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")
+        account["tokens/trained"] = account.pop("tokens/to_train")
+        spread = step.compute_advantage_sums()
+        numbers = (
+            account
+            | step.compute_group_metrics()
+            | {f"advantage/{k}": v for k, v in spread.items()}
+            | {"tokens/computed": tally.num_computed_tokens}
+        )
+        sums = dict(zip(numbers, self.all_reduce(list(numbers.values())), strict=True))
+        if sums["tokens/sampled"] != sums["tokens/trained"] + sums["tokens/masked"] + sums["tokens/dropped"]:
+            raise RlvrError(f"tokens are not conserved: {sums}")
+        count, added, squares = (sums.pop(f"advantage/{k}") for k in ("count", "sum", "squares"))
+        mean = added / count if count else 0.0
+        groups = sums.pop("groups")
+        row = sums | {"frac_reward_zero_std": sums["groups/zero_std"] / groups if groups else 0.0}
+        row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
+        row |= mismatch.compute_mismatch_metrics(*torch.cat(all_gather_values(step.stack_logprobs()), 1))
+        return row
+
+    @property
+    def weights(self) -> Weights:
+        """The current weights, for the sampler and the checkpoint."""
+        return self._weights
+
+    def gather_model(self) -> Any:
+        """Return a plain model in this process: the model itself, or a copy if it has an adapter or is sharded."""
+        return self._weights.gather_model()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a bitwise identical resume, without the model's weights and the state of `write_sharded_state`."""
+        return state.collect_state(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any], parts: Path | None = None) -> None:
+        """Restore the state from `state_dict`, in a learner with the same settings; `parts`: the folder of `write_sharded_state`."""
+        state.restore_state(self, saved, parts)
+
+    def write_sharded_state(self, folder: Path) -> None:
+        """Write the sharded state, each process its shard. A collective operation."""
+        if self.is_sharded:
+            moments.write_sharded_state(folder, self.optimizer, state.get_moving_reference(self))

@@ -1,0 +1,89 @@
+"""Settings of the optimizer: learning rate, schedule, clipping, batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
+
+from rlvr.config.training import CriticConfig
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.errors import ConfigError
+from rlvr.models.device_defaults import TokenBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Optimization:
+    """The settings of the optimizer.
+
+    >>> Optimization(learning_rate=1e-3).minibatches_per_step
+    1
+    """
+
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    """0: no clipping."""
+    lr_scheduler: str = "constant"
+    warmup_steps: int = 0
+    """The number of linear warmup steps, under every schedule; the learning rate is above 0 from the first step."""
+    critic: CriticConfig | None = None
+    """The settings of a separate critic; None: a linear head on the policy's hidden states."""
+    minibatches_per_step: int = 1
+    """The number of optimizer steps per pass over the episodes."""
+    max_tokens_per_microbatch: TokenBudget = "auto"
+    """Affects only speed and memory, not the gradient; auto: by device."""
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in (("learning_rate", 0), ("weight_decay", 0), ("max_grad_norm", 0), ("warmup_steps", 0)):
+            if not getattr(self, name) >= low:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {low} or more")
+        for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def build_optimizer(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
+        """Build AdamW and the learning rate schedule of transformers, with a warmup that does not start at 0."""
+        optimizer = torch.optim.AdamW(
+            parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay, fused=fused or None
+        )
+        ramp = self.warmup_steps
+        usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+        if not ramp:
+            return optimizer, usual
+        share, *_ = usual.lr_lambdas  # identical for all parameter groups
+        return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
+
+    def check_algorithm(self, algorithm: Algorithm, max_completion_length: int, *, has_adapter: bool, is_sharded: bool) -> None:
+        """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
+
+        `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
+        """
+        if algorithm.one_optimizer_step and self.minibatches_per_step > 1:
+            raise ConfigError(
+                f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
+            )
+        if has_adapter and algorithm.needs_reference and algorithm.syncs_reference:
+            raise ConfigError(
+                "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
+                "follow the policy; set algorithm.ref_model_sync_steps=0"
+            )
+        if self.critic is not None and not algorithm.needs_value:
+            raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
+        if self.critic is not None and is_sharded:
+            raise ConfigError(
+                "train.critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
+                "fsdp2.yaml"
+            )
+        if algorithm.needs_divergence and is_sharded:
+            raise ConfigError(
+                f"algorithm.divergence={algorithm.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
+                "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
+            )
+        algorithm.configure(max_completion_length=max_completion_length)

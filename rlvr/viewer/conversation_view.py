@@ -1,0 +1,67 @@
+"""Convert the recorded session of an episode into the conversation on its page: turns, calls with their results, and replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.contracts import StepResult
+from rlvr.mdp.records import step_result_from_json, turn_from_json
+from rlvr.turns import Call, CallStatus, ToolResult, Turn
+
+
+def build_conversation(session: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Convert a recorded session into its tools, opening messages and turns; None if it has no turns, as in records of earlier versions.
+
+    >>> build_conversation({"turns": [{"text": "4"}], "heard": []})
+    {'tools': [], 'opening': [], 'turns': [{'said': '4'}]}
+    """
+    if not session.get("turns"):
+        return None
+    turns, heard = [turn_from_json(row) for row in session["turns"]], [step_result_from_json(row) for row in session["heard"]]
+    return {
+        "tools": [[str(tool["name"]), str(tool["description"])] for tool in session.get("tools", ())],
+        "opening": [_format_message(message) for message in session.get("opening", ())],
+        "turns": [_format_turn(turn, heard[place] if place < len(heard) else StepResult(done=True)) for place, turn in enumerate(turns)],
+    }
+
+
+def _format_turn(turn: Turn, heard: StepResult) -> dict[str, Any]:
+    """Convert a turn with the replies to it. Empty fields are left out."""
+    results = {result.call: result for result in heard.tool_results}
+    shown = {
+        "said": turn.content if turn.calls or turn.reasoning else turn.text,
+        "reasoning": turn.reasoning,
+        "cut": turn.finish == "length",
+        "calls": [_format_call(call, results.get(call.id), was_run=call in turn.open_calls) for call in turn.calls],
+        "replies": [_format_message(message) for message in heard.messages if message["role"] != "tool" or not heard.tool_results],
+    }
+    if turn.text.strip() != str(shown["said"]).strip():
+        shown["raw"] = turn.text
+    return {name: value for name, value in shown.items() if value}
+
+
+def _format_call(call: Call, result: ToolResult | None, *, was_run: bool) -> dict[str, Any]:
+    """Convert a call: its state in words, its arguments, and the text that the policy received."""
+    if call.status is not CallStatus.OK:
+        state = "not run: " + call.status.value.replace("_", " ")
+    elif result is None:
+        state = "no result" if was_run else "not run"
+    else:
+        state = "ok" if result.ok else "error"
+    shown: dict[str, Any] = {"name": call.name, "state": state, "why": call.error_detail}
+    shown["arguments"] = (
+        [[str(name), _to_text(value)] for name, value in call.arguments.items()] if call.arguments is not None else call.raw
+    )
+    if result is not None:
+        shown |= {"output": result.text, "seconds": round(result.seconds, 4), "cut": result.truncated, "over": result.done}
+    return {name: value for name, value in shown.items() if value}
+
+
+def _format_message(message: Mapping[str, Any]) -> Sequence[str]:
+    return [str(message["role"]), _to_text(message["content"])]
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)

@@ -1,0 +1,79 @@
+"""Kill every process of a program, and let the kernel confirm that none is left.
+
+There are three mechanisms; the strongest available one is used:
+
+    PID namespace   kill the init of the program's namespace; it is dead only after every process in it (`pid_namespace.py`)
+    user ids        one kill(-1) as the program's user reaches all its processes at once, forking ones too; then read the cgroup's count
+    process table   without root and without namespaces: list and kill until the list is empty; a chain of forks can outrun this
+
+`ExecutionResult.isolation` lists the mechanism in use. Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from rlvr.sandbox._inside import meter
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelper
+
+PID_COUNT_FILES = ("pids/pids.current", "pids.current")
+BY_NAMESPACE, BY_USER_ID, BY_PROCESS_TABLE = "a process space of its own", "its user id and the count of processes", "the process table"
+
+
+class ProcessKiller:
+    """Kills all processes of a program, and reports whether any is left.
+
+    >>> Ends(None, group=False, spared_pids=set(), has_own_users=False).way
+    'the process table'
+    """
+
+    def __init__(self, namespace_helper: NamespaceHelper | None, *, use_cgroup: bool, spared_pids: set[int], has_own_users: bool) -> None:
+        self._pid_count_fd, self._spared_pids, self._namespace_helper = -1, spared_pids, namespace_helper
+        for name in PID_COUNT_FILES if use_cgroup else ():
+            with contextlib.suppress(OSError):
+                self._pid_count_fd = os.open(f"{meter.CGROUP_ROOT}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                break
+        self.mechanism = BY_NAMESPACE if namespace_helper else BY_USER_ID if has_own_users else BY_PROCESS_TABLE
+
+    def kill_all(self, uids: list[int]) -> None:
+        """Kill the inits of the PID namespaces, all processes under these user ids, or all that the process table lists."""
+        for pid in self._namespace_helper.live_inits if self._namespace_helper else self.list_remaining_pids() if not uids else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for uid in uids if not self._namespace_helper else ():
+            kill_user_processes(uid)
+
+    def wait_until_empty(self, seconds: float) -> bool:
+        """Return whether no process is left, once the first process has been reaped; wait up to `seconds` for it."""
+        if self._namespace_helper:
+            return self._namespace_helper.wait_until_ended(seconds)
+        if (self._count_remaining() if self._pid_count_fd >= 0 else len(self.list_remaining_pids())) <= 0:
+            return True
+        time.sleep(min(seconds, 0.0002))
+        return False
+
+    def _count_remaining(self) -> int:
+        """Return the kernel's count of processes besides the supervisor and its helpers."""
+        return int(os.pread(self._pid_count_fd, 32, 0)) - 1 - len(self._spared_pids)
+
+    def list_remaining_pids(self) -> list[int]:
+        """Return the pids still alive: the inits, or the process table, which is complete once no process can fork."""
+        return (
+            sorted(self._namespace_helper.live_inits) if self._namespace_helper else meter.list_descendants(os.getpid(), self._spared_pids)
+        )
+
+
+def kill_user_processes(uid: int) -> None:
+    """Kill every process of a user id in one call, which no fork can escape.
+
+    Only our effective user id changes for the call, so the signal reaches no other user's process, and none of them may signal us.
+    """
+    os.setresuid(uid + (1 << 30), uid, 0)  # user ids of programs stay far below that
+    try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+    finally:
+        os.setresuid(0, 0, 0)

@@ -1,0 +1,486 @@
+"""The transport over a pretended Ray: pulses, errors and messages. With the real one: benchmarks/scale/equal.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlvr.cluster.event_log import find_stderr_file, read_last_lines
+from rlvr.cluster.machines import (
+    change_to_folder,
+    check_capacity,
+    describe_process,
+    end_actor,
+    get_pid_namespace_id,
+    get_process_start_time,
+)
+from rlvr.cluster.ray_transport import RayTransport
+from rlvr.cluster.rollout_worker import WorkerSettings
+from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.transport import TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.cluster.weights.weight_updates import WeightUpdate
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.task import Task, user
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Call:
+    """One call of an actor; the test says how it ends."""
+
+    def __init__(self, name: str, given: tuple[Any, ...]) -> None:
+        self.name, self.given, self.done = name, given, False
+        self.value: Any = None
+
+    def ends(self, value: Any = None) -> None:
+        self.done, self.value = True, value
+
+
+class Ray:
+    """As much of Ray as the transport uses."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, **resources: float) -> None:
+        self.resources, self.calls, self.killed = resources, list[Call](), 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "n1", "Alive": True, "Resources": self.resources}, {"NodeID": "n2", "Alive": False}]
+
+    def available_resources(self) -> dict[str, float]:
+        return {}
+
+    def remote(self, **how: Any) -> Any:
+        assert how["max_restarts"] == how["max_task_retries"] == 0
+        return lambda kind: SimpleNamespace(options=lambda **asked: SimpleNamespace(remote=lambda: Actor(self)))
+
+    def put(self, data: bytes) -> bytes:
+        return data
+
+    def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        assert 0 < num_returns <= len(calls)
+        done = [call for call in calls if call.done][:num_returns]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call: Call, *, timeout: float) -> Any:
+        if isinstance(call.value, Exception):
+            raise call.value
+        return call.value
+
+    def kill(self, actor: Any, *, no_restart: bool) -> None:
+        self.killed += 1
+
+    def last(self, name: str) -> Call:
+        return [call for call in self.calls if call.name == name][-1]
+
+
+class Actor:
+    def __init__(self, ray: Ray) -> None:
+        self.ray = ray
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*given: Any) -> Call:
+            self.ray.calls.append(Call(name, given))
+            return self.ray.calls[-1]
+
+        return SimpleNamespace(remote=remote, options=lambda **how: SimpleNamespace(remote=remote))
+
+
+PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1", "born": "1"}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    made = Ray(CPU=4.0)
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+def started(**place: Any) -> RayTransport:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
+    transport.ray.last("pulse").ends(0.0)
+    transport.ray.last("begin").ends(PLACE | place)
+    assert transport.poll(0) == [WorkerStarted("c0.0")]
+    return transport
+
+
+def test_orders_come_back_as_events(ray: Ray) -> None:
+    transport = started()
+    transport.put_weights(3, WeightUpdate(iter([b"w", b"x"])))
+    load, assign = LoadWeights("c0.0", 3, 1), Dispatch("c0.0", "g", 3, 1)
+    transport.load_weights(load)
+    assert ray.last("load").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
+    ray.last("load").ends()
+    assert transport.poll(0) == [WeightsLoaded(load)]
+    transport.run_task(assign, [], Sampling(), 9)
+    ray.last("collect").ends((b"data", 0.5))
+    assert transport.poll(0) == [TaskEnded(assign, b"data", 0.5)]
+
+
+def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
+    transport = started()
+    for version in range(4):
+        transport.put_weights(version, WeightUpdate([f"v{version}"], is_delta=version > 0))
+
+    def sent(version: int) -> list[Any]:
+        transport.load_weights(LoadWeights("c0.0", version, 1))
+        call = ray.last("load")
+        call.ends()
+        assert transport.poll(0) == [WeightsLoaded(LoadWeights("c0.0", version, 1))]
+        return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
+
+    assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
+    assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
+    transport.stop_worker("c0.0")
+    transport.start_worker("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [WorkerStarted("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
+
+
+@pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
+def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is_gone(ray: Ray, node: str, blame: bool) -> None:
+    transport = started(node=node)
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(RayError("The actor died. See the logs."))
+    [lost] = transport.poll(0)
+    assert lost == WorkerLost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", may_be_cause=blame)
+    transport.stop_worker("c0.0")
+    assert ray.killed == 1 and transport.poll(0) == []
+
+
+def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray) -> None:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    for error, hopeless in ((ConfigError("no\nsuch file"), True), (OSError("no memory"), False)):
+        transport.start_worker("c0.0")
+        ray.last("begin").ends(RayTaskError(error))
+        [lost] = transport.poll(0)
+        assert lost == WorkerLost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", is_permanent=hopeless)
+    transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
+    transport.start_worker("c1.0")
+    ray.last("begin").ends(RayTaskError(ConfigError("no memory on the GPU")))
+    assert transport.poll(0) == [WorkerLost("c1.0", "ConfigError: no memory on the GPU", is_permanent=False)]
+
+
+def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
+    transport._heartbeats["c0.0"] = (None, clock[0])
+    clock[0] += 600  # the trainer has trained meanwhile, and nobody asked
+    assert transport.poll(0) == []
+    ray.last("pulse").ends(1.0)
+    clock[0] += 1
+    assert transport.poll(0) == []
+    clock[0] += 6
+    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "pulse"]) == 3
+    clock[0] += 9
+    assert transport.poll(0) == []
+    clock[0] += 2
+    assert transport.poll(0) == [WorkerLost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
+
+
+def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
+    transport._heartbeats.clear()
+    why = (
+        "no machine had capacity for it within 120 s (cluster.placement_timeout_s): it needs 1 CPUs "
+        "on one machine, and 0 of 4 CPUs are free; "
+        "wait until other processes end, or ask for less"
+    )
+    for hopeless in (False, True):
+        transport._has_started = not hopeless
+        transport.start_worker("c1.0")
+        clock[0] += 119
+        assert transport.poll(0) == []
+        clock[0] += 2
+        assert transport.poll(0) == [WorkerLost("c1.0", why, may_be_cause=False, is_permanent=hopeless)]
+        transport.stop_worker("c1.0")
+
+
+def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
+    near = started(pids=get_pid_namespace_id(), log=str(log))
+    words = near.describe_worker("c0.0")["words"]
+    assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
+    near.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
+    [lost] = near.poll(0)
+    assert isinstance(lost, WorkerLost) and lost.reason.endswith("on far): Fatal Python error: Bus error")
+    far = started(log=str(log))
+    assert far.describe_worker("c0.0")["words"] == []
+    far._heartbeats["c0.0"] = (None, 0.0)
+    far.poll(0)
+    ray.last("pulse").ends(["what it said last"])
+    far.poll(0)
+    assert far.describe_worker("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
+    assert far.describe_worker("c7.0") == {"words": []}
+
+
+def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rlvr.cluster.event_log.os.readlink", lambda path: "pipe:[7]")
+    assert find_stderr_file() == "" and read_last_lines("") == read_last_lines(str(tmp_path)) == []
+
+
+def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
+    transport = started()
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.stop_worker("c0.0")
+    ray.last("collect").ends((b"data", 0.5))
+    assert transport.poll(0) == []
+
+
+def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
+    words = (
+        r"cluster.rollout_workers is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has capacity for 0 of them "
+        r"\(its machines: 4 CPUs, 0 GPUs\); ask for fewer or for smaller ones, or add machines"
+    )
+    with pytest.raises(ConfigError, match=words):
+        RayTransport(ClusterConfig(rollout_workers=3, gpus=1.0), {}, WorkerSettings("float32", False, 1))
+
+
+def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hands the environment on to nodes and drivers: one that asks for tokens cannot talk to a cluster that has none."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    RayTransport(ClusterConfig(address="local"), {}, WorkerSettings("float32", False, 1)).close()
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**how: Any) -> None:
+        raise ConnectionError("nobody\nthere")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    for address, words in (
+        ("auto", "no Ray cluster answers at cluster.address 'auto': nobody there; start one with"),
+        ("local", "Ray could not start a cluster on this machine: nobody there"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            RayTransport(ClusterConfig(address=address), {}, WorkerSettings("float32", False, 1))
+
+
+@pytest.mark.parametrize("mine", [False, True])
+def test_sigterm_ends_a_run_with_its_collectors_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+    """Ray's own handlers would print a stack and abort, and replace one that was there."""
+    before = signal.signal(signal.SIGTERM, print if mine else signal.SIG_DFL)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **how: signal.signal(signal.SIGTERM, lambda *given: os.abort()), raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None, raising=False)
+    try:
+        transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+        if mine:
+            assert signal.getsignal(signal.SIGTERM) is print
+        else:
+            with pytest.raises(SystemExit, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one is not waited for
+        transport.close()
+        assert signal.getsignal(signal.SIGTERM) is (print if mine else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_address_at_which_nothing_listens_is_said_at_once_without_ray(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for more than two minutes."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=rf"no Ray cluster answers at cluster.address '127.0.0.1:{port}': .*refused; start one with"):
+        RayTransport(ClusterConfig(address=f"127.0.0.1:{port}"), {}, WorkerSettings("float32", False, 1))
+
+
+def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remote(*given: Any) -> Any:
+        raise TypeError("Could not serialize the argument Task(...) for a task or actor.")
+
+    transport = started()
+    monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
+    task = Task("t", user("2+2="), "4")
+    with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
+        transport.run_task(Dispatch("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], Sampling(), 0)
+
+
+def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(data: bytes) -> bytes:
+        raise RayError("Failed to put object. The disk is full.")
+
+    monkeypatch.setattr(ray, "put", put)
+    with pytest.raises(RlvrError, match=r"version 3 of the weights has no room in Ray's object store .*: Failed to put object; free some"):
+        started().put_weights(3, WeightUpdate([b"w"]))
+
+
+def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
+    transport._heartbeats["c0.0"] = (None, clock[0] - 6)
+    assert transport.poll(0) == []
+    clock[0] += 3600  # frozen while a pulse was under way: its answer is not here yet
+    assert transport.poll(0) == []
+    clock[0] += 1
+    assert transport.poll(0) == []
+    clock[0] += 9.5
+    assert transport.poll(0) == [WorkerLost("c0.0", "no heartbeat in 15 s (cluster.heartbeat_timeout_s)")]
+
+
+def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
+    transport = started()
+    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(ValueError("not a pickle"))
+    assert transport.poll(0) == [WorkerLost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
+
+
+def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
+    said = (
+        "The actor died because of an error in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
+    )
+    ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
+    assert transport.poll(0) == [WorkerLost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
+
+
+def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS", raising=False)
+    worker = SimpleNamespace(print_worker_logs=lambda data, sink, ignore_prefix: print(data["lines"], file=sink))
+    monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
+    RayTransport(ClusterConfig(address="auto"), {}, WorkerSettings("float32", False, 1)).close()
+    worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
+    assert capsys.readouterr() == ("", "['out of memory']\n") and os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
+
+
+def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
+    monkeypatch.chdir(tmp_path)
+    transport = RayTransport(ClusterConfig(verifier_workers=1), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
+    assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
+    monkeypatch.chdir("/")
+    change_to_folder(str(tmp_path / "not here"))
+    assert os.getcwd() == "/"
+    change_to_folder(str(tmp_path))
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    for name, error, hopeless in (("load", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
+        transport.start_worker("c0.0")
+        ray.last("begin").ends(PLACE)
+        transport.poll(0)
+        if name == "load":
+            transport.put_weights(0, WeightUpdate(()))
+            transport.load_weights(LoadWeights("c0.0", 0, 1))
+        else:
+            transport.run_task(Dispatch("c0.0", "0:0", 0, 1), [], Sampling(), 0)
+        ray.last(name).ends(RayTaskError(error))
+        [event] = transport.poll(0)
+        assert isinstance(event, WorkerLost) and event.is_permanent == hopeless, (name, event)
+        transport.stop_worker("c0.0")
+
+
+def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place = describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid)}
+    end_actor(ray, None, place | {"born": "1"})
+    assert process.poll() is None and get_process_start_time(process.pid)
+    end_actor(ray, None, place)
+    process.communicate(timeout=20)
+    assert process.returncode == -9 and get_process_start_time(process.pid) == ""
+
+
+def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
+    transport.start_worker("c1.0")
+    transport.stop_worker("c0.0")
+    transport.stop_worker("c1.0")
+    for _ in range(60):
+        clock[0] += 6
+        assert transport.poll(0) == []
+
+
+def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
+    transport.stop_worker("c0.0")
+    transport.start_worker("c1.0")
+    ray.last("pulse").ends([])
+    for _ in range(60):
+        clock[0] += 6
+        assert transport.poll(0) == []
+
+
+def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(ray: Ray) -> None:
+    transport, order = started(), Dispatch("c0.0", "g", 0, 1)
+    transport.cancel_task(order)
+    assert ray.last("cancel").given == (order,)
+    transport.stop_worker("c0.0")
+    transport.cancel_task(order)
+    assert len([call for call in ray.calls if call.name == "cancel"]) == 1
+
+
+def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
+    transport = RayTransport(ClusterConfig(verifier_workers=1, verifier_cpus=0.5), {}, WorkerSettings("float32", False, 1))
+    host = ray.last("begin")
+
+    def named() -> list[Any]:
+        return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "name_judges"]
+
+    transport.start_worker("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [WorkerStarted("c0.0")] and named() == [([], 1)]
+    host.ends(PLACE)
+    assert transport.poll(0) == [] and named() == [([], 1), (["j0.0"], 2)]
+    transport.start_worker("c1.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [WorkerStarted("c1.0")] and named()[2:] == [(["j0.0"], 3)]
+    transport.close()
+    assert ray.killed == 3
+
+
+def test_collectors_and_judge_hosts_must_have_room_together() -> None:
+    check_capacity(ClusterConfig(rollout_workers=3, verifier_workers=1), [{"CPU": 4.0}])
+    with pytest.raises(ConfigError, match=r"cluster.verifier_workers is 1, each with 1 CPUs on one machine, and .* capacity for 0"):
+        check_capacity(ClusterConfig(rollout_workers=4, verifier_workers=1), [{"CPU": 4.0}])
+
+
+def test_a_process_here_that_has_the_number_of_one_elsewhere_is_left_alone(ray: Ray) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    end_actor(ray, None, describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid), "pids": "another machine"})
+    assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=20)

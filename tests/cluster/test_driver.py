@@ -1,0 +1,464 @@
+"""The driver over a pretended cluster: the same episodes whatever happens to collectors, and clear words where nothing can be done."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlvr.cluster.checks.comparison import choose_audited
+from rlvr.cluster.driver import Driver
+from rlvr.cluster.event_log import EventLog
+from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, split_into_tasks
+from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.cluster.weights.weight_updates import WeightUpdate
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.episode import Episode, StopReason
+from rlvr.errors import RlvrError, SamplerError
+from rlvr.rollout.episode_encoding import encode_episodes
+from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
+from rlvr.task import Fault, Task, Verdict, user
+
+
+def draws(groups: int = 6, members: int = 2) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(Task(f"t/{g}", user("?"), "4"), f"1:{g}", derive_seed(g, m), {"index": g})
+        for g in range(groups)
+        for m in range(members)
+    ]
+
+
+def answered(draw: RolloutRequest, label: int) -> Episode:
+    """What a sampler says to a draw: it depends on the seed alone."""
+    reward = float(draw.seed % 2)
+    tokens = [5, draw.seed % 1000, 2]
+    verdict = Verdict(reward, "judged")
+    acted, logprobs, rewards = [False, True, True], [0.0, -0.5, -0.25], [0.0, 0.0, reward]
+    return Episode(draw.task.id, draw.group, tokens, acted, logprobs, rewards, StopReason.TERMINATED, label, verdict, meta=draw.meta)
+
+
+class Pretended:
+    """A cluster in which at random anything happens; it says so as a transport does."""
+
+    def __init__(
+        self, seed: int = 0, *, deaths: float = 0.0, bad: Set[str] = frozenset(), broken: Sequence[bytes] = (), start: Event | None = None
+    ) -> None:
+        self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
+        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, WeightUpdate]()
+        self.lock = threading.Lock()  # weights are held by the thread that sends them
+        self.work, self.stopped, self.begun = list[Any](), list[str](), 0
+
+    def start_worker(self, worker: str) -> None:
+        self.begun += 1
+        self.alive.add(worker)
+        self.work.append(self.first or WorkerStarted(worker))
+
+    def stop_worker(self, worker: str) -> None:
+        self.stopped.append(worker)
+        self.alive.discard(worker)
+        self.work = [event for event in self.work if worker_of(event) != worker]
+
+    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+        with self.lock:
+            self.held[version] = parcel
+
+    def keep_versions(self, versions: Set[int]) -> None:
+        with self.lock:
+            self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
+
+    def load_weights(self, order: LoadWeights) -> int:
+        assert order.worker in self.alive and order.version in self.held
+        self.work.append(WeightsLoaded(order))
+        return self.held[order.version].num_bytes
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        assert self.loaded[order.worker] == order.version
+        data = encode_episodes([[answered(draw, label) for draw in unit]]).to_bytes()
+        self.work.append(WorkerLost(order.worker, "killed by it") if unit[0].group in self.bad else TaskEnded(order, data, 0.1))
+
+    def cancel_task(self, order: Dispatch) -> None:
+        self.work = [TaskEnded(order, b"") if getattr(event, "order", None) == order else event for event in self.work]
+
+    def describe_worker(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if not self.work:
+            return []
+        event = self.work.pop(self.draw.randrange(len(self.work)))
+        worker = worker_of(event)
+        if not isinstance(event, WorkerLost) and self.draw.random() < self.deaths:
+            return [WorkerLost(worker, "killed", may_be_cause=False)]
+        if isinstance(event, WeightsLoaded):
+            self.loaded[worker] = event.order.version
+        if isinstance(event, TaskEnded) and event.data and self.broken:
+            return [TaskEnded(event.order, self.broken.pop())]
+        return [event]
+
+    def close(self) -> None:
+        self.alive.clear()
+
+
+def worker_of(event: Any) -> str:
+    return str(event.order.worker if hasattr(event, "order") else event.worker)
+
+
+def driven(transport: Pretended, told: list[str] | None = None, record: EventLog | None = None, **settings: Any) -> Driver:
+    config = ClusterConfig(**{"collectors": 3, "restarts": 1000, **settings})
+    return Driver(transport, config, log=(told if told is not None else []).append, record=record)
+
+
+EXPECTED = [answered(draw, 7) for draw in draws()]
+
+
+@pytest.mark.parametrize("collectors", [1, 2, 5])
+def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
+    for seed in range(60):
+        deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
+        with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
+            for _ in range(3):
+                driver.send_weights()
+                assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+            assert driver.num_abandoned == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x80\x04.", "are not columns of episodes"),
+        (encode_episodes([EXPECTED]).to_bytes()[:-1], "bytes where"),
+        (encode_episodes([EXPECTED[:2]]).to_bytes(), "came back with the episodes of other draws"),
+        (b"", "came back without episodes, although it was not cancelled"),
+    ],
+)
+def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:
+    told = list[str]()
+    assert driven(Pretended(broken=[data]), told, collectors=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
+    assert len(told) == 1 and words in told[0] and "it is restarted" in told[0]
+
+
+def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> None:
+    told = list[str]()
+    begun = [replace(draw, partial_completion=PartialCompletion([draw.seed % 1000], [-0.5], [[7, 1]])) for draw in draws(groups=1)]
+    changed = [EXPECTED[0], replace(EXPECTED[1], tokens=[5, 6, 2])]
+    driver = driven(Pretended(broken=[encode_episodes([changed]).to_bytes()]), told, collectors=1)
+    assert driver.collect(begun, Sampling(), version=7) == EXPECTED[:2]
+    assert len(told) == 1 and "is lost: completion 1 of task 1:0 does not begin with its partial episode; it is restarted" in told[0]
+
+
+def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:
+    told = list[str]()
+    found = driven(Pretended(bad={"1:2"}), told).collect(draws(), Sampling(), version=7)
+    failed = [episode for episode in found if episode.stop_reason is StopReason.FAILED]
+    assert [episode.group for episode in failed] == ["1:2"] * 2 and [e for e in found if e not in failed] == EXPECTED[:4] + EXPECTED[6:]
+    verdict = failed[0].verdict
+    assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA and "killed by it" in verdict.reason
+    assert any("2 completions from group 1:2 on are left out" in line for line in told)
+    assert len([line for line in told if "is lost" in line]) == ClusterConfig().max_failures
+
+
+def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> None:
+    told = list[str]()
+    transport = Pretended(bad={f"1:{group}" for group in range(6)})
+    with pytest.raises(
+        SamplerError, match=r"no rollout worker is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
+    ):
+        driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
+    assert told[0].endswith("it is not restarted, the run continues with fewer workers") and transport.begun == 2
+
+
+def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    with driven(Pretended(bad={"1:2"}), [], record=EventLog(tmp_path)) as driver:
+        driver.collect(draws(), Sampling())
+        figures = driver.metrics.take_step_metrics()
+    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    lost, given_up = ([row for row in rows if row["event"] == event] for event in ("lost", "given_up"))
+    assert len(lost) == ClusterConfig().max_failures and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
+    assert (lost[0]["host"], lost[0]["words"], lost[0]["why"]) == ("here", ["the last line"], "killed by it")
+    assert [(row["groups"], row["answers"], row["why"]) for row in given_up] == [(["1:2"], 2, "killed by it")]
+    assert (figures["cluster/workers_lost"], figures["cluster/failures"], figures["cluster/retries"]) == (4.0, 1.0, 3.0)
+
+
+def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
+    class Twice(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            return [event for event in super().poll(timeout_s) for _ in range(1 + isinstance(event, WorkerLost))]
+
+    transport, told = Twice(deaths=0.2), list[str]()
+    assert driven(transport, told, collectors=2).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
+
+
+def test_a_collector_that_is_lost_and_says_in_the_same_moment_that_it_is_ready_gets_nothing() -> None:
+    class Both(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            events, known = super().poll(timeout_s), self.begun
+            late = [event for event in events if isinstance(event, WorkerStarted) and known == 1]
+            return [WorkerLost(event.worker, "no machine had room", may_be_cause=False) for event in late] + events
+
+    transport = Both()
+    assert driven(transport, collectors=1).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert transport.stopped == ["c0.0"]
+
+
+def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_elsewhere() -> None:
+    class Silent(Pretended):
+        def run_task(self, order: Dispatch, *given: Any) -> None:
+            super().run_task(order, *given)
+            if order.worker == "c0.0":
+                self.work.pop()
+
+    transport, told = Silent(), list[str]()
+    with driven(transport, told, collectors=2, group_s=0.2) as driver:
+        assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+        assert transport.stopped == ["c0.0"] and "did not end in 0.2 s" in told[0] and driver.num_retries == 1
+        assert "c0.0" not in driver.metrics._states  # its time is nobody's
+
+
+class Wrong(Pretended):
+    """The collectors of slot 1 compute wrongly."""
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        super().run_task(order, unit, sampling, label)
+        if order.worker.startswith("c1."):
+            episodes = [replace(answered(draw, label), tokens=[5, 1, 2]) for draw in unit]
+            self.work[-1] = TaskEnded(order, encode_episodes([episodes]).to_bytes(), 0.1)
+
+
+def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0")
+    record, told = EventLog(tmp_path), list[str]()
+    settings = ClusterConfig(rollout_workers=3, audit=1.0)
+    with Driver(Wrong(), settings, log=told.append, record=record) as driver:
+        for label in range(4):
+            driver.send_weights()
+            driver.collect(draws(), Sampling(), version=label)
+        figures = driver.metrics.take_step_metrics()
+    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
+    for row in rows:
+        assert row["event"] == "differs" and "c1.0" in row["collectors"]
+        one, other = row["sampled"]
+        group = [answered(draw, row["version"]).tokens for draw in draws() if draw.group == row["group"]]
+        right, wrong = (one, other) if row["collectors"][1] == "c1.0" else (other, one)
+        assert [answer["tokens"] for answer in right] == group and {tuple(answer["tokens"]) for answer in wrong} == {(5, 1, 2)}
+    assert "sample group 1:" in told[0] and "in 2 of 2 completions, first token 1 is " in told[0]
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.2])
+def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(deaths: float) -> None:
+    told, audited = list[str](), 0.0
+    for seed in range(10):
+        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit=0.5) as driver:
+            assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+            audited += driver.metrics.take_step_metrics()["cluster/audited"]
+    assert audited and not any("differently" in line for line in told)
+
+
+class Unlucky(Pretended):
+    """In slot 1 the engine falls over in the middle of answers, or they are cut because time is up."""
+
+    how: Mapping[str, Any] = {}
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        super().run_task(order, unit, sampling, label)
+        if order.worker.startswith("c1."):
+            short: dict[str, Any] = {"tokens": [5, 1], "acted": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
+            episodes = [replace(answered(draw, label), **short, **self.how) for draw in unit]
+            self.work[-1] = TaskEnded(order, encode_episodes([episodes]).to_bytes(), 0.1)
+
+
+@pytest.mark.parametrize(
+    "how", [{"error": "the engine fell over", "end": StopReason.FAILED}, {"meta": {"cut": "time"}}, {"meta": {"cut": "overlong"}}], ids=str
+)
+def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
+    told, transport = list[str](), Unlucky()
+    transport.how = how
+    with driven(transport, told, audit=1.0) as driver:
+        driver.collect(draws(), Sampling(), version=7)
+        figures = driver.metrics.take_step_metrics()
+    assert not told and not figures["cluster/differing"] and figures["cluster/audited"] < 6
+
+
+def test_an_audit_of_a_unit_that_ends_its_collectors_leaves_it_out_once() -> None:
+    told = list[str]()
+    found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
+    assert [episode.group for episode in found if episode.stop_reason is StopReason.FAILED] == ["1:2"] * 2
+    assert len([line for line in told if "are left out" in line]) == 1
+
+
+def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
+    units = {str(place): unit for place, unit in enumerate(split_into_tasks(draws(400)))}
+    chosen = choose_audited(units, 0.1)
+    assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
+    renamed = choose_audited({f"9:{name}": unit for name, unit in units.items()}, 0.1)  # as in a run that was resumed
+    assert list(renamed.values()) == list(chosen.values())
+    assert (
+        choose_audited(dict(reversed(units.items())), 0.1) == chosen
+        and len(choose_audited(units, 1.0)) == 400
+        and not choose_audited(units, 0.0)
+    )
+
+
+def test_an_audit_needs_two_collectors() -> None:
+    with pytest.raises(ValidationError, match=r"audit is 0.1, but rollout_workers is 1"):
+        ClusterConfig(audit=0.1)
+
+
+def test_bytes_of_weights_are_counted_for_each_collector() -> None:
+    driver = driven(Pretended(), collectors=3)
+    driver.send_weights(WeightUpdate([], num_bytes=10))
+    driver.collect(draws(), Sampling())
+    figures = driver.metrics.take_step_metrics()
+    assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling"] > 0
+
+
+def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
+    transport = Pretended(start=WorkerLost("c0.0", "ConfigError: no such file", is_permanent=True))
+    with pytest.raises(RlvrError, match=r"rollout worker c0.0 cannot start: ConfigError: no such file"):
+        driven(transport, collectors=1).collect(draws(), Sampling())
+    assert transport.begun == 1
+
+
+def test_a_collector_that_is_never_ready_is_ended() -> None:
+    class Silent(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            return []
+
+    transport = Silent()
+    with pytest.raises(SamplerError, match=r"not ready after 0.01 s \(cluster.startup_timeout_s\)"):
+        driven(transport, collectors=1, restarts=1, start_s=0.01).collect(draws(), Sampling())
+    assert transport.stopped == ["c0.0", "c0.1"]
+
+
+def test_old_weights_are_freed() -> None:
+    transport = Pretended()
+    driver = driven(transport)
+    for version in range(5):
+        driver.send_weights(WeightUpdate([version]))
+        driver.collect(draws(), Sampling())
+    assert transport.held == {4: WeightUpdate([4])}
+
+
+def test_another_thread_can_end_the_wait() -> None:
+    driver = driven(Pretended())
+    driver.is_closed = True
+    with pytest.raises(SamplerError, match="closed while they sampled"):
+        driver.collect(draws(), Sampling())
+
+
+def test_units_are_whole_groups_and_single_draws_go_together() -> None:
+    assert [len(unit) for unit in split_into_tasks(draws(5, 2))] == [2] * 5
+    assert [len(unit) for unit in split_into_tasks(draws(5, 2), groups_per_task=2)] == [4, 4, 2]
+    assert [len(unit) for unit in split_into_tasks(draws(SINGLES_PER_TASK + 3, 1))] == [SINGLES_PER_TASK, 3]
+    assert [draw for unit in split_into_tasks(draws(), 4) for draw in unit] == draws() and split_into_tasks([]) == []
+
+
+# ---- several batches ----------------------------------------------------------------------------------------------------
+
+
+class Slow(Pretended):
+    """The first unit of all does not end until `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.held_back, self.order = threading.Event(), list[Any](), list[tuple[str, int]]()
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        super().run_task(order, unit, sampling, label)
+        self.order.append((order.worker, label))
+        if len(self.order) == 1:
+            self.held_back.append(self.work.pop())
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if self.free.is_set():
+            self.work += self.held_back
+            self.held_back.clear()
+        return super().poll(timeout_s)
+
+
+def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first() -> None:
+    transport = Slow()
+    driver = driven(transport, collectors=2)
+    driver.send_weights(WeightUpdate([0]))
+    first = driver.start_rollout(draws(3), Sampling(), version=0)
+    driver.send_weights(WeightUpdate([1]))
+    second = driver.start_rollout(draws(4), Sampling(), version=1)
+    assert second.result() == [answered(draw, 1) for draw in draws(4)] and not first.is_done.is_set()
+    slow, *others = transport.order
+    assert {label for worker, label in others if worker == slow[0]} == set()
+    assert [label for _, label in others] == [0, 0, 1, 1, 1, 1]
+    assert transport.held == {0: WeightUpdate([0]), 1: WeightUpdate([1])}  # what is still sampled may have to be sampled again
+    transport.free.set()
+    assert first.result() == [answered(draw, 0) for draw in draws(3)]
+    assert first.timing.sampling_s > second.timing.sampling_s and len(first.timing.verification_spans) == 3
+
+
+class Exact(Pretended):
+    """Whatever is sampled is sampled by the weights whose number the episodes name."""
+
+    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+        assert self.held[order.version] == WeightUpdate([label])
+        super().run_task(order, unit, sampling, label)
+
+
+def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> None:
+    driver = driven(Exact())
+    with driver._transport_lock:
+        batches = []
+        for version in range(3):
+            driver.send_weights(WeightUpdate([version]))
+            batches.append(driver.start_rollout(draws(4), Sampling(), version=version))
+        assert not driver.scheduler.num_unfinished
+    assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
+
+
+@pytest.mark.parametrize("collectors", [1, 3])
+def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_happens(collectors: int) -> None:
+    """One thread waits, another asks and sends weights; every unit is sampled by the version that was the newest when it was asked."""
+
+    def wait(begun: list[Any], found: list[list[Episode]]) -> None:
+        found += [batch.result() for batch in list(begun)]
+
+    for seed in range(25):
+        found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
+        with driven(Exact(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
+            begun = []
+            for version in range(4):
+                driver.send_weights(WeightUpdate([version]))
+                begun += [driver.start_rollout(draws(5), Sampling(), version=version) for _ in range(2)]
+                if not version:
+                    waiting = threading.Thread(target=wait, args=(begun, found))
+                    waiting.start()
+            here = [batch.result() for batch in begun]
+            waiting.join(20)
+        expected = [[answered(draw, version) for draw in draws(5)] for version in range(4) for _ in range(2)]
+        assert here == expected and found == expected[: len(found)] and len(found) >= 2 and not driver.scheduler.num_unfinished
+
+
+def test_an_error_reaches_every_thread_that_waits() -> None:
+    raised = list[str]()
+    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), collectors=2, restarts=0)
+    batches = [driver.start_rollout(draws(), Sampling()) for _ in range(3)]
+
+    def wait(batch: Any) -> None:
+        with pytest.raises(SamplerError) as caught:
+            batch.result()
+        raised.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait, args=(batch,)) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(raised) == 3 and all("no rollout worker is left" in words for words in raised)

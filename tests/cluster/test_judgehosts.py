@@ -1,0 +1,179 @@
+"""The judge hosts of a run over a pretended Ray: started, watched, started again, and clear words where none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlvr.cluster.verifier_actors import VerifierActor, VerifierActors, make_ask
+from rlvr.cluster.verifier_workers import VerifierBusy, VerifierLost, VerifierNeverStarted
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Transcript
+from rlvr.errors import ConfigError, RlvrError, SamplerError
+from rlvr.task import Task, Verdict, user
+from tests.cluster.test_actors import PLACE, Ray, RayError, RayTaskError
+
+TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
+
+
+def hosts(**settings: Any) -> tuple[VerifierActors, Ray, list[str]]:
+    ray, told = Ray(CPU=4.0), list[str]()
+    return (
+        VerifierActors(ray, ClusterConfig(verifier_workers=1, **settings), {}, heartbeat_interval_s=5.0, max_missed=3, log=told.append),
+        ray,
+        told,
+    )
+
+
+def test_a_host_can_be_asked_once_it_has_begun() -> None:
+    made, ray, _ = hosts()
+    assert not made.check_workers() and not made.ready_actors
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers() and list(made.ready_actors) == ["j0.0"] and not made.check_workers()
+    made.close()
+    assert ray.killed == 1 and not made.ready_actors
+
+
+def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_then_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, told = hosts(restarts=1)
+    clock = [0.0]
+    monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
+    made.slots[0].last_change = 0.0
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers()
+    clock[0] += 5
+    assert not made.check_workers()
+    ray.last("pulse").ends(RayError("The actor died. See the logs."))
+    assert made.check_workers() and told == [
+        "verifier worker j0.0 is lost: RayError: The actor died; it is restarted (at most 1 more times)"
+    ]
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers() and list(made.ready_actors) == ["j0.1"]
+    for passed in (5, 9):
+        clock[0] += passed
+        assert not made.check_workers()
+    clock[0] += 2
+    with pytest.raises(SamplerError, match=r"no verifier worker is left: each was started 2 times; .* --resume"):
+        made.check_workers()
+    assert (
+        told[1]
+        == "verifier worker j0.1 is lost: no heartbeat in 15 s (cluster.heartbeat_timeout_s); "
+        "it is not restarted, the run continues with fewer workers"
+        and made.num_lost == 2
+    )
+
+
+def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
+    ray, told = Ray(CPU=4.0), list[str]()
+    made = VerifierActors(
+        ray, ClusterConfig(verifier_workers=2, max_restarts=0), {}, heartbeat_interval_s=5.0, max_missed=3, log=told.append
+    )
+    for call in [call for call in ray.calls if call.name == "begin"]:
+        call.ends(PLACE)
+    assert made.check_workers()
+    made._handle_loss(made.slots[0], "killed")
+    made.check_workers()
+    assert list(made.ready_actors) == ["j1.0"] and told[0].endswith("it is not restarted, the run continues with fewer workers")
+
+
+def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
+    made, ray, told = hosts()
+    ray.last("begin").ends(RayTaskError(ConfigError("no such\nfile")))
+    with pytest.raises(RlvrError, match=r"verifier worker j0.0 cannot start: ConfigError: no such file"):
+        made.check_workers()
+    assert not told
+
+
+def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, told = hosts()
+    clock = [made.slots[0].last_change]
+    monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers()
+    for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
+        clock[0] += passed
+        assert not made.check_workers() and not told
+    ray.last("pulse").ends(1.0)
+    clock[0] += 1
+    assert not made.check_workers() and not told
+
+
+def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, _ = hosts()
+    clock = [made.slots[0].last_change]
+    monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers() and made.busy_fraction == 0.0
+    clock[0] += 6
+    made.check_workers()
+    ray.last("pulse").ends(0.9)
+    made.check_workers()
+    assert made.busy_fraction == 0.9
+    made._handle_loss(made.slots[0], "killed")
+    assert made.busy_fraction == 0.0
+
+
+def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
+    made, ray, told = hosts()
+    ray.last("begin").ends(PLACE)
+    assert made.check_workers()
+    made._handle_loss(made.slots[0], "killed")
+    ray.last("begin").ends(RayTaskError(ConfigError("no such file")))
+    assert made.check_workers() is False and told[1].startswith("verifier worker j0.1 is lost: ConfigError: no such file; it is restarted")
+
+
+def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
+    actor = VerifierActor()
+    assert asyncio.run(actor.pulse()) == 0.0
+    actor.host = SimpleNamespace(judges=SimpleNamespace(spent=True))
+    with pytest.raises(RuntimeError, match="hanging verifications occupy all its threads"):
+        asyncio.run(actor.pulse())
+
+
+def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
+    made, ray, told = hosts(start_s=0.001)
+    made.slots[0].last_change -= 1
+    assert not made.check_workers() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
+    assert len([call for call in ray.calls if call.name == "begin"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "alone", "raised", "kind"),
+    [
+        ("judge", False, RayError("The actor died."), VerifierLost),
+        ("judge", True, RayError("The actor died."), VerifierLost),
+        ("judge", True, RayTaskError(VerifierBusy("it came late")), VerifierBusy),
+        ("reserve", True, RayError("The actor died."), VerifierNeverStarted),
+        ("reserve", True, asyncio.CancelledError(), VerifierNeverStarted),
+        ("reserve", True, RayTaskError(VerifierBusy("others are judged here")), VerifierBusy),
+        ("judge", False, RayTaskError(ValueError("odd")), ValueError),
+    ],
+)
+def test_how_a_host_was_lost_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, call: str, alone: bool, raised: BaseException, kind: type[BaseException]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    asked = list[str]()
+
+    def method(name: str) -> Any:
+        async def remote(*given: Any) -> Verdict:
+            asked.append(name)
+            if name == call:
+                raise raised
+            return Verdict(1.0, "judged")
+
+        return SimpleNamespace(remote=remote)
+
+    ask = make_ask(SimpleNamespace(judge=method("judge"), reserve=method("reserve")))
+    with pytest.raises(kind) as found:
+        asyncio.run(asked_for(ask(TASK, SAID, alone)))
+    assert type(found.value) is kind and asked == (["reserve", "judge"] if alone else ["judge"])[: 1 if call == "reserve" else 2]
+
+
+async def asked_for(verdict: Awaitable[Verdict]) -> Verdict:
+    return await verdict

@@ -1,0 +1,55 @@
+"""Two learning processes and collectors that sample for both: the run that one process makes."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from rlvr.cluster.training import train
+from tests.fixtures.tiny import tiny_run
+from tests.training.test_processes import WAYS, alike, launched, recipe_at, weights
+from tests.training.test_train import EVERYTHING
+
+PLAIN: dict[str, Any] = {
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 1},
+    "train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 9, "every": 2}, "log": {"save_every": 2},
+}  # fmt: skip
+"""Each batch can be asked before the one before is judged."""
+GUIDED: dict[str, Any] = EVERYTHING | {"rollout": EVERYTHING["rollout"] | {"max_staleness": 1}, "eval": {"tasks": 9, "every": 2}}
+"""Each batch depends on the answers to the one before."""
+
+
+@pytest.mark.parametrize(("way", "settings", "collectors"), [("cpu", PLAIN, 2), ("fsdp2", PLAIN, 2), ("cpu", GUIDED, 0)])
+def test_the_main_process_samples_for_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settings: dict[str, Any], collectors: int
+) -> None:
+    monkeypatch.setitem(WAYS, way, ["tests.cluster.nearby", *(["sharded"] if way == "fsdp2" else [])])
+    alone, two, cut = tmp_path / "alone", tmp_path / "two", tmp_path / "cut"
+    train(tiny_run(**settings, cluster={"rollout_workers": 0}), out=alone, console=Console(file=io.StringIO()))
+    recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": collectors, "max_restarts": 100})
+    done = launched(way, recipe, "--out", str(two), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["steps"] == 4
+    alike(alone, two)
+
+    if way == "cpu" and collectors:
+        shutil.copytree(two, cut, symlinks=True)
+        shutil.rmtree(cut / "checkpoints" / "step-000004")
+        done = launched("cpu", recipe, "--out", str(cut), "--resume", "--verify")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "step 3 repeated: " in done.stdout + done.stderr and torch.equal(weights(cut), weights(two))
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            assert (cut / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_collectors_that_cannot_be_started_end_all_processes_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAYS, "cpu", ["tests.cluster.nearby", "refused"])
+    done = launched("cpu", recipe_at(tmp_path / "run.yaml", **PLAIN, cluster={}), "--out", str(tmp_path / "run"), timeout=120)
+    assert done.returncode and done.stderr.count("error: no cluster answers") == 2, done.stderr[-3000:]

@@ -1,0 +1,56 @@
+"""Answers that the last lines of a text declare without a box, and last lines that declare nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvr.extraction import extract_answer
+
+FOUND = [
+    ("#### 42\n\nLet me know if you have questions!", "42"),
+    ("The answer is 42!", "42"),
+    ("The answer is **42**!", "42"),
+    ("The answer is $5!$", "$5!$"),
+    ("The answer is 42, not 43.", "42"),
+    ("The answer is 42, and not 43 apples.", "42"),
+    ("The answer is 42. We can check this: 6 * 7 = 42.", "42"),
+    ("The answer is 42. To verify: 84 / 2 = 42.", "42"),
+    ("We add.\n\n---\n\n**45**", "45"),
+    ("| a | 5 |\n\n**Total: 14**", "14"),
+    ("We add.\n\n**x = 45**", "x = 45"),
+    ("```\n14\n```", "14"),
+    ("```text\n14\n```", "14"),
+    ("The answer is:\n\n```\n14\n```", "14"),
+    ("So Tom has **10 apples** left.", "10 apples"),
+    ("We count.\n\nThus there are **42** ways to do so.", "42"),
+    ("Therefore, Tom has $10$ apples left.", "$10$"),
+    ("Hence, **x = 42**.", "x = 42"),
+]
+
+NOT_FOUND = [
+    "#### 42\n\nWait, that cannot be.",
+    "#### 42\n\nIt may be 43.",
+    "The answer is 42. We can check this: 6 * 8 = 48.",
+    "The answer is 42. We can check 6 * 7 = 48, or 42.",
+    "We add.\n\n**41**\n\n**42**",
+    "It is not\n\n**45**",
+    "Is this right?\n\n**45**",
+    "We add.\n\n**Step 1**",
+    "We add.\n\n**A lower bound: 4**",
+    "```\n1\n2\n```",
+    "We add.\nSo Tom has at least **10** apples.",
+    "We add.\nSo Tom has **10** or $11$ apples.",
+    "We add.\nSo it is wrong that there are **10** apples.",
+    "We add.\nSo suppose there are **10** apples.",
+    "We add.\nTom has **10** apples.",
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), FOUND)
+def test_a_conclusion_is_found(text: str, answer: str) -> None:
+    assert extract_answer(text).text == answer
+
+
+@pytest.mark.parametrize("text", NOT_FOUND)
+def test_what_concludes_nothing_is_no_answer(text: str) -> None:
+    assert extract_answer(text).text is None

@@ -1,0 +1,297 @@
+"""Names to plugins: found without importing, built with what they need, and never broken by a neighbour."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
+from rlvr.registry.plugins import (
+    PLUGIN_KINDS,
+    PluginSpec,
+    build,
+    build_from_config,
+    get_kind,
+    get_parameters,
+    list_entries,
+    list_imported_entries,
+    load_factory,
+)
+from tests.fixtures import worlds
+from tests.fixtures.worlds import Match
+
+SUMS = f"{worlds.__file__}:Sums"
+
+GOOD = '''
+"""A plugin package."""
+from rlvr.contracts import Verifier
+from rlvr.task import Verdict
+
+class Always(Verifier):
+    """Gives everybody the same score."""
+    def __init__(self, *, score: float = 1.0) -> None:
+        self.score = score
+    def verify(self, task, answer):
+        return Verdict(self.score, "always")
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a distribution with entry points, and its module, where Python looks for packages."""
+
+    def installer(name: str, points: str, source: str | None = None, module: str = "", group: str = "rlvr.verifiers") -> None:
+        folder = tmp_path / name
+        info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
+        if source is not None:
+            (folder / f"{module}.py").write_text(source)
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.syspath_prepend(str(folder))
+
+    return installer
+
+
+def named(kind: str, name: str, rows: Any = list_entries) -> Any:
+    return next(entry for entry in rows(kind) if entry.name == name)
+
+
+def test_our_own_plugins_are_listed_with_the_first_line_of_their_file() -> None:
+    rows = {entry.name: entry for entry in list_entries("envs")}
+    assert {"arithmetic", "countdown", "guess_number"} <= set(rows)
+    assert rows["arithmetic"].source == "rlvr" and rows["arithmetic"].summary and not rows["arithmetic"].error
+    assert not any(name.startswith("_") for name in rows)
+
+
+def test_listing_imports_no_plugin() -> None:
+    code = (
+        "import sys; from rlvr.registry.plugins import KINDS, entries\n"
+        "for kind in ('env', 'verifier', 'sandbox', 'sampler'): entries(kind)\n"
+        "loaded = [m for m in sys.modules if m.startswith(('rlvr.envs.', 'rlvr.verifiers.', 'rlvr.sandbox.', 'rlvr.samplers.'))]\n"
+        "assert not loaded and not {'torch', 'sympy', 'docker', 'transformers'} & set(sys.modules), loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["env", "verifier", "sandbox", "sampler"])
+def test_every_plugin_of_ours_loads_or_says_which_extra_it_wants(kind: str) -> None:
+    for entry in list_entries(kind):
+        if entry.source == "rlvr":
+            try:
+                assert callable(load_factory(kind, entry.name))
+            except MissingExtra as error:
+                assert error.package in ("vllm",)
+
+
+def test_a_plugin_is_built_with_its_settings_and_its_needs() -> None:
+    env = build("env", "arithmetic", levels=["1+1"], verifier={"name": "numeric"})
+    assert isinstance(env, Environment) and type(env.verifier).__name__ == "Numeric"
+    assert type(build("env", "arithmetic").verifier) is type(env.verifier)
+    judge = Match()
+    assert build("env", "arithmetic", verifier=judge).verifier is judge
+    assert build("env", "arithmetic", verifier="exact").verifier is not None
+
+
+@pytest.mark.parametrize(
+    "kind, name, kwargs, words",
+    [
+        ("env", "arithmetik", {}, r"no env is called 'arithmetik'; did you mean 'arithmetic'\?.*rlvr list envs"),
+        ("verifier", "zzz", {}, "no verifier is called 'zzz'; allowed: "),
+        ("verfier", "exact", {}, "no kind of plugin 'verfier'; did you mean 'verifiers'"),
+        ("env", "", {}, "needs a name"),
+        ("env", None, {}, "needs a name, got None"),
+        ("env", 7, {}, "needs a name, got 7"),
+        ("env", "arithmetic", {"level": 1}, r"no setting 'level'; did you mean 'levels'"),
+        ("env", "arithmetic", {"verifier": "numerical"}, "did you mean 'numeric'"),
+        ("env", "arithmetic", {"verifier": {"tolerance": 1}}, "needs a 'name'"),
+        ("env", "arithmetic", {"verifier": {"name": "numeric", "tolerence": 1}}, "did you mean"),
+        ("env", "arithmetic", {"verifier": None}, "a name or a mapping"),
+        ("env", "arithmetic", {"verifier": 3}, "a name or a mapping"),
+        ("env", "nowhere.py:Thing", {}, r"no file 'nowhere\.py'"),
+        ("env", "nowhere:Thing", {}, r"write path/to/file\.py:Object"),
+        ("env", f"{worlds.__file__}:", {}, r"write path/to/file\.py:Object"),
+        ("env", f"{worlds.__file__}:Sum", {}, "has no 'Sum'; did you mean 'Sums'"),
+        ("env", f"{worlds.__file__}:TOKENS", {}, "a plugin is a class or a function"),
+        ("env", SUMS, {"blow": 3}, "no setting 'blow'; did you mean 'below'"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_answered_with_the_right_one(kind: str, name: Any, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(RlvrError, match=words) as caught:
+        build(kind, name, **kwargs)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(source: str, name: str = "mine.py") -> str:
+        path = tmp_path / name
+        path.write_text(source)
+        return str(path)
+
+    return write
+
+
+def test_a_file_of_the_users_is_a_plugin(file: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = file(GOOD)
+    assert rlvr.make("verifier", f"{path}:Always", score=0.5).verify(None, "").score == 0.5
+    monkeypatch.chdir(tmp_path)
+    assert load_factory("verifier", "mine.py:Always") is load_factory("verifier", f"{path}:Always")  # one file is one module
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(GOOD)
+    assert load_factory("verifier", "other/mine.py:Always") is not load_factory("verifier", "mine.py:Always")
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("1/0", "cannot be imported: ZeroDivisionError"),
+        ("def (", "cannot be imported: SyntaxError"),
+        ("import no_such_thing", "cannot be imported: ModuleNotFoundError: .*install it, or"),
+        ("from . import beside", "cannot be imported: ImportError: .*make a package of both"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit"),
+    ],
+)
+def test_a_broken_file_is_a_plugin_error_each_time(file: Any, source: str, words: str) -> None:
+    path = file(source, f"broken_{abs(hash(source))}.py")
+    for _ in range(2):
+        with pytest.raises(PluginError, match=words):
+            build("verifier", f"{path}:Always")
+    Path(path).write_text(GOOD)  # mended, it works without a restart
+    assert isinstance(build("verifier", f"{path}:Always"), Verifier)
+
+
+@pytest.mark.parametrize(
+    ("kind", "contract"), [("env", "Environment"), ("verifier", "Verifier"), ("sandbox", "Sandbox"), ("sampler", "Sampler")]
+)
+def test_a_plugin_derives_from_the_class_of_its_kind(kind: str, contract: str, file: Any) -> None:
+    path = file("class Stray:\n    verifier = None\n", "stray.py")
+    with pytest.raises(PluginError, match=f"is a Stray, not an rlvr.{contract}; derive its class from that"):
+        build(kind, f"{path}:Stray")
+
+
+def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
+    path = file(
+        "from rlvr.contracts import Plugin\n"
+        "class Fussy(Plugin):\n    def __init__(self, *, n: int = 1):\n        raise ValueError(f'n is {n}')\n"
+        "class Broken(Plugin):\n    def __init__(self):\n        raise KeyError('gone')\n"
+        "class Wants(Plugin):\n    def __init__(self, *, a, b):\n        pass\n"
+    )
+    with pytest.raises(ConfigError, match=r"rejects its settings \(n=3\): n is 3"):
+        build("verifier", f"{path}:Fussy", n=3)
+    with pytest.raises(PluginError, match="cannot be built: KeyError"):
+        build("verifier", f"{path}:Broken")
+    with pytest.raises(ConfigError, match="needs 'a', 'b'"):
+        build("verifier", f"{path}:Wants")
+
+
+def test_what_was_built_for_a_plugin_that_refused_is_put_away(file: Any) -> None:
+    path = file(
+        "from rlvr.contracts import Plugin, Verifier\nclosed = []\n"
+        "class Judge(Verifier):\n    verify = None\n    def close(self):\n        closed.append(1)\n"
+        "class Env(Plugin):\n    needs = {'verifier': 'exact'}\n    def __init__(self, *, verifier, n=1):\n        raise ValueError('no')\n"
+    )
+    with pytest.raises(ConfigError):
+        build("env", f"{path}:Env", verifier={"name": f"{path}:Judge"})
+    closed = sys.modules[load_factory("env", f"{path}:Env").__module__].closed
+    assert closed == [1]
+    with pytest.raises(ConfigError):
+        build("env", f"{path}:Env", verifier=build("verifier", f"{path}:Judge"))
+    assert closed == [1]  # handed in: its owner puts it away
+
+
+def test_another_package_brings_a_plugin(install: Any) -> None:
+    install("nice-judges", "always = nice_judges:Always", GOOD, "nice_judges")
+    entry = named("verifiers", "always")
+    assert (entry.source, entry.error) == ("nice-judges", "") and "nice_judges" not in sys.modules  # metadata only
+    assert named("verifier", "always", list_imported_entries).summary == "Gives everybody the same score."
+    assert rlvr.make("verifier", "always", score=0.25).verify(None, "").score == 0.25
+    with pytest.raises(ConfigError, match="did you mean 'score'"):
+        rlvr.make("verifier", "always", scor=1)
+
+
+@pytest.mark.parametrize(
+    "source", ["raise RuntimeError('half installed')", "import sys; sys.exit(3)", "import no_such_thing", "def (", "x = 1"]
+)
+def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: Any, source: str) -> None:
+    install("broken-judges", "sad = broken_judges:Sad", source, "broken_judges")
+    entry = named("verifier", "sad", list_imported_entries)
+    assert entry.source == "broken-judges" and "broken-judges" in entry.error and "fix or uninstall" in entry.error
+    assert {"exact", "numeric"} <= {e.name for e in list_imported_entries("verifier") if not e.error}
+    assert isinstance(rlvr.make("verifier", "exact"), Verifier)
+    with pytest.raises(PluginError, match=r"'sad' of broken-judges cannot be imported"):
+        rlvr.make("verifier", "sad")
+
+
+def test_an_entry_point_that_is_no_factory_is_told(install: Any) -> None:
+    install("odd-judges", "odd = odd_judges:number", "number = 3", "odd_judges")
+    assert "a plugin is a class or a function" in named("verifier", "odd", list_imported_entries).error
+
+
+def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
+    install("first-judges", "mine = first_judges:Always", GOOD, "first_judges")
+    install("second-judges", "mine = second_judges:Always", GOOD, "second_judges")
+    assert named("verifier", "mine").error.startswith("first-judges and second-judges both define the verifier 'mine'")
+    with pytest.raises(PluginError, match="first-judges and second-judges both define"):
+        rlvr.make("verifier", "mine")
+
+
+def test_a_package_that_claims_one_of_our_names_is_named(install: Any) -> None:
+    install("first-judges", "exact = first_judges:Always", GOOD, "first_judges")
+    with pytest.raises(PluginError, match="first-judges and rlvr both define the verifier 'exact'"):
+        rlvr.make("verifier", "exact")
+    assert isinstance(rlvr.make("verifier", "numeric"), Verifier)
+
+
+def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_path: Path) -> None:
+    install("nice-judges", "always = nice_judges:Always", GOOD, "nice_judges")
+    install("torn", "this line is no entry point")
+    install("nameless", "lonely = nobody:Home")
+    (tmp_path / "nameless" / "nameless-1.0.dist-info" / "METADATA").unlink()
+    assert named("verifier", "always").source == "nice-judges"
+    assert "cannot be imported" in named("verifier", "lonely", list_imported_entries).error
+    assert isinstance(rlvr.make("verifier", "always"), Verifier)
+
+
+def test_a_spec_is_all_that_a_worker_needs() -> None:
+    spec = PluginSpec("env", SUMS, {"below": 4})
+    code = (
+        "import pickle, sys; env = pickle.load(sys.stdin.buffer).build(); "
+        "print(env.below, env.task('train', 7).question, env.verifier.verify(env.task('train', 7), '4').score)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(spec), capture_output=True, check=True, timeout=60).stdout
+    assert out.decode().split() == ["4", "3+1=", "1.0"]
+
+
+def test_a_configuration_names_a_plugin_in_three_ways() -> None:
+    judge = Match()
+    assert build_from_config("verifier", judge) is judge
+    assert type(build_from_config("verifier", "exact")) is type(build_from_config("verifier", {"name": "exact"}))
+    assert build_from_config("env", {"name": SUMS, "below": 7}).below == 7
+
+
+def test_the_signature_is_the_schema() -> None:
+    fields = get_parameters(load_factory("env", SUMS))
+    assert list(fields) == ["below", "verifier"] and fields["below"].default == 50
+
+
+def test_kinds_have_the_words_that_users_type() -> None:
+    assert [get_kind(word).name for word in ("env", "envs", "sandboxes", "algorithms")] == ["env", "env", "sandbox", "algorithm"]
+    assert {kind.group for kind in PLUGIN_KINDS.values()} == {
+        "rlvr.envs",
+        "rlvr.verifiers",
+        "rlvr.sandboxes",
+        "rlvr.samplers",
+        "rlvr.tools",
+        "rlvr.algorithms",
+    }
+    with pytest.raises(NotFound):
+        get_kind("policies")

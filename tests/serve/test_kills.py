@@ -1,0 +1,153 @@
+"""Worker processes that are killed again and again: rows that did not cause it keep their verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.serve.chunks import MAX_SHARED_DEATHS, RowChunk
+from rlvr.serve.metrics import ServiceMetrics
+from rlvr.serve.pool import MAX_DEATHS_HOLDING, MAX_DEATHS_VERIFYING, ServicePool, WorkerProcess
+from tests.serve.served import VERIFIERS, served, until
+
+LINE = b'{"reference": "4", "answer": "4"}'
+
+
+@pytest.fixture
+def moody(tmp_path: Path) -> str:
+    path = tmp_path / "moody.py"
+    path.write_text(VERIFIERS, "utf-8")
+    return f"{path}:Moody"
+
+
+@pytest.fixture
+def pool() -> Iterator[ServicePool]:
+    """A pool whose processes are not started."""
+    made = ServicePool({"verifiers": {"numeric": "numeric"}, "threads": 2}, workers=1, metrics=ServiceMetrics())
+    yield made
+    asyncio.run(made.close())
+
+
+def batch(*answers: str) -> list[dict[str, Any]]:
+    return [{"id": place, "reference": "4", "answer": answer} for place, answer in enumerate(answers)]
+
+
+def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) -> None:
+    with served(moody, "--workers", "2", "--threads", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found: list[dict[str, Any]] = []
+        asking = threading.Thread(target=lambda: found.extend(running.lines(batch(*["sleep 0.05"] * 20))))
+        asking.start()
+        until(lambda: "rlvr_rows_waiting 0\n" not in running.ask("/metrics")[1])
+        killed = set[int]()
+
+        def kill_new() -> bool:
+            for pid in set(running.workers()) - killed:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            return len(killed) >= 16
+
+        until(kill_new, 30)
+        asking.join(30)
+        assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
+
+
+def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: ServicePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only process that is left gets no more of the queue until it is empty, and then the row, with nothing else."""
+    monkeypatch.setattr(WorkerProcess, "send_chunk", lambda hand, number, chunk: hand.running.update({number: chunk}))
+    [hand] = pool.worker_processes
+    hand.is_ready = True
+    rows = [RowChunk("numeric", [LINE], place, print) for place in range(9)]
+    pool.queue.extend(rows[:8])
+    pool.dispatch()
+    assert len(hand.running_chunks) == pool.max_chunks
+    pool.quarantined.append(rows[8].slice_rows(range(1), num_deaths_verifying=1, num_deaths_holding=1))
+    for left in (2, 1):
+        hand.running_chunks.pop(min(hand.running_chunks))
+        pool.dispatch()
+        assert len(hand.running_chunks) == left and not hand.is_isolated
+    hand.running_chunks.clear()
+    pool.dispatch()
+    assert [chunk.num_deaths_verifying for chunk in hand.running_chunks.values()] == [1]
+    hand.running_chunks.clear()
+    pool.dispatch()
+    assert len(hand.running_chunks) == pool.max_chunks and not hand.is_isolated
+
+
+def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "moody.py"
+    path.write_text(f"{VERIFIERS}\nimport rlvr.mdp.verifier_executor\n\nrlvr.mdp.judges.MOST_HUNG = 2\n", "utf-8")
+    with served(f"{path}:Moody", "--workers", "1", "--threads", "1", "--timeout", "0.3") as running:
+        found = running.lines(batch(*["sleep 900"] * 5, "4"))
+        assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found
+
+
+def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
+    with served(moody, "--workers", "2", "--threads", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found = running.lines(batch(f"die-once {tmp_path / 'once'}", *["sleep 0.02"] * 300))
+        order = [line["index"] for line in found]
+        assert {line["score"] for line in found} == {1.0} and order.index(0) < 200, order.index(0)
+
+
+def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(pool: ServicePool) -> None:
+    told: list[bytes] = []
+    chunk = RowChunk("numeric", [LINE] * 6, 10, lambda lines, count: told.append(lines))
+    pool.num_waiting_rows = 6
+    chunk.pending_rows -= {0}
+    pool.retry_chunk(chunk, {2})
+    assert [(one.first_index, one.num_deaths_verifying) for one in pool.quarantined] == [(12, 1)]
+    assert sorted((part.first_index, len(part.rows), part.num_deaths_verifying) for part in pool.queue) == [(11, 1, 0), (13, 3, 0)]
+    while pool.quarantined:  # it is alone now; a death before it was judged does not count against it
+        one = pool.quarantined.popleft()
+        pool.retry_chunk(one, {0} if one.num_deaths_holding % 2 else ())
+    [line] = told
+    assert b'"index": 12,' in line and b"died %d times" % MAX_DEATHS_VERIFYING in line and b'"score": null' in line
+
+
+@pytest.mark.parametrize("cut", [b"V 1 0 2 0", b"V 1 0 2 0.00 1", b"V 1 0 2 0.001 9\n{"])
+def test_a_message_that_is_cut_tells_no_row(pool: ServicePool, cut: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process dies while it writes: where the count of the rows arrived and their verdicts did not, they are judged again."""
+    program = tmp_path / "cut.py"
+    lines = (f"#!{sys.executable}", "import os, sys", "os.read(int(sys.argv[3]), 9999)", f"os.write(int(sys.argv[3]), {cut!r})", "")
+    program.write_text("\n".join(lines), "utf-8")
+    program.chmod(0o700)
+    monkeypatch.setattr("rlvr.serve.pool.sys.executable", str(program))
+    told: list[bytes] = []
+    [hand] = pool.worker_processes
+    pool.num_waiting_rows, hand.running_chunks = 2, {1: RowChunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines))}
+
+    async def life() -> None:
+        with suppress(EOFError):
+            await hand._run_process()
+        hand._handle_death()
+
+    asyncio.run(asyncio.wait_for(life(), 30))
+    assert told == [] and pool.num_waiting_rows == 2 and [chunk.pending_rows for chunk in pool.queue] == [{0, 1}]
+
+
+def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool: ServicePool) -> None:
+    told: list[bytes] = []
+    pool.queue.append(RowChunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines)))
+    pool.num_waiting_rows, deaths = 2, 0
+    while pool.num_waiting_rows:
+        deaths += 1
+        held = [*pool.queue, *pool.quarantined]
+        assert all(part.is_isolated == (deaths > MAX_SHARED_DEATHS) for part in held) and len(held) == (
+            2 if deaths > MAX_SHARED_DEATHS else 1
+        )
+        pool.queue.clear()
+        pool.quarantined.clear()
+        for part in held:
+            pool.retry_chunk(part, ())
+    assert deaths == MAX_DEATHS_HOLDING and len(told) == 2 and all(b'"fault": "infra"' in line for line in told)

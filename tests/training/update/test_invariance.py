@@ -1,0 +1,101 @@
+"""What must not change the gradient: how rows are cut into micro-batches, their order, who else is in the batch, how many processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rlvr.episode import Episode, StopReason
+from tests.fixtures.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@lru_cache
+def whole(name: str) -> torch.Tensor:
+    return gradient(learner_for(name, Accelerator(cpu=True)), fixed_groups())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_token_budget_is_a_pure_speed_knob(name: str) -> None:
+    assert float(whole(name).norm()) > 0
+    for budget in (1, 16, 40):
+        assert apart(gradient(learner_for(name, Accelerator(cpu=True), budget=budget), fixed_groups()), whole(name)) < 1e-6
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_packed_and_padded_rows_have_one_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for below in (0.0, 9.0):
+        monkeypatch.setattr("rlvr.training.update.packing.MAX_PACKED_TOKEN_FRACTION", below)
+        subject = learner_for(name, Accelerator(cpu=True), budget=40)
+        assert not subject.padding_reason
+        found.append(gradient(subject, fixed_groups()))
+    assert apart(*found) < 1e-6
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_order_of_groups_and_members_does_not_matter(name: str) -> None:
+    first = VARIANTS[name][0] in ("sft", "best_of_n", "dpo", "online_dpo", "online_ipo")  # of equal answers they take the first
+    turned = [group if first else group[::-1] for group in fixed_groups()[::-1]]
+    assert apart(gradient(learner_for(name, Accelerator(cpu=True)), turned), whole(name)) < 1e-6
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_cannot_train_does_not_matter(name: str) -> None:
+    groups = fixed_groups()
+    groups[0].append(Episode("t0", "g0", [1, 2], [False, True], [0.0] * 2, [0.0] * 2, StopReason.FAILED, error="a worker died"))
+    groups.append([Episode("t9", "g9", [1, 2, 3], [False, False, False], [0.0] * 3, [0.0] * 3, StopReason.FAILED)])
+    assert apart(gradient(learner_for(name, Accelerator(cpu=True)), groups), whole(name)) < 1e-6
+
+
+def test_more_padding_does_not_matter() -> None:
+    """Tokens after the last acted one are no input, and longer neighbours only pad."""
+    groups = fixed_groups()
+    longer = [
+        [
+            Episode(
+                e.task_id, e.group, [*e.tokens, 1, 2, 3], [*e.action_mask, False, False, False], [*e.logprobs, 0.0, 0.0, 0.0],
+                [*e.rewards, 0.0, 0.0, 0.0], e.stop_reason, verdict=e.verdict, meta=e.meta,
+            )
+            for e in group
+        ]
+        for group in groups
+    ]  # fmt: skip
+    assert torch.equal(gradient(learner_for("grpo", Accelerator(cpu=True)), longer), whole("grpo"))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path) -> None:
+    out = tmp_path / "two.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    command += ["-m", "tests.fixtures.gradients", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr[-3000:]
+    saved = torch.load(out, weights_only=True)
+    assert saved["processes"] == 2 and saved["fsdp2"] < 1e-6
+    distances = {name: apart(found, whole(name)) for name, found in saved["gradients"].items()}
+    assert set(distances) == set(VARIANTS) and max(distances.values()) < 1e-6, distances

@@ -1,0 +1,252 @@
+"""The checker: a separate process in the sandbox that calls the answer's functions over a pipe, and checks the returned values.
+
+The answer is another process under another user id; here it is only a stub that sends arguments and receives data. The checker
+builds built-in values from the data, then compares them with the expected ones (`calls`) or passes them to the test code
+(`asserts`), where every statement with an assertion is a test. The records are written to file descriptor 5, which the answer does not
+have. Decoding and comparing returned values counts towards the limits of the task, and delays no other answer.
+
+Nothing here reports a fault of the task: whether a test is valid is decided before, by a dry run without any answer. A failure during a run
+with an answer is a failed answer.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.verifiers.code.compare_values import is_same_value
+from rlvr.verifiers.code.wire import MAX_MESSAGE_BYTES, NotData, decode, encode, find_non_data, read_message, write_message
+
+STRICT_EQ_MODULES = {"datetime", "uuid", "pathlib", "zoneinfo"}
+"""Modules whose objects equal only objects of their own type, although their classes define `==`."""
+UNBUILDABLE_EXCEPTIONS = (
+    UnicodeDecodeError,
+    UnicodeEncodeError,
+    UnicodeTranslateError,
+    ExceptionGroup,
+)  # their constructors need more than one argument
+num_calls = 0
+"""Number of calls of the answer so far."""
+max_message_bytes = MAX_MESSAGE_BYTES
+"""Maximum bytes of a message from the answer."""
+
+
+class AnswerEnded(BaseException):
+    """Raised if the answer has exited or broken the protocol. Not an `Exception`, so that no `except` of a test catches it."""
+
+
+class InvalidTest(BaseException):
+    """Raised if the test passes or expects a value that is not data, so that no answer can be checked."""
+
+
+class Undecided(BaseException):
+    """Raised in a dry run if the test continues in a way that depends on the answer."""
+
+
+def make_stub(name: str, in_place: bool = False) -> Callable[..., Any]:
+    """Make a stub of a function of the answer; with `in_place`, changes that the answer makes to its arguments are copied back."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        count_call()
+        send_request({"call": name, "cases": [encode_call(args, kwargs)], "in_place": in_place})
+        return receive_reply((args, kwargs) if in_place else None)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def count_call() -> None:
+    """Count a call of the answer."""
+    global num_calls
+    num_calls += 1
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Encode the arguments of one call as data; raises if they are not data."""
+    for item in find_non_data((args, kwargs)):
+        raise InvalidTest(f"the test passes a {type(item).__name__} to the answer, but only data can be passed")
+    try:
+        return {"args": encode(args), "kwargs": encode(kwargs)}
+    except NotData as error:
+        raise InvalidTest(f"the test passes a value that cannot be sent: {error}") from None
+
+
+def send_request(request: dict[str, Any]) -> None:
+    """Send a request to the answer's process, which sends one reply for loading, and one for each call."""
+    try:
+        write_message(4, request)
+    except OSError:
+        raise AnswerEnded("the answer exited before it was called") from None
+
+
+def receive_reply(sent_arguments: Any = None) -> Any:
+    """Receive the next reply: return the value, or raise the exception. Changes to the arguments are copied back into `given`."""
+    try:
+        reply = read_message(3, max_message_bytes)
+    except (EOFError, OSError):
+        raise AnswerEnded("the answer exited before it replied") from None
+    except NotData as error:
+        raise AnswerEnded(f"the answer broke the channel: {error}") from None
+    if type(reply) is not dict:
+        raise AnswerEnded("the answer broke the channel: no reply")
+    try:
+        if sent_arguments and "args" in reply:
+            args, kwargs = decode(reply["args"]), decode(reply.get("kwargs"))
+            if type(args) is not tuple or type(kwargs) is not dict:
+                raise NotData("no arguments")
+            for mine, theirs in [
+                *zip(sent_arguments[0], args, strict=False),
+                *((item, kwargs.get(key)) for key, item in sent_arguments[1].items()),
+            ]:
+                copy_back(mine, theirs)
+        if "raised" not in reply:
+            return decode(reply.get("value"))
+    except NotData as error:
+        raise AnswerEnded(f"the answer broke the channel: {error}") from None
+    kind = getattr(builtins, str(reply["raised"])[:40], None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNBUILDABLE_EXCEPTIONS:
+        kind = Exception
+    if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test, as if there were nothing more to assert
+        kind = RuntimeError
+    raise kind(str(reply.get("message", ""))[:500])
+
+
+def copy_back(original: Any, returned: Any) -> None:
+    """Apply the answer's changes of an argument to the original; a copy of another type is ignored."""
+    if type(original) is not type(returned):
+        return
+    if isinstance(original, list | bytearray):
+        original[:] = returned
+    elif isinstance(original, dict | set):
+        original.clear()
+        original.update(returned)
+    elif isinstance(original, collections.deque):
+        original.clear()
+        original.extend(returned)
+
+
+def load_remote_answer(source: str, function: str) -> bool:
+    """Load the answer and return whether it defines the function. Errors are reported in a record."""
+    try:
+        send_request({"load": source, "wanted": [function]})
+        defined = receive_reply()
+    except Exception as error:
+        write_message(5, {"over": f"the answer does not load: {type(error).__name__}: {str(error)[:300]}"})
+        return False
+    if type(defined) is not list or function not in defined:
+        write_message(5, {"over": f"the answer defines no function {function!r}"})
+        return False
+    return True
+
+
+def check_calls() -> None:
+    """Make every call, compare every result, write each record immediately."""
+    global max_message_bytes
+    brief = json.loads(sys.stdin.buffer.read())
+    max_message_bytes = brief["most"]
+    try:
+        if not load_remote_answer(brief["source"], brief["function"]):
+            return
+        send_request({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # together: it need not wait for us
+        for index, expected in enumerate(brief["expected"]):
+            try:
+                ok = is_same_value(receive_reply(), decode(expected), brief["rule"])
+                why = "" if ok else "the result differs"
+            except Exception as error:
+                ok, why = False, f"it raised {type(error).__name__}: {str(error)[:160]}"
+            write_message(5, {"test": index, "ok": ok, "why": why})
+    except AnswerEnded as error:
+        write_message(5, {"over": str(error)[:300]})
+        return
+    write_message(5, {"end": True})
+
+
+def check_asserts() -> None:
+    """Run the prepared tests (see `run_doctor.py`), and write the records."""
+    global max_message_bytes
+    brief = json.loads(sys.stdin.buffer.read())
+    max_message_bytes = brief["most"]
+    told: dict[int, bool] = {}
+
+    def record(index: int, ok: bool, why: str = "") -> None:
+        if told.get(index) is not False:  # in a loop one failure is enough
+            told[index] = ok
+            if not ok:
+                write_message(5, {"test": index, "ok": False, "why": why[:300]})
+
+    try:
+        code, names = compile_test(brief, record)
+        write_message(5, {"ready": True})
+        if not load_remote_answer(brief["source"], brief["entry_point"]):
+            return
+        bind_answer(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
+        run_test(code, names, brief["check"])
+    except (AnswerEnded, InvalidTest) as error:
+        write_message(5, {"over": str(error)[:300]})
+        return
+    for index in told:
+        if told[index]:
+            write_message(5, {"test": index, "ok": True})
+    if not brief["asserting"]:
+        write_message(5, {"test": 0, "ok": True})
+    write_message(5, {"end": True})
+
+
+def compile_test(checker_input: dict[str, Any], record: Callable[..., None]) -> tuple[Any, dict[str, Any]]:
+    """Run the setup, compile the test, and return the test with its initial names; raises if that fails."""
+    names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
+    names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
+    names["__undecided__"] = Undecided
+    try:
+        exec(compile(checker_input["setup"], "setup.py", "exec"), names)
+        return compile(checker_input["test"], "test.py", "exec"), names
+    except Exception as error:
+        raise InvalidTest(f"the test code does not compile: {type(error).__name__}: {str(error)[:300]}") from None
+
+
+def bind_answer(names: dict[str, Any], function: Callable[..., Any], copying_function: Callable[..., Any]) -> None:
+    """Add the answer's function, and the helpers of the prepared test, to the names of the test."""
+
+    def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:
+        return (copying_function if called is function else called)(*args, **kwargs)
+
+    def wanted(value: Any) -> Any:
+        if kind := find_opaque_type(value):
+            raise InvalidTest(f"the test expects a {kind} from the answer, but only data can be returned")
+        return value
+
+    names[function.__name__] = names["candidate"] = function
+    names["__in_place__"], names["__wanted__"], names["__holds__"] = in_its_place, wanted, lambda value: value
+
+
+def find_opaque_type(value: Any) -> str:
+    """Return the type name of a value that no data can equal, such as a function or a date; "" for all others.
+
+    >>> find_opaque_type(print), find_opaque_type([1])
+    ('builtin_function_or_method', '')
+    """
+    for item in find_non_data(value):
+        kind: Any = type(item)
+        own_kind = kind.__eq__ is object.__eq__ or kind.__module__ in STRICT_EQ_MODULES or hasattr(kind, "__dataclass_fields__")
+        if own_kind or (callable(item) and kind.__module__ == "builtins"):
+            return str(kind.__name__)
+    return ""
+
+
+def run_test(code: Any, names: dict[str, Any], check: bool) -> None:
+    """Execute the test module, then `check` if it has one."""
+    try:
+        exec(code, names)
+    except Exception as error:
+        if num_calls:
+            raise AnswerEnded(f"the tests did not finish: {type(error).__name__}: {str(error)[:200]}") from None
+        raise InvalidTest(f"the test code fails outside of its tests: {type(error).__name__}: {str(error)[:200]}") from None
+    if check:
+        try:
+            names["check"](names["candidate"])
+        except Exception as error:
+            raise AnswerEnded(f"check did not finish: {type(error).__name__}: {str(error)[:200]}") from None

@@ -1,0 +1,92 @@
+"""Program of the answer's process: loads the answer, calls its functions, sends the return values to the checker.
+
+It has no secrets and decides nothing. An answer that reads, changes or replaces it can only send other values, which the checker compares
+like any others.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from rlvr.verifiers.code.wire import NotData, decode, encode, read_message, write_message
+
+BUILTIN_EXCEPTIONS = {name for name, kind in vars(__import__("builtins")).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+
+
+def load_answer(source: str) -> dict[str, Any]:
+    """Run the answer as a module and return the names that it defines."""
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+    exec(compile(source, "answer.py", "exec", dont_inherit=True), module.__dict__)
+    return module.__dict__
+
+
+def find_function(names: dict[str, Any], function: str) -> Any:
+    """Find a function by its name; also a method of a class `Solution`, as on contest sites."""
+    if function in names:
+        return names[function]
+    solution = names.get("Solution")
+    if isinstance(solution, type) and hasattr(solution, function):
+        return getattr(solution(), function)
+    raise NameError(f"the answer defines no {function!r}")
+
+
+def call_function(function: Any, arguments: Any, keyword_arguments: Any) -> dict[str, Any]:
+    """Call the function; return its value, or its exception under the name of a built-in exception, as data."""
+    try:
+        try:
+            return {"value": encode(function(*arguments, **keyword_arguments))}
+        except NotData as error:
+            return {"raised": "TypeError", "message": str(error)}
+    except Exception as error:
+        return describe_exception(error)
+
+
+def describe_exception(error: BaseException) -> dict[str, Any]:
+    """Encode an exception as data."""
+    known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILTIN_EXCEPTIONS), "Exception")
+    try:
+        message = str(error)[:500]
+    except Exception:
+        message = ""
+    return {"raised": known, "message": f"{type(error).__name__}: {message}" if known != type(error).__name__ else message}
+
+
+def serve_checker() -> None:
+    """Load the answer, then make the calls that the checker requests, one after another."""
+    names: dict[str, Any] = {}
+    while True:
+        try:
+            order = read_message(3)
+        except EOFError:
+            return
+        if "load" in order:
+            try:
+                names = load_answer(order["load"])
+                solution = vars(names.get("Solution", object))
+                write_message(4, {"value": encode([name for name in order["wanted"] if callable(names.get(name)) or name in solution])})
+            except Exception as error:
+                write_message(4, describe_exception(error))
+                raise
+        else:
+            try:
+                function = find_function(names, order["call"])
+            except Exception as error:
+                write_message(4, describe_exception(error))
+                continue
+            for case in order["cases"]:
+                arguments, named = decode(case["args"]), decode(case["kwargs"])
+                reply = call_function(function, arguments, named)
+                if order["in_place"]:
+                    reply |= encode_arguments(arguments, named)
+                write_message(4, reply)
+
+
+def encode_arguments(arguments: Any, keyword_arguments: Any) -> dict[str, Any]:
+    """Encode the arguments after a call, which may have changed them."""
+    try:
+        return {"args": encode(arguments), "kwargs": encode(keyword_arguments)}
+    except Exception:
+        return {}

@@ -1,0 +1,92 @@
+"""Dry-run a test in the sandbox without any answer, to decide whether the test is valid. No answer can affect that decision.
+
+Every call of the answer returns an unknown value, which passes each assertion. The test is invalid if it passes or expects values that are
+not data, or fails before its first call. If it branches on a result of the answer, the dry run ends, and the test counts as valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.verifiers.code.checker import AnswerEnded, InvalidTest, Undecided, bind_answer, compile_test, count_call, encode_call, run_test
+from rlvr.verifiers.code.wire import Opaque, write_message
+
+
+class UnknownValue(Opaque):
+    """A placeholder for a value that an answer returns. Values computed from it are unknown too; branching on it ends the dry run.
+
+    >>> type(abs(UnknownValue() - 5) < 1).__name__
+    'Unknown'
+    """
+
+    def __init__(self) -> None:
+        super().__init__("unknown")
+
+    def __getattr__(self, name: str) -> UnknownValue:
+        if name.startswith("__"):
+            raise Undecided
+        return UnknownValue()
+
+
+def _return_unknown(*_: Any, **__: Any) -> UnknownValue:
+    return UnknownValue()
+
+
+def _raise_undecided(*_: Any, **__: Any) -> Any:
+    raise Undecided
+
+
+UNKNOWN_RESULT_OPS = ("eq", "ne", "lt", "le", "gt", "ge", "call", "getitem", "neg", "pos", "abs", "invert", "round")
+BINARY_OPS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or", "matmul")
+DECIDING_OPS = (
+    "bool",
+    "iter",
+    "len",
+    "hash",
+    "contains",
+    "int",
+    "float",
+    "complex",
+    "index",
+    "str",
+    "repr",
+    "format",
+    "setitem",
+    "delitem",
+)
+for _name in (*UNKNOWN_RESULT_OPS, *BINARY_OPS, *(f"r{name}" for name in BINARY_OPS)):
+    setattr(UnknownValue, f"__{_name}__", _return_unknown)
+for _name in (*DECIDING_OPS, "next", "enter", "exit", "bytes", "fspath", "reversed"):
+    setattr(UnknownValue, f"__{_name}__", _raise_undecided)
+
+
+def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
+    """Make a replacement of the answer's function that checks that its arguments are data, and returns an unknown value."""
+
+    def call(*args: Any, **kwargs: Any) -> UnknownValue:
+        with contextlib.suppress(Undecided):  # an argument is what the answer returned
+            encode_call(args, kwargs)
+        count_call()
+        return UnknownValue()
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def dry_run_test() -> None:
+    """Run the instrumented test; if it is invalid, write the reason to a record."""
+    brief = json.loads(sys.stdin.buffer.read())
+    function = make_unknown_function(brief["entry_point"])
+    try:
+        code, names = compile_test(brief, lambda *_: None)
+        bind_answer(names, function, function)
+        names["__holds__"] = lambda value: type(value) is UnknownValue or value
+        run_test(code, names, brief["check"])
+    except InvalidTest as error:
+        write_message(5, {"unfit": str(error)[:300]})
+    except (AnswerEnded, Undecided):
+        pass  # valid, as far as can be known without an answer

@@ -1,0 +1,84 @@
+r"""Detect answers copied from the question: an expression that is in the prompt, and is not the gold itself, was not evaluated.
+
+Three conditions must all hold: the answer contains arithmetic (a bare number, a letter, a word, a list of numbers never does);
+it is in the prompt, as a formula up to the order of its terms, or literally; and it is not the gold's own expression.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rlvr.verifiers.math.compare.relations import find_name
+from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op, sort_terms
+from rlvr.verifiers.math.values.rational import NotFinite
+
+ARITHMETIC_OPS = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
+MAX_FORMULAS = 200
+_MATH_SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[$~]")
+_TIMES_SIGN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
+
+
+def find_prompt_copy(gold: str, answer: str, prompt: str) -> str:
+    r"""Explain why an answer is only a copy from the question; "" if it is not.
+
+    >>> find_prompt_copy("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), find_prompt_copy("391", "391", "Is it 391?")
+    ('it is copied from the question: 17*23', '')
+    """
+    tree, wanted = _parse_sorted(answer), _parse_sorted(gold)
+    if tree is None or wanted is None:
+        return ""
+    parts = tree[1::2] if tree[0] == "rel" else (tree,)
+    if not any(has_op(part, *ARITHMETIC_OPS) and not find_name(part) for part in parts):  # AB = 5 is a named number
+        return ""
+    own = [tree, *tree[1::2]] if tree[0] == "rel" and has_op(wanted, *ARITHMETIC_OPS) else [tree]
+    if wanted in own:
+        return ""
+    return (
+        f"it is copied from the question: {describe_tree(tree)}"
+        if tree in _prompt_formulas(prompt) or _is_in_prompt(answer, prompt)
+        else ""
+    )
+
+
+@lru_cache(maxsize=8192)
+def _parse_sorted(text: str) -> Tree | None:
+    """Parse a text and sort the terms of its tree; None if it cannot be parsed."""
+    try:
+        return sort_terms(parse_answer(text))
+    except (ParseError, LimitExceeded, NotFinite):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _prompt_formulas(prompt: str) -> frozenset[Tree]:
+    """Collect the formulas between math delimiters, with the sides of equations and the members of lists."""
+    spans = [next(part for part in match.groups() if part) for match in _MATH_SPAN.finditer(prompt)][:MAX_FORMULAS]
+    todo = [tree for span in spans if (tree := _parse_sorted(span.strip().rstrip("?.,;:!= \n"))) is not None]
+    for tree in todo:  # which grows in the loop
+        if tree[0] in ("rel", "list", "tuple", "set"):
+            todo.extend(arg for arg in tree[1:] if isinstance(arg, tuple))
+    return frozenset(todo)
+
+
+def _is_in_prompt(answer: str, prompt: str) -> bool:
+    """Whether the answer's text is in the prompt literally, and not as a part of something longer."""
+    part, whole = _strip_layout(answer), _strip_layout(prompt)
+    at = whole.find(part)
+    while part and at >= 0:
+        before, after = whole[at - 1 : at] if at else " ", whole[at + len(part) : at + len(part) + 1]
+        joined = (before.isalnum() and part[0].isalnum()) or before in (".", "\\", "^", "_")
+        if not joined and not (after.isalnum() and part[-1].isalnum()) and after not in ("^", "_", "!"):
+            return True
+        at = whole.find(part, at + 1)
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _strip_layout(text: str) -> str:
+    """Strip layout commands from a text."""
+    text = _TIMES_SIGN.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
+    text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
+    return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")

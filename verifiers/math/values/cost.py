@@ -1,0 +1,47 @@
+"""The evaluation budget of one answer: every call is charged in advance, by its function and its number of digits.
+
+The charges are microseconds of a slow processor, rounded up. Nothing is measured: the same answer costs the same on every machine.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rlvr.verifiers.math.parsing.tree import LimitExceeded
+
+MAX_COST = 400_000
+CHEAP_OPS = frozenset(("num", "dec", "const", "sym", "add", "mul", "neg", "div", "percent", "unit"))
+_LOCAL = threading.local()
+
+
+def compute_cost(name: str, digits: int) -> int:
+    """Compute the cost of one call: `erf` grows with the square of the digits, Gamma with the cube.
+
+    >>> price("add", 60), price("sin", 60), price("erf", 60), price("Gamma", 60)
+    (16, 24, 450, 647)
+    """
+    if name in CHEAP_OPS:
+        return 10 + digits // 10
+    if name == "erf":
+        return digits * digits // 8
+    if name == "Gamma":  # the first call at a precision computes as many Bernoulli numbers as it has digits
+        return 12 + digits**3 // 340
+    return 20 + digits * digits // 900
+
+
+def reset_budget(limit: int = MAX_COST) -> None:
+    """Reset the budget for a new answer, for this thread."""
+    _LOCAL.left = limit
+
+
+def remaining_budget() -> int:
+    """Return the remaining budget of this thread's answer."""
+    found: int = getattr(_LOCAL, "left", MAX_COST)
+    return found
+
+
+def charge(name: str, digits: int) -> None:
+    """Charge one call to the budget; raises if the budget is exceeded."""
+    _LOCAL.left = remaining_budget() - compute_cost(name, digits)
+    if _LOCAL.left < 0:
+        raise LimitExceeded("evaluating it needs too much work")

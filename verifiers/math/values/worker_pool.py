@@ -1,0 +1,315 @@
+"""A pool of warm worker processes for unbounded work, such as algebra; workers are killed when they exceed their limits.
+
+A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Algebra gets only trees:
+no pickle, no text of the answer.
+
+CPU time decides whose fault a failure is. If a worker used up its CPU budget, the answer is too much work: a fault of the answer.
+If a worker died, or hardly got CPU time, a fresh worker gets the same request, several times, before an infrastructure error is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import rlvr
+from rlvr.verifiers.math.parsing.tree import Tree
+
+WORKER_FILE = Path(__file__).with_name("worker_main.py")
+ALGEBRA_FILE, PATTERNS_FILE = Path(__file__).with_name("algebra.py"), Path(__file__).parents[2] / "_patterns.py"
+"""Files that handle requests in a worker."""
+MAX_ATTEMPTS = 8
+WALL_FACTOR = 20.0
+"""Wall-clock timeout per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
+MAX_WAIT_PERIODS = 40
+"""Maximum number of such periods to wait for a worker that makes progress."""
+MIN_CPU_FRACTION = 0.002
+"""Fraction of a CPU below which a worker counts as stalled."""
+START_TIMEOUT_S = 120.0
+MAX_START_FAILURES = 3
+QUEUE_TIMEOUT_S = 300.0
+MAX_REPLY_BYTES = 65_536
+
+
+class BudgetExceeded(Exception):
+    """Raised if a request exceeds its CPU time or memory: the answer is too much work."""
+
+
+class WorkersFailed(Exception):
+    """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
+
+
+Home: TypeAlias = "queue.LifoQueue[Worker | WorkersFailed]"
+"""Queue of idle workers, and of errors of workers that did not start."""
+
+
+class Worker:
+    """One process and its two pipes."""
+
+    def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path) -> None:
+        self.idle_queue = idle_queue
+        """The queue of idle workers to which this one returns."""
+        paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
+        command = [sys.executable, "-I", "-B", str(WORKER_FILE), str(memory_mb), json.dumps(paths), str(handler_file)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+        )
+        self._buffer = b""
+
+    def wait_until_ready(self) -> None:
+        """Wait until the worker has loaded its modules."""
+        try:
+            self._read_line(time.monotonic() + START_TIMEOUT_S)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            raise WorkersFailed(f"a worker did not start: {error}") from error
+
+    def send_request(self, request: dict[str, Any], wall_timeout_s: float) -> dict[str, Any]:
+        """Send one request and return the reply; raises if the worker exits or does not reply."""
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        used = self.read_cpu_s()
+        for _ in range(MAX_WAIT_PERIODS):
+            try:
+                reply = json.loads(self._read_line(time.monotonic() + wall_timeout_s))
+                break
+            except TimeoutError:
+                before, used = used, self.read_cpu_s()
+                if before is None or used is None or used - before < MIN_CPU_FRACTION * wall_timeout_s:
+                    raise  # it is stalled; a worker that is only slow gets more time
+        else:
+            raise TimeoutError("it did not finish")
+        assert isinstance(reply, dict)
+        return reply
+
+    def _read_line(self, deadline: float) -> bytes:
+        stdout: IO[bytes] | None = self.process.stdout
+        assert stdout is not None
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(stdout, select.POLLIN)
+            if left <= 0 or not poll.poll(1000 * left):
+                raise TimeoutError("it did not reply in time")
+            piece = os.read(stdout.fileno(), 65_536)
+            if not piece or len(self._buffer) > MAX_REPLY_BYTES:
+                raise EOFError("it exited without a reply")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def read_cpu_s(self) -> float | None:
+        """Return the CPU seconds used so far; None if the system does not report them."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def kill(self) -> int | None:
+        """Kill the process now; returns the exit status."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class CpuBudget:
+    """The remaining CPU seconds for one answer.
+
+    >>> CpuBudget(1.0).left
+    1.0
+    """
+
+    def __init__(self, cpu_s: float) -> None:
+        self.cpu_s_left = cpu_s
+
+
+class WorkerPool:
+    """A few warm workers that any thread may use: started when needed or in advance; stopped by `close`.
+
+    Args of the constructor: `code` is the file whose function `reply` handles the requests, and `work` names the work in messages.
+    """
+
+    def __init__(
+        self,
+        size: int = 1,
+        *,
+        cpu_s: float = 1.0,
+        memory_mb: int = 1024,
+        wall_factor: float = WALL_FACTOR,
+        handler_file: Path = ALGEBRA_FILE,
+        work_name: str = "algebra",
+    ) -> None:
+        self.size, self.cpu_s, self.memory_mb, self.wall_factor = size, cpu_s, memory_mb, wall_factor
+        self.handler_file, self.work_name = handler_file, work_name
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: Home = queue.LifoQueue()
+        self._num_to_start = self.size
+        self._workers: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
+
+    def _reset_after_fork(self) -> None:
+        """Start with an empty pool after a fork, because the workers belong to the parent and their pipes must not be shared."""
+        if os.getpid() != self._owner:
+            self._reset()
+
+    def new_budget(self) -> CpuBudget:
+        """Make the CPU budget of a new answer."""
+        return CpuBudget(self.cpu_s)
+
+    def list_pids(self) -> list[int]:
+        """List the process ids of the live workers."""
+        return [worker.process.pid for worker in list(self._workers)]
+
+    def start_workers(self, max_workers: int | None = None) -> None:
+        """Start missing workers in the background, without blocking the caller."""
+        self._reset_after_fork()
+        with self._lock:
+            count = self._num_to_start if max_workers is None else min(max_workers, self._num_to_start)
+            self._num_to_start -= count
+        for _ in range(count):
+            try:
+                threading.Thread(target=self._start_worker, args=[self._idle], daemon=True).start()
+            except RuntimeError as error:
+                self._idle.put(WorkersFailed(f"a worker did not start: {error}"))
+
+    def is_equal(self, a: Tree, b: Tree, budget: CpuBudget) -> bool | None:
+        """Let algebra decide whether two expressions are equal; None if it cannot."""
+        same = self.send_request({"a": a, "b": b}, budget).get("same")
+        return same if isinstance(same, bool) else None
+
+    def send_request(self, request: dict[str, Any], budget: CpuBudget) -> dict[str, Any]:
+        """Send a request to a worker and return the reply; the CPU time is taken from the budget."""
+        if budget.cpu_s_left <= 0:
+            raise BudgetExceeded(f"its time for {self.work_name} is used up")
+        request = request | {"cpu_s": budget.cpu_s_left}
+        trouble = "it was not tried"
+        for attempt in range(MAX_ATTEMPTS):
+            worker = self._take_worker()
+            start = worker.read_cpu_s() or 0.0
+            try:
+                reply = worker.send_request(request, max(0.25 * self.wall_factor, self.wall_factor * budget.cpu_s_left))
+            except (OSError, EOFError, TimeoutError, ValueError) as error:
+                used = (worker.read_cpu_s() or start) - start
+                status = self._replace_worker(worker)
+                if worker.idle_queue is not self._idle:
+                    raise WorkersFailed("the pool was closed") from error
+                trouble = f"{type(error).__name__}, exit status {status}"
+                if used >= 0.9 * budget.cpu_s_left or (attempt and status in (-24, -25)):
+                    budget.cpu_s_left = 0.0
+                    raise BudgetExceeded(f"{self.work_name} needs more than {self.cpu_s:g} s of processor time") from error
+                continue
+            except BaseException:
+                self._replace_worker(worker)
+                raise
+            budget.cpu_s_left -= float(reply.get("cpu", 0.0))
+            worker.idle_queue.put(worker)
+            if reply.get("over"):
+                budget.cpu_s_left = 0.0
+                raise BudgetExceeded(str(reply["over"])[:200])
+            return reply
+        raise WorkersFailed(f"{MAX_ATTEMPTS} workers in a row gave no reply ({trouble})")
+
+    def _take_worker(self) -> Worker:
+        self._reset_after_fork()
+        home, failed, end = self._idle, 0, time.monotonic() + QUEUE_TIMEOUT_S
+        while True:
+            if home.empty():
+                self.start_workers(1)
+            try:
+                found = home.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty as error:
+                raise WorkersFailed(f"no worker became free within {QUEUE_TIMEOUT_S:g} s") from error
+            if home is not self._idle:
+                home.put(found)  # for the next thread that waits
+                raise WorkersFailed("the pool was closed")
+            if isinstance(found, WorkersFailed):
+                failed += 1
+                with self._lock:
+                    self._num_to_start += 1
+                if failed == MAX_START_FAILURES:
+                    raise found
+            elif found.process.poll() is None:
+                return found
+            else:
+                self._replace_worker(found)
+
+    def _start_worker(self, idle_queue: Home) -> None:
+        """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
+        found: Worker | WorkersFailed = WorkersFailed("no worker survived its start")
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                worker = Worker(self.memory_mb, idle_queue, self.handler_file)
+            except OSError as error:
+                found = WorkersFailed(f"a worker did not start: {error}")
+                break
+            self._workers.add(worker)
+            try:
+                worker.wait_until_ready()
+            except WorkersFailed as error:
+                if self._kill_worker(worker) == -signal.SIGKILL and idle_queue is self._idle:
+                    continue
+                found = error
+            else:
+                found = worker
+            break
+        idle_queue.put(found)
+        if isinstance(found, Worker) and idle_queue is not self._idle:  # closed meanwhile
+            self._kill_worker(found)
+
+    def _replace_worker(self, worker: Worker) -> int | None:
+        """Kill a worker and immediately start another one; return the exit status."""
+        status = self._kill_worker(worker)
+        with self._lock:
+            self._num_to_start += worker.idle_queue is self._idle
+        self.start_workers(1)
+        return status
+
+    def _kill_worker(self, worker: Worker) -> int | None:
+        status = worker.kill()
+        self._workers.discard(worker)
+        return status
+
+    def close(self) -> None:
+        """Stop every worker; the pool starts new workers at the next use."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            closed, self._idle, self._num_to_start = self._idle, queue.LifoQueue(), self.size
+        closed.put(WorkersFailed("the pool was closed"))
+        for worker in list(self._workers):
+            self._kill_worker(worker)
+
+
+def _kill_all(live: set[Worker], owner: int) -> None:
+    if os.getpid() == owner:
+        for worker in list(live):
+            worker.kill()
+        live.clear()
+
+
+def _environment() -> dict[str, str]:
+    keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -1,0 +1,94 @@
+"""Verify with one verifier, and audit a sample of the answers with a second one, to detect reward hacking or drift."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlvr.contracts import Begun, Example, Transcript, Verifier, together
+from rlvr.errors import ConfigError
+from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
+from rlvr.registry.plugins import build_from_config
+from rlvr.task import Task, Verdict
+
+
+class AuditedVerifier(Verifier):
+    """The score of the first verifier; a fraction of the verdicts also has the score of an audit verifier, as the component `shadow`.
+
+    The sample is a hash of the task and the answer, so that the same answer is always or never audited. A failure of the audit verifier
+    changes nothing. On an environment it is written as `shadow: {verifier: symbolic, share: 0.05}`.
+
+    >>> import rlvr
+    >>> rlvr.make("verifier", "shadow", by="numeric", share=1.0).verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").parts
+    {'shadow': 1.0}
+    """
+
+    needs = {"verifier": "exact"}
+    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
+    has_audit_component = True
+    """Whether verdicts may have the audit component, which a run then monitors."""
+
+    def __init__(self, *, verifier: Verifier, audit_with: str | Mapping[str, Any] = "numeric", fraction: float = 0.05) -> None:
+        """Set the audit verifier.
+
+        Args:
+            verifier: gives the score.
+            audit_with: the audit verifier; a name, or a mapping with a name and settings.
+            fraction: the fraction of answers that are audited.
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ConfigError(f"share is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
+        self.verifier, self.fraction = verifier, float(fraction)
+        self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
+        self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Verify a text, and audit it if it is sampled."""
+        return self.verify_transcript(task, Transcript(answer))
+
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        """Verify a conversation, and audit it if it is sampled."""
+        return self._add_audit_score(self.verifier.verify_transcript(task, transcript), task, transcript)
+
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """Start verification; a verifier that waits for a remote verdict occupies no thread."""
+        both = [self.verifier.begin(task, transcript)]
+        both += [start_verification_safely(self.audit_verifier, task, transcript)] if self._is_sampled(task, transcript.answer) else []
+        return together(both, lambda verdicts: _attach_audit_score(verdicts[0], *verdicts[1:]))
+
+    def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
+        """Verify many answers with the batch method of the first verifier, and audit the sampled ones."""
+        verdicts = self.verifier.verify_many(tasks, answers)
+        return [self._add_audit_score(v, task, Transcript(answer)) for v, task, answer in zip(verdicts, tasks, answers, strict=True)]
+
+    def _add_audit_score(self, verdict: Verdict, task: Task, transcript: Transcript) -> Verdict:
+        if verdict.score is None or not self._is_sampled(task, transcript.answer):
+            return verdict
+        return _attach_audit_score(verdict, verify_transcript_safely(self.audit_verifier, task, transcript))
+
+    def _is_sampled(self, task: Task, answer: str) -> bool:
+        digest = hashlib.blake2b(f"{task.id}\0{answer}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < self.fraction * 2**64
+
+    def check_ready(self) -> None:
+        """Check that both verifiers are ready."""
+        self.verifier.check_ready()
+        self.audit_verifier.check_ready()
+
+    def close(self) -> None:
+        """Close both verifiers."""
+        self.verifier.close()
+        self.audit_verifier.close()
+
+
+def _attach_audit_score(verdict: Verdict, second: Verdict | None = None) -> Verdict:
+    if second is None or verdict.score is None:
+        return verdict
+    if second.score is None:
+        return replace(verdict, detail={**verdict.detail, "shadow": second.reason})
+    return replace(verdict, components={**verdict.components, "shadow": second.score})
+
+
+make = AuditedVerifier
