@@ -70,7 +70,7 @@ class Episode:
 
     def _build_error(self) -> ValueError:
         """Build the error that describes the inconsistency of the lists."""
-        whose, lists = f"episode of {self.task_id!r}", ("tokens", "acted", "logprobs", "rewards")
+        whose, lists = f"episode of {self.task_id!r}", ("tokens", "action_mask", "logprobs", "rewards")
         lengths = {name: len(getattr(self, name)) for name in lists}
         if len(set(lengths.values())) > 1:
             return ValueError(f"{whose}: {lengths}; all lists must have the same length")
@@ -99,12 +99,12 @@ class Episode:
     @property
     def auxiliary(self) -> bool:
         """Whether the episode is only a baseline of its group (greedy or mismatched) or a canary. It is then not trained on."""
-        return any(self.meta.get(name) for name in ("greedy", "mismatched", "honeypot"))
+        return any(self.meta.get(name) for name in ("greedy", "mismatched", "canary"))
 
     @property
     def truncated_mid_turn(self) -> bool:
         """Whether a token limit truncated a turn. Reaching the turn limit does not count, because every turn is complete."""
-        return self.stop_reason is StopReason.TRUNCATED and self.meta.get("cut") != "turns"
+        return self.stop_reason is StopReason.TRUNCATED and self.meta.get("truncated") != "turns"
 
     @property
     def turn_spans(self) -> list[tuple[int, int]]:

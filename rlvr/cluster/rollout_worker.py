@@ -88,10 +88,10 @@ class RolloutWorker:
         mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
         self.sampler.attach(environment, tokenizer)
-        self.sampler.prepare(precision=settings.precision, max_length=mdp.max_length)
+        self.sampler.configure(precision=settings.precision, max_length=mdp.max_length)
         self.model = _build_model(config, tokenizer, settings.precision, vectors=self.sampler.runs_model) if settings.uses_weights else None
         rollout = build_rollout(
-            mdp, _CancellableSampler(self.sampler, self._is_cancelled), lockstep=settings.sync_turns, **asked.rollout_settings
+            mdp, _CancellableSampler(self.sampler, self._is_cancelled), sync_turns=settings.sync_turns, **asked.rollout_settings
         )
         self.rollout = self._resources.enter_context(rollout)
 
@@ -195,7 +195,7 @@ class _CancellableSampler(Sampler):
 
     def __init__(self, inner: Sampler, unneeded: Callable[[], bool]) -> None:
         self.inner, self.is_cancelled = inner, unneeded
-        for name in ("company", "gives_text", "tokenizer"):
+        for name in ("eval_batch_size", "text_only", "tokenizer"):
             setattr(self, name, getattr(inner, name))
 
     def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:

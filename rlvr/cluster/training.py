@@ -62,10 +62,10 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
 
 
 def build_cluster_trainer(
-    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: EventLog | None = None
+    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None = None, record: EventLog | None = None
 ) -> Trainer:
     """Build the trainer of a run, which samples as `cluster` says. `record`: the event log of the workers."""
-    crew, settings = build_trainer(config, accelerator, stack, checkpoint_folder=weights), config.cluster
+    crew, settings = build_trainer(config, accelerator, stack, checkpoint_folder=checkpoint_folder), config.cluster
     if settings is None:
         return crew
     check_supported(crew)
@@ -120,7 +120,7 @@ def check_supported(crew: Trainer) -> None:
 class ChunkedRollout:
     """Sample in this process, task by task as rollout workers do: the reference for a cluster run."""
 
-    shared = True
+    main_process_samples = True
 
     def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
         self.inner, self.settings, self.timing, self.sync_turns = inner, settings, RolloutTiming(), inner.sync_turns
@@ -133,7 +133,7 @@ class ChunkedRollout:
             self.timing = self.timing + self.inner.timing
         return found
 
-    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the local rollout."""
         return self.inner.compute_extra_metrics(times)
 
@@ -151,17 +151,17 @@ class RemoteRollout(ChunkedRollout):
 
     def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Return one episode for each draw, in order."""
-        batch = self.begin(draws, sampling, version=version)
+        batch = self.start_rollout(draws, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
         return found
 
-    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return how workers and trainer spent the time of this step, and the counters."""
         if self.driver is None:
             return {}
         return self.driver.metrics.take_step_metrics() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
-    def begin(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
+    def start_rollout(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
         """Start to sample one episode for each draw; does not block."""
         if self.driver is None:
             raise SamplerError("only the main process has rollout workers, and this is another process")
@@ -181,7 +181,7 @@ class WeightBroadcaster(Sampler):
         """`packer`: None if the sampler loads no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
-        for name in ("company", "gives_text", "tokenizer", "runs_model"):
+        for name in ("eval_batch_size", "text_only", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     def update_weights(self, weights: Weights, version: int) -> None:

@@ -25,7 +25,7 @@ class ClusterConfig(Section):
     """
 
     address: str = "local"
-    """`get_local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
+    """`local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
     rollout_workers: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
     cpus: float = Field(default=1.0, ge=0)  # CPUs per rollout worker
     gpus: float = Field(default=0.0, ge=0)  # GPUs per rollout worker

@@ -122,7 +122,7 @@ def flatten_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any
     """Flatten a sample or an episode into one row of a table."""
     verdict, (read, written) = row["verdict"] or {}, count_tokens(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
-    values |= {"finish": row.get("finish", row["end"]), "tokens": written, "prompt_tokens": read}
+    values |= {"finish": row.get("finish", row["stop_reason"]), "tokens": written, "prompt_tokens": read}
     values |= {"calls": count_conversation(row["turns"], row.get("session")).calls}
     values |= {"prompt": _join_prompt(row.get("prompt", [])), "reference": _to_text(row.get("reference"))}
     line = {name: values.get(name, row.get(name)) for name in columns}

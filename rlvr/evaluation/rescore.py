@@ -138,7 +138,7 @@ def _verify_row(
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     mdp, state = (
         TokenMDP(environment, spoken),
-        ConversationState(task, row["tokens"], [bool(own) for own in row["acted"]], [Turn(text) for text in said]),
+        ConversationState(task, row["tokens"], [bool(own) for own in row["action_mask"]], [Turn(text) for text in said]),
     )
     verdict = mdp.add_step_rewards(state, verdict)
     return verdict, mdp.compute_token_rewards(state, verdict) if verdict.step_rewards else []
@@ -160,11 +160,11 @@ def _build_rescored_row(row: Mapping[str, Any], task: Task, verdict: Verdict, re
     new = {
         "reference": task.reference,
         "reward": verdict.score or 0.0,
-        "end": row["finish"] if scored else StopReason.FAILED.value,
+        "stop_reason": row["finish"] if scored else StopReason.FAILED.value,
         "verdict": verdict.to_dict(),
         "error": "" if scored else verdict.reason,
     }
-    if rewards and any(rewards[: find_last_action(row["acted"])]):  # otherwise all of the reward is at the last token
+    if rewards and any(rewards[: find_last_action(row["action_mask"])]):  # otherwise all of the reward is at the last token
         new["rewards"] = [round(reward, 6) for reward in rewards]
     return {key: value for key, value in row.items() if key != "rewards"} | new
 

@@ -78,7 +78,7 @@ class EvalSample:
 def parse_sample(row: Mapping[str, Any]) -> EvalSample:
     """Parse a row of `episodes.jsonl` into a sample."""
     try:
-        chosen = [value for value, own in zip(row["logprobs"], row["acted"], strict=True) if own]
+        chosen = [value for value, own in zip(row["logprobs"], row["action_mask"], strict=True) if own]
         verdict = row["verdict"] or {}
         read, written = count_tokens(row)
         return EvalSample(
@@ -93,7 +93,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             mean_logprob=sum(chosen) / max(len(chosen), 1),
             question_digest=compute_digest(row["prompt"], row["reference"]),
             verdict=verdict,
-            truncated_by=row.get("cut", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
+            truncated_by=row.get("truncated", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
             conversation_stats=count_conversation(row["turns"], row.get("session")),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -105,11 +105,11 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
 def count_tokens(row: Mapping[str, Any]) -> tuple[int, int]:
     """Count the input and output tokens of a row; for an endpoint, as reported in its usage.
 
-    >>> counted({"acted": [0, 0, 1]}), counted({"acted": [0, 0, 1], "usage": [9, 4]})
+    >>> counted({"action_mask": [0, 0, 1]}), counted({"action_mask": [0, 0, 1], "usage": [9, 4]})
     ((2, 1), (9, 4))
     """
-    written = sum(row["acted"])
-    read, written = row.get("usage") or (len(row["acted"]) - written, written)
+    written = sum(row["action_mask"])
+    read, written = row.get("usage") or (len(row["action_mask"]) - written, written)
     return read, written
 
 

@@ -350,7 +350,7 @@ class TokenMDP:
             text=self.get_answer(state),
             turns=len(state.turns),
             error="" if verdict.is_scored else verdict.reason,
-            meta=({"cut": state.truncation_reason} if state.truncation_reason else {})
+            meta=({"truncated": state.truncation_reason} if state.truncation_reason else {})
             | (self._build_session_meta(state, state.session_handle) if state.session_handle else {}),
         )
 

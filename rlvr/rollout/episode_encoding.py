@@ -31,9 +31,9 @@ HEADER = struct.Struct("<IQ")
 """The header after the magic bytes: checksum and length of the payload."""
 ARRAY_DTYPES: Mapping[str, tuple[str, ...]] = {
     "tokens": ("<u2", "<i4", "<i8"),
-    "acted": ("|u1",),
+    "action_mask": ("|u1",),
     "logprobs": ("<f4", "<f8"),
-    "reward_at": ("<i8",),
+    "reward_positions": ("<i8",),
     "rewards": ("<f8",),
 }
 """The arrays in their order, and the dtypes that each may have."""

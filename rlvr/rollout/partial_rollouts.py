@@ -28,7 +28,7 @@ class PartialSampler(Sampler):
         self.inner, self.max_tokens, self.version, self.rollout_tokenizer = inner, max_tokens, 0, tokenizer
         self.partial_by_seed: dict[int, PartialCompletion] | None = None
         """The partial completion of each request, by seed; None outside of `cut_completions`."""
-        for name in ("company", "gives_text", "tokenizer", "runs_model"):
+        for name in ("eval_batch_size", "text_only", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     @contextmanager
@@ -147,7 +147,7 @@ def _record_versions(episode: Episode, part: PartialCompletion) -> Episode:
         before, count = len(episode.tokens), len(part.tokens)
         lists: dict[str, Any] = {
             "tokens": [*episode.tokens, *part.tokens],
-            "acted": [False] * before + [True] * count,
+            "action_mask": [False] * before + [True] * count,
             "logprobs": [0.0] * before + part.logprobs,
             "rewards": [0.0] * (before + count),
         }

@@ -18,7 +18,7 @@ from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.sessions import RecordedSession
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
-REQUIRED_KEYS = ("split", "index", "tokens", "acted", "end", "reward")
+REQUIRED_KEYS = ("split", "index", "tokens", "action_mask", "stop_reason", "reward")
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, max_details
             raise ConfigError(
                 f"episode {number} has no {', '.join(map(repr, missing))}; to be replayed it needs {', '.join(REQUIRED_KEYS)}"
             )
-        if row["end"] == StopReason.FAILED.value:
+        if row["stop_reason"] == StopReason.FAILED.value:
             report.failed += 1
             continue
         report.episodes += 1
         session = row.get("session") if env.mdp.has_sessions else None
         report.num_recorded_sessions += session is not None
-        other = {"reference": row["reference"]} if row.get("honeypot") else {}
-        timed = row.get("cut") in ("time", "overlong")
+        other = {"reference": row["reference"]} if row.get("canary") else {}
+        timed = row.get("truncated") in ("time", "overlong")
         wrong = find_mismatch(env, **{key: row[key] for key in REQUIRED_KEYS}, session=session, ended_by_time=timed, **other)
         if wrong:
             report.mismatches += 1

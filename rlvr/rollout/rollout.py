@@ -58,7 +58,7 @@ class Rollout:
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
             call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
             episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
-            straggler_policy: "cut" ends the last conversation of a group when the others are done and it has as many turns as the longest
+            straggler_policy: "truncate" ends the last conversation of a group when the others are done and it has as many turns as the longest
                 of
                 them; it is verified as it is. "wait" lets it finish.
             sync_turns: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
@@ -71,8 +71,8 @@ class Rollout:
             raise ConfigError(f"actors {session_workers} and open_sessions {max_open_sessions} must be at least 1")
         if episode_timeout_s is not None and episode_timeout_s <= 0:
             raise ConfigError(f"episode_s is {episode_timeout_s}; it must be above 0")
-        if straggler_policy not in ("wait", "cut"):
-            raise ConfigError(f"overlong is {straggler_policy!r}; allowed: cut, wait")
+        if straggler_policy not in ("wait", "truncate"):
+            raise ConfigError(f"straggler_policy is {straggler_policy!r}; allowed: truncate, wait")
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.episode_timeout_s, self.straggler_policy = episode_timeout_s, straggler_policy
         self.sync_turns = (

@@ -126,7 +126,7 @@ class SessionRolloutScheduler(RolloutScheduler):
 
     def _finish(self, talk: Conversation) -> None:
         super()._finish(talk)
-        if self.settings.straggler_policy == "cut":
+        if self.settings.straggler_policy == "truncate":
             self._limit_straggler(talk)
         if talk.state.session_handle is not None:
             self._close_session(talk.state.session_handle)

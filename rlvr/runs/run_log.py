@@ -34,7 +34,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.state import find_last_action
 
-LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "honeypots.jsonl")
+LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "canaries.jsonl")
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
 TokenDiagnostics = tuple[Sequence[float], Sequence[float] | None]
 """The learner's values for an episode: the advantage of each token, and the log-ratio of trainer to sampler, if available."""
@@ -114,7 +114,7 @@ class RunLog:
     def log_rewarded_canaries(self, step: int, episodes: Sequence[Episode]) -> None:
         """Append the rewarded canaries of a step: each is an answer that the verifier should not have rewarded."""
         if episodes:
-            self._append("honeypots.jsonl", [episode_to_json(step, episode, ()) for episode in episodes])
+            self._append("canaries.jsonl", [episode_to_json(step, episode, ()) for episode in episodes])
 
     def flush_and_get_offsets(self) -> dict[str, int]:
         """Flush the logs to disk, and return the length of each."""
@@ -175,13 +175,13 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
         "text": episode.text,
         "reward": episode.reward,
         "advantage": advantages[find_last_action(episode.action_mask)] if advantages and any(episode.action_mask) else 0.0,
-        "end": episode.stop_reason.value,
+        "stop_reason": episode.stop_reason.value,
         "turns": episode.turns,
         "policy_version": episode.policy_version,
         "verdict": episode.verdict.to_dict() if episode.verdict else None,
         "error": episode.error,
         "tokens": episode.tokens,
-        "acted": [int(flag) for flag in episode.action_mask],
+        "action_mask": [int(flag) for flag in episode.action_mask],
         "logprobs": [round(value, 6) for value in episode.logprobs],
         **{name: [round(value, 6) for value in values] for name, values in told.items()},
     }

@@ -164,13 +164,13 @@ def finish_round(
     for best, more in greedy:
         groups, timing = [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
     crew.task_sampler.on_verified(plan.tasks, groups, opened)
-    return groups, {"honeypot": opened} if opened else {}, timing
+    return groups, {"canary": opened} if opened else {}, timing
 
 
 def build_reference_meta(task: Task) -> dict[str, object]:
     """Return the reference as episode metadata for the viewer; empty for long references, such as many tests.
 
-    >>> build_reference_meta(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"))
+    >>> build_reference_meta(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"))
     {'reference': '4'}
     """
     text = json.dumps(task.reference, ensure_ascii=False, default=str)
@@ -252,13 +252,13 @@ def sample_dynamic(crew: Trainer, step: int, version: int) -> RolloutBatch:
     while not collector.is_done:
         groups, aside, spent = sample_groups(crew, collector.next_num_groups, step, version, first=len(collector.sampled_groups))
         collector.add_groups(groups)
-        pots += aside.get("honeypot", [])
+        pots += aside.get("canary", [])
         timing = timing + spent
     dropped = collector.list_dropped()
     for reason, groups in dropped.items():
         for episode in (e for group in groups for e in group):
             episode.meta["dropped"] = reason
-    dropped |= {"honeypot": pots} if pots else {}
+    dropped |= {"canary": pots} if pots else {}
     figures = crew.task_sampler.metrics() | collector.metrics() | crew.sampler.metrics()
     return RolloutBatch(collector.select_groups(), dropped, figures, timing)
 

@@ -43,7 +43,7 @@ def repeat_one_step(
         remove_orphaned_folders(SCRATCH_PREFIX)
         scratch = create_owned_folder(SCRATCH_PREFIX)
         stack.callback(remove_folder, scratch)
-        crew = trainer_builder(config, accelerator, stack, weights=place)
+        crew = trainer_builder(config, accelerator, stack, checkpoint_folder=place)
         ahead = make_prefetcher(crew, stack)
         enable_partial_rollouts(crew)
         step = restore(crew, folder, place).num_completed_steps

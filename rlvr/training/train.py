@@ -116,7 +116,7 @@ def train(
         )
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
-        crew = trainer_builder(config, accelerator, stack, weights=place)
+        crew = trainer_builder(config, accelerator, stack, checkpoint_folder=place)
         ahead = make_prefetcher(crew, stack)
         enable_partial_rollouts(crew)
         if fresh:

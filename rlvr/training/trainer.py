@@ -106,7 +106,7 @@ class Trainer:
         asked = self.config.rollout
         by_time = (
             asked.episode_timeout_s is not None
-            or asked.straggler_policy == "cut"
+            or asked.straggler_policy == "truncate"
             or (self.sampler.eval_batch_size and not self.rollout.sync_turns)
         )
         timed = self.mdp.is_interactive and by_time
@@ -131,7 +131,7 @@ class Trainer:
 
 
 def build_trainer(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None = None) -> Trainer:
-    """Build and check all components before the run begins. `weights` is a checkpoint folder."""
+    """Build and check all components before the run begins. `checkpoint_folder`: load the weights from this checkpoint."""
     set_seed(config.seed)
     tokenizer = load_tokenizer(config.tokenizer_name)
     environment: Environment = stack.enter_context(build_from_config("env", config.env))
@@ -180,7 +180,7 @@ def build_trainer(config: RunConfig, accelerator: Accelerator, stack: ExitStack,
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.check_model(model, sampler, mdp, config, **how)
     lockstep = choose_sync_turns(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(build_rollout(mdp, sampler, lockstep=lockstep, **asked.rollout_settings))
+    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=lockstep, **asked.rollout_settings))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Trainer(
         config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow, checks, weight_loader=fill

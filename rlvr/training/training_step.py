@@ -93,8 +93,8 @@ def finish_step(
         learned = all_gather(crew.accelerator, lambda: get_token_diagnostics(crew.learner))
         nothing = [[((), None) for _ in group] for group in batch.all_groups[len(batch.groups) :]]
         run.log_episodes(step + 1, batch.all_groups, [*learned, *nothing])
-    if "honeypot" in batch.dropped:
-        run.log_rewarded_canaries(step + 1, find_rewarded(batch.dropped["honeypot"]))
+    if "canary" in batch.dropped:
+        run.log_rewarded_canaries(step + 1, find_rewarded(batch.dropped["canary"]))
     run.log_metrics(row, times)  # last, so that a step with a metrics line has all its episodes even if the run is killed
     return row, times
 

@@ -82,7 +82,7 @@ class EpisodeColumns:
         talk = count_conversation(row["turns"], row.get("session"))
         numbers |= {"turns": talk.turns, "calls": talk.calls}
         numbers |= {"glimpse": " ".join(row["text"][: 2 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]}
-        words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["end"]))}
+        words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["stop_reason"]))}
         words |= {"fault": verdict.get("fault", "none" if verdict else "no verdict")}
         words |= {"reason": (row["error"] or verdict.get("reason", ""))[: 2 * PREVIEW_CHARS]}
         for name, value in numbers.items():
@@ -154,10 +154,10 @@ def _collect_texts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _collect_tokens(row: Mapping[str, Any]) -> list[list[int] | None]:
     """Collect the token ids, the alternating run lengths of context and sampled tokens, and the numbers of each sampled token."""
-    runs = [(own, len(list(same))) for own, same in groupby(row["acted"], bool)]
+    runs = [(own, len(list(same))) for own, same in groupby(row["action_mask"], bool)]
     stretches = [0] * (bool(runs) and runs[0][0]) + [length for _, length in runs]
     known = (("logprobs", -LOGPROB_SCALE), ("log_ratio", RATIO_SCALE), ("advantages", RATIO_SCALE))
-    return [row["tokens"], stretches, *(_scale_action_values(row.get(name), row["acted"], scale) for name, scale in known)]
+    return [row["tokens"], stretches, *(_scale_action_values(row.get(name), row["action_mask"], scale) for name, scale in known)]
 
 
 def _scale_action_values(values: Sequence[float] | None, acted: Sequence[int], scale: int) -> list[int] | None:
@@ -169,7 +169,7 @@ def _is_decodable(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     if row["turns"] != 1:
         return True
     try:
-        return tokenizer.decode([token for token, own in zip(row["tokens"], row["acted"], strict=False) if own]).strip() in row["text"]
+        return tokenizer.decode([token for token, own in zip(row["tokens"], row["action_mask"], strict=False) if own]).strip() in row["text"]
     except (IndexError, OverflowError, ValueError):
         return False
 

@@ -326,7 +326,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
 
     transport = started()
     monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
-    task = Task("t", user("2+2="), "4")
+    task = Task(user("2+2="), "4", id="t")
     with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
         transport.run_task(Dispatch("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], Sampling(), 0)
 

@@ -31,7 +31,7 @@ from rlvr.task import Fault, Task, Verdict, user
 
 def draws(groups: int = 6, members: int = 2) -> list[RolloutRequest]:
     return [
-        RolloutRequest(Task(f"t/{g}", user("?"), "4"), f"1:{g}", derive_seed(g, m), {"index": g})
+        RolloutRequest(Task(user("?"), "4", id=f"t/{g}"), f"1:{g}", derive_seed(g, m), {"index": g})
         for g in range(groups)
         for m in range(members)
     ]
@@ -273,13 +273,13 @@ class Unlucky(Pretended):
     def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
         super().run_task(order, unit, sampling, label)
         if order.worker.startswith("c1."):
-            short: dict[str, Any] = {"tokens": [5, 1], "acted": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
+            short: dict[str, Any] = {"tokens": [5, 1], "action_mask": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
             episodes = [replace(answered(draw, label), **short, **self.how) for draw in unit]
             self.work[-1] = TaskEnded(order, encode_episodes([episodes]).to_bytes(), 0.1)
 
 
 @pytest.mark.parametrize(
-    "how", [{"error": "the engine fell over", "end": StopReason.FAILED}, {"meta": {"cut": "time"}}, {"meta": {"cut": "overlong"}}], ids=str
+    "how", [{"error": "the engine fell over", "end": StopReason.FAILED}, {"meta": {"truncated": "time"}}, {"meta": {"truncated": "overlong"}}], ids=str
 )
 def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
     told, transport = list[str](), Unlucky()

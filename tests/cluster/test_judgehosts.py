@@ -18,7 +18,7 @@ from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.task import Task, Verdict, user
 from tests.cluster.test_actors import PLACE, Ray, RayError, RayTaskError
 
-TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
+TASK, SAID = Task(user("2+2="), "4", id="t"), Transcript("4")
 
 
 def hosts(**settings: Any) -> tuple[VerifierActors, Ray, list[str]]:

@@ -28,7 +28,7 @@ from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Sums, Talk
 
-TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
+TASK, SAID = Task(user("2+2="), "4", id="t"), Transcript("4")
 
 
 def answers(name: str, seen: list[str], *, after: float = 0.0) -> AskVerdict:

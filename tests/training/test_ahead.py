@@ -101,7 +101,7 @@ def test_every_token_is_of_the_version_that_the_schedule_says(whole: tuple[int, 
     assert bool(mine) == (most == 1)
     for e in mine:
         ours, later = compute_model_logprobs(model, e["tokens"]), compute_model_logprobs(others, e["tokens"])
-        acted = [i for i, flag in enumerate(e["acted"]) if flag]
+        acted = [i for i, flag in enumerate(e["action_mask"]) if flag]
         assert all(ours[i - 1] == pytest.approx(e["logprobs"][i], abs=1e-5) for i in acted)
         assert any(abs(later[i - 1] - e["logprobs"][i]) > 1e-4 for i in acted)
 

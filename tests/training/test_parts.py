@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spans(row: dict[str, Any]) -> list[list[int]]:
-    return row.get("versions") or [[row["policy_version"], sum(row["acted"])]]
+    return row.get("versions") or [[row["policy_version"], sum(row["action_mask"])]]
 
 
 def test_each_token_is_of_the_version_that_the_record_says(whole: Path) -> None:
@@ -51,10 +51,10 @@ def test_each_token_is_of_the_version_that_the_record_says(whole: Path) -> None:
     seen = set[int]()
     for row in kept(whole, "episodes"):
         versions = [version for version, count in spans(row) for _ in range(count)]
-        assert len(versions) == sum(row["acted"]) and versions == sorted(versions)
+        assert len(versions) == sum(row["action_mask"]) and versions == sorted(versions)
         assert all(count % MOST == 0 for _, count in spans(row)[:-1])  # more than MOST where no group had ended
         assert spans(row)[-1][0] == row["policy_version"]
-        acted = [i for i, flag in enumerate(row["acted"]) if flag]
+        acted = [i for i, flag in enumerate(row["action_mask"]) if flag]
         scores = {version: compute_model_logprobs(models[version], row["tokens"]) for version in set(versions)}
         for i, version in zip(acted, versions, strict=True):
             assert scores[version][i - 1] == pytest.approx(row["logprobs"][i], abs=1e-5)
@@ -95,8 +95,8 @@ def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_pat
 
     monkeypatch.setattr(PartialSampler, "_join_completion", failing)
     run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
-    failed = [row for row in kept(tmp_path / "run", "episodes") if row["end"] == "failed"]
-    assert failed and all("versions" not in row and not sum(row["acted"]) and row["verdict"]["score"] is None for row in failed)
+    failed = [row for row in kept(tmp_path / "run", "episodes") if row["stop_reason"] == "failed"]
+    assert failed and all("versions" not in row and not sum(row["action_mask"]) and row["verdict"]["score"] is None for row in failed)
     for row in kept(tmp_path / "run", "metrics"):
         ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
         assert sum(ages.values()) == row["tokens/sampled"]

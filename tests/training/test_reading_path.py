@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST = 1200
-"""Lines of all functions that run between `run_training_step` and `optimizer.step`. What only some runs need belongs in functions of their
+"""Lines of all functions that run between `one_step` and `optimizer.step`. What only some runs need belongs in functions of their
 own.
 """
 

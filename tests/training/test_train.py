@@ -237,7 +237,7 @@ def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path:
     for row in metrics:
         mine = [e for e in episodes if e["step"] == row["step"]]
         assert row["reward"] == pytest.approx(sum(e["reward"] for e in mine) / len(mine))  # before the filter
-        assert row["tokens/sampled"] == sum(sum(e["acted"]) for e in mine)
+        assert row["tokens/sampled"] == sum(sum(e["action_mask"]) for e in mine)
         assert row["tokens/sampled"] == row["tokens/trained"] + row["tokens/masked"] + row["tokens/dropped"]
         assert len([e for e in mine if "dropped" not in e]) == 16
         assert len({e["group"] for e in mine}) == row["dynamic_sampling/groups"]

@@ -37,9 +37,9 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     assert 1 <= times["rollout/open_sessions"] <= 16 and times["tools/time"] > 0 and times["rollout/sampler_idle"] >= 0
     assert all(row["reference"].isdecimal() for row in rows), "the viewer shows it"
     assert (
-        build_reference_meta(Task("t", user("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}))
+        build_reference_meta(Task(user("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
         == {}
-        == build_reference_meta(Task("t", user("?"), None))
+        == build_reference_meta(Task(user("?"), None, id="t"))
     )
     report = replay_run(tmp_path / "run")
     assert (report.mismatches, report.num_recorded_sessions) == (0, len(rows))

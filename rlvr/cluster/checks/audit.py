@@ -37,7 +37,7 @@ from rlvr.runs.run_log import load_run_config, read_jsonl
 from rlvr.training.checkpoint import iter_complete_checkpoints, parse_step
 from rlvr.training.trainer import choose_sync_turns
 
-AUXILIARY_FLAGS = ("greedy", "mismatched", "honeypot")
+AUXILIARY_FLAGS = ("greedy", "mismatched", "canary")
 """Flags of completions of a group that have other seeds or settings."""
 REQUIRED_FIELDS = {
     "step": int,
@@ -46,7 +46,7 @@ REQUIRED_FIELDS = {
     "split": str,
     "index": int,
     "tokens": list,
-    "acted": list,
+    "action_mask": list,
     "logprobs": list,
 }
 """The fields that a row needs to be sampled again, and their types."""
@@ -119,7 +119,7 @@ def iter_recorded_groups(run: Path, config: RunConfig, report: AuditReport) -> I
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
         group = list(found)
         alike = len({(row["policy_version"], row["index"]) for row in group}) == 1
-        whole = all(row["tokens"] and row.get("cut") not in TIME_REASONS for row in group)
+        whole = all(row["tokens"] and row.get("truncated") not in TIME_REASONS for row in group)
         if len(group) == config.rollout.num_generations and alike and whole:
             yield group
         else:
@@ -135,7 +135,7 @@ def check_row(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, An
             )
     if not re.fullmatch(r"\d+:\d+", row["group"]):
         raise ConfigError(f"{log}, line {number} has group {row['group']!r:.40}, not STEP:PLACE; the record was damaged or changed")
-    if not all(isinstance(value, int | float) for name in ("tokens", "acted", "logprobs") for value in row[name]):
+    if not all(isinstance(value, int | float) for name in ("tokens", "action_mask", "logprobs") for value in row[name]):
         raise ConfigError(f"{log}, line {number} has tokens, acted or logprobs that are not numbers; the record was damaged or changed")
     return row
 
@@ -173,7 +173,7 @@ def add_comparison(report: AuditReport, group: Group, found: Sequence[Episode]) 
     report.groups += 1
     for member, (row, episode) in enumerate(zip(group, found, strict=True)):
         report.answers += 1
-        before = SampledAnswer(row["tokens"], list(map(bool, row["acted"])), row["logprobs"])
+        before = SampledAnswer(row["tokens"], list(map(bool, row["action_mask"])), row["logprobs"])
         if what := describe_difference(before, extract_answer(episode)):
             report.differing += 1
             if len(report.details) < MAX_DETAILS:

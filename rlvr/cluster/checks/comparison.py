@@ -38,7 +38,7 @@ def extract_answer(episode: Episode) -> SampledAnswer:
 
 def is_comparable(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
-    return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("cut") in TIME_REASONS for episode in (one, other))
+    return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") in TIME_REASONS for episode in (one, other))
 
 
 def describe_difference(one: SampledAnswer, other: SampledAnswer) -> str:

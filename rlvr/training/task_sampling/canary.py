@@ -51,9 +51,9 @@ class CanaryTasks:
         found = []
         for number in range(first, first + count):
             index, task = dice.choice(tasks)
-            seed = derive_seed(self.seed, "honeypot", step, number)
+            seed = derive_seed(self.seed, "canary", step, number)
             pot = make_canary(task, seed)
-            meta = {"split": "train", "index": index, "reference": pot.reference, "honeypot": True, "dropped": "honeypot"}
+            meta = {"split": "train", "index": index, "reference": pot.reference, "canary": True, "dropped": "canary"}
             found.append([RolloutRequest(pot, f"{step + 1}:honeypot:{number}", seed, meta)])
         return found
 
@@ -80,7 +80,7 @@ class CanaryTasks:
         if (count := metrics.get("canary/rewarded_total", 0.0)) > self.max_rewarded:
             raise CheckFailed(
                 f"the verifier was paid {count:.0f} times for tasks that cannot be solved (rollout.max_rewarded_canaries is {self.max_rewarded}), so it "
-                "has a hole and the policy has found it. The answers are in honeypots.jsonl of the run folder; repair the verifier "
+                "has a hole and the policy has found it. The answers are in canaries.jsonl of the run folder; repair the verifier "
                 "(`rlvr audit` finds more), and train again from a checkpoint before the first of them"
             )
 
@@ -106,7 +106,7 @@ def find_rewarded(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
 def make_canary(task: Task, seed: int) -> Task:
     """Return the task with a reference of the same kind that no answer matches.
 
-    >>> make_canary(Task("t", ({"role": "user", "content": "2+2="},), "4"), seed=0).reference
+    >>> make_canary(Task(({"role": "user", "content": "2+2="},), "4", id="t"), seed=0).reference
     '671858751281'
     """
     return replace(task, reference=_replace_reference(task, random.Random(seed)))

@@ -3,7 +3,7 @@
 A task solved with probability p is most useful near p = 1/2: a group of it has a reward variance of p (1 - p). A task without
 a solve rate counts as p = 1/2, and every task keeps a minimum weight, so that forgotten skills are detected.
 
-If tasks are generated and never repeat, single tasks have no rate; `by` then names a property that they share, such as their level.
+If tasks are generated and never repeat, single tasks have no rate; `key` then names a property that they share, such as their level.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rlvr.task import Task
 class Curriculum:
     """Solve rates, and random draws weighted by them. The state is plain JSON.
 
-    >>> c = Curriculum(decay=0.5)
-    >>> c.observe("easy", 1.0); c.observe("open", 0.5)
-    >>> c.weight("open") > c.weight("easy")
+    >>> c = Curriculum(ema_decay=0.5)
+    >>> c.update_solve_rate("easy", 1.0); c.update_solve_rate("open", 0.5)
+    >>> c.compute_weight("open") > c.compute_weight("easy")
     True
     """
 
-    def __init__(self, *, ema: float = 0.7, min_weight: float = 0.05, oversample: int = 4, key: str | None = None) -> None:
-        if not 0 <= ema < 1 or not 0 < min_weight <= 1 or oversample < 1:
+    def __init__(self, *, ema_decay: float = 0.7, min_weight: float = 0.05, oversample: int = 4, key: str | None = None) -> None:
+        if not 0 <= ema_decay < 1 or not 0 < min_weight <= 1 or oversample < 1:
             raise ConfigError(
-                f"decay {ema} must be at least 0 and below 1, floor {min_weight} above 0 and at most 1, and candidates {oversample} at least 1"
+                f"ema_decay {ema_decay} must be at least 0 and below 1, min_weight {min_weight} above 0 and at most 1, and oversample {oversample} at least 1"
             )
-        self.ema, self.min_weight, self.oversample, self.meta_key = ema, min_weight, oversample, key
+        self.ema_decay, self.min_weight, self.oversample, self.meta_key = ema_decay, min_weight, oversample, key
         self.solve_rates: dict[str, float] = {}
 
     def get_rate_key(self, task: Task) -> str:
@@ -47,7 +47,7 @@ class Curriculum:
     def update_solve_rate(self, task: str, solved_fraction: float) -> None:
         """Update a solve rate with the fraction of right answers in a group; recent groups count more."""
         before = self.solve_rates.get(task)
-        self.solve_rates[task] = solved_fraction if before is None else self.ema * before + (1 - self.ema) * solved_fraction
+        self.solve_rates[task] = solved_fraction if before is None else self.ema_decay * before + (1 - self.ema_decay) * solved_fraction
 
     def update_from_group(self, task: Task, group: Sequence[Episode]) -> None:
         """Update the solve rate with a group; a group without any score is ignored."""

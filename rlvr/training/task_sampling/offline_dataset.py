@@ -23,7 +23,7 @@ NUM_COMPARED_PROMPTS = 20
 """The number of recorded prompts that are re-rendered, to check that both runs use the same tokens."""
 
 EPISODE_KEYS = (
-    "step", "task_id", "group", "text", "reward", "advantage", "end", "turns", "policy_version", "verdict", "error", "tokens", "acted",
+    "step", "task_id", "group", "text", "reward", "advantage", "stop_reason", "turns", "policy_version", "verdict", "error", "tokens", "action_mask",
     "logprobs", "rewards",
 )  # fmt: skip
 """The keys of a recorded line that are fields of the episode; the others are metadata."""
@@ -104,7 +104,7 @@ def load_recorded_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
     """Build an episode from a line of episodes.jsonl."""
-    acted = [bool(flag) for flag in row["acted"]]
+    acted = [bool(flag) for flag in row["action_mask"]]
     rewards = [0.0] * len(acted)
     if "rewards" in row:
         rewards = [float(value) for value in row["rewards"]]
@@ -118,7 +118,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         action_mask=acted,
         logprobs=[float(value) for value in row["logprobs"]],
         rewards=rewards,
-        stop_reason=StopReason(row["end"]),
+        stop_reason=StopReason(row["stop_reason"]),
         policy_version=int(row["policy_version"]),
         verdict=verdict and Verdict(**verdict),
         text=row["text"],

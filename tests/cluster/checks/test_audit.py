@@ -79,7 +79,7 @@ def copied(run: Path, to: Path, change: Callable[[list[Row]], list[Row] | None])
     return to / "run"
 
 
-@pytest.mark.parametrize("name", ["step", "group", "policy_version", "split", "index", "tokens", "acted", "logprobs"])
+@pytest.mark.parametrize("name", ["step", "group", "policy_version", "split", "index", "tokens", "action_mask", "logprobs"])
 @pytest.mark.parametrize("value", [None, "x"], ids=["gone", "text"])
 def test_a_damaged_row_is_one_sentence(run: Path, tmp_path: Path, name: str, value: Any) -> None:
     def harm(rows: list[Row]) -> None:
@@ -94,7 +94,7 @@ def test_numbers_that_are_none_are_one_sentence(run: Path, tmp_path: Path) -> No
         audit(copied(run, tmp_path, lambda rows: [{**row, "logprobs": [None] * len(row["tokens"])} for row in rows]))
 
 
-@pytest.mark.parametrize(("name", "words"), [("acted", "mask entries"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
+@pytest.mark.parametrize(("name", "words"), [("action_mask", "mask entries"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
 def test_a_record_that_is_too_short_is_found(run: Path, tmp_path: Path, name: str, words: str) -> None:
     report = audit(copied(run, tmp_path, lambda rows: [{**row, name: row[name][:-1]} for row in rows]), groups=100)
     assert report.differing == 36 and re.search(rf"one has \d+ {words} and the other \d+", report.details[0])
@@ -112,7 +112,7 @@ def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Pa
 
 
 def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) -> None:
-    beside: list[Row] = [{"greedy": True}, {"honeypot": "a"}, {"mismatched": True}]
+    beside: list[Row] = [{"greedy": True}, {"canary": "a"}, {"mismatched": True}]
     report = audit(copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), groups=100)
     assert (report.groups, report.left_out, report.differing) == (9, 0, 0)
 

@@ -58,10 +58,10 @@ def leaky(tmp_path: Path) -> str:
 
 def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
     screen, out = quiet(), tmp_path / "run"
-    with pytest.raises(CheckFailed, match=r"paid \d+ times for tasks that cannot be solved.*honeypots.jsonl"):
+    with pytest.raises(CheckFailed, match=r"paid \d+ times for tasks that cannot be solved.*canaries.jsonl"):
         train(run(tmp_path, f"{leaky}:Leaky", honeypot_limit=0), out=out, console=screen)
-    found = list(read_jsonl(out / "honeypots.jsonl"))
-    assert found and all(row["honeypot"] and row["reward"] == 1.0 and row["text"] and len(row["reference"]) == 12 for row in found)
+    found = list(read_jsonl(out / "canaries.jsonl"))
+    assert found and all(row["canary"] and row["reward"] == 1.0 and row["text"] and len(row["reference"]) == 12 for row in found)
     rows = list(read_jsonl(out / "metrics.jsonl"))
     assert sum(row["canary/rewarded"] for row in rows) == rows[-1]["canary/rewarded_total"] == len(found)
     assert "were paid: the verifier has a hole" in " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(t
     short = ["eval.tasks=0", "train.steps=12"]
     with pytest.raises(CheckFailed, match="it has a hole and the policy has found it"):
         train(load_config("honeypots", short), out=tmp_path / "weak", console=quiet())
-    for row in read_jsonl(tmp_path / "weak" / "honeypots.jsonl"):
+    for row in read_jsonl(tmp_path / "weak" / "canaries.jsonl"):
         assert row["verdict"]["parts"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
     sound = load_config("honeypots", [*short, "env.verifier=numeric", "train.steps=2", "sft_warmup.steps=5"])
     train(sound, out=tmp_path / "sound", console=quiet())
@@ -87,7 +87,7 @@ def test_a_sound_verifier_is_not_blamed_and_nothing_else_changes(tmp_path: Path)
         for name in ("reward", "reward_std", "loss", "grad_norm", "tokens/trained", "completions/mean_length"):
             assert with_pots[name] == without[name], name
         assert with_pots["tokens/sampled"] == without["tokens/sampled"] + with_pots["tokens/dropped_honeypot"]
-    assert not (tmp_path / "with" / "honeypots.jsonl").exists()
+    assert not (tmp_path / "with" / "canaries.jsonl").exists()
     assert replay_run(tmp_path / "with").mismatches == 0
 
 
@@ -115,12 +115,12 @@ def test_what_honeypots_cannot_tell_is_refused_before_the_run(env: dict[str, Any
 
 
 def test_a_honeypot_is_the_same_prompt_with_a_reference_of_the_same_kind() -> None:
-    task = Task("t", user("2+2="), "4", {"level": 1})
+    task = Task(user("2+2="), "4", id="t", meta={"level": 1})
     pot = make_canary(task, 7)
     assert (pot.prompt, pot.id, pot.meta) == (task.prompt, task.id, task.meta)
     assert pot.reference.isdigit() and len(pot.reference) == 12 and pot == make_canary(task, 7) != make_canary(task, 8)
-    assert isinstance(make_canary(Task("t", user("?"), 4), 0).reference, int)
-    assert make_canary(Task("t", user("?"), "Paris"), 0).reference.isalpha()
+    assert isinstance(make_canary(Task(user("?"), 4, id="t"), 0).reference, int)
+    assert make_canary(Task(user("?"), "Paris", id="t"), 0).reference.isalpha()
 
 
 def test_so_many_are_asked_as_the_share_says() -> None:
