@@ -17,7 +17,7 @@
 
 It needs the repository and Python 3.11 with torch; nothing is downloaded. `facts`, `head` and `attention` need no more. The others need
 transformers, accelerate and pydantic, the last two also gymnasium: a part whose packages are missing says so in its line and is skipped.
-What is missing can be brought along as wheels: `--wheels SUITES_FOLDER` unpacks them for this run.
+What is missing can be brought along as wheels: `--wheels FOLDER` unpacks them for this run.
 
 Each part runs in a process of its own with a time limit of its own, and each line is written when it is measured, so a part that
 fails or hangs loses only itself. The last line sums up; exit code 1 if a part failed.

@@ -16,8 +16,8 @@ At tiny size all parts run to their end on a CPU, except `invariant`, which need
     beside     an engine in a process of its own (placement: local): start, weights, speed, and a kill in the middle of a rollout
     training   a run of some steps with the engine: seconds, and the difference of the probabilities, step by step
 
-A machine without a network and with small transfers gets vLLM in pieces: `pip download_rows` the wheels, cut them with
-`python -m benchmarks._gpu.wheels WHEELS NUM_DIGEST_PIECES`, carry one folder of PIECES at a time into one folder there, and pass that to
+A machine without a network and with small transfers gets vLLM in pieces: `pip download` the wheels, cut them with
+`python -m benchmarks._gpu.wheels WHEELS PIECES`, carry one folder of PIECES at a time into one folder there, and pass that to
 `--wheels`.
 
 Processes, limits and the last line are those of `gpu_day.py`: a part that fails or hangs loses only itself. The range of versions

@@ -43,7 +43,7 @@ print("same" if said == right or sympy.simplify(said - right) == 0 else "differe
 def is_formula(text: str, names: frozenset[str]) -> bool:
     """Return whether a text is a formula of numbers, these names, + - * / **, brackets and the usual functions only.
 
-    >>> formula("x**2/2 + C", frozenset("xC")), formula("__import__('os')", frozenset("x")), formula("x.real", frozenset("x"))
+    >>> is_formula("x**2/2 + C", frozenset("xC")), is_formula("__import__('os')", frozenset("x")), is_formula("x.real", frozenset("x"))
     (True, False, False)
     """
     tree = _parse_expression(text)
@@ -53,7 +53,7 @@ def is_formula(text: str, names: frozenset[str]) -> bool:
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     """Evaluate an expression of whole numbers and + - * /; return (value, its numbers), or None if it is invalid or divides by zero.
 
-    >>> value("(1 + 2) * 8"), value("2**3"), value("1/0")
+    >>> evaluate_expression("(1 + 2) * 8"), evaluate_expression("2**3"), evaluate_expression("1/0")
     ((Fraction(24, 1), [1, 2, 8]), None, None)
     """
     tree, numbers = _parse_expression(text), list[int]()

@@ -29,7 +29,7 @@ class Bug:
 class ModuleFamily:
     """A module, its bugs, and a generator of arguments for each function.
 
-    >>> sorted(FAMILIES["make_date_range_question"].inputs)
+    >>> sorted(FAMILIES["dates"].input_generators)
     ['day_of_year', 'days_in', 'is_leap']
     """
 

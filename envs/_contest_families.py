@@ -17,8 +17,8 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 class Problem:
     """A generated programming problem: statement, solution, and functions that make its tests.
 
-    >>> find_schema_violation = FAMILIES["weighted_sum"](random.Random(0))
-    >>> len(find_schema_violation.cases(random.Random(0), 3))
+    >>> problem = FAMILIES["weighted_sum"](random.Random(0))
+    >>> len(problem.make_cases(random.Random(0), 3))
     3
     """
 

@@ -118,7 +118,7 @@ def draw_name_for_split(draw: random.Random, split: str, draw_name: Callable[[],
     """Draw names until one belongs to the split: one name in five is held out, so that no question is in two splits.
 
     >>> draw = random.Random(0)
-    >>> named(draw, "train", lambda: str(draw.randrange(100)))
+    >>> draw_name_for_split(draw, "train", lambda: str(draw.randrange(100)))
     '49'
     """
     while True:

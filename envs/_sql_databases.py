@@ -151,7 +151,7 @@ DOMAINS = (
 class Layout:
     """The table layout of one domain.
 
-    >>> Layout(DOMAINS[0], 4).joined
+    >>> Layout(DOMAINS[0], 4).joined_tables
     'orders AS e JOIN customers AS w ON w.id = e.customer_id JOIN products AS t ON t.id = e.product_id JOIN towns AS p ON p.id = w.town_id'
     """
 

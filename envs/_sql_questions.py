@@ -14,7 +14,7 @@ from rlvr.envs._sql_databases import FIRST_DAY, NUM_DAYS, TOWNS, Layout
 class SqlQuestion:
     """A question with its correct query.
 
-    >>> Asked("How many orders are there?", "SELECT count(*) FROM orders").ordered
+    >>> SqlQuestion("How many orders are there?", "SELECT make_count_question(*) FROM orders").is_ordered
     False
     """
 

@@ -66,7 +66,7 @@ class Arithmetic(Environment):
                 question = f"{left}{sign}{right}="
                 meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
                 prompt = user(question, system=self.instruction)
-                return Task(f"arithmetic/{split}/{self.seed}.{index}", prompt, str(_compute(left, sign, right)), meta)
+                return Task(prompt, str(_compute(left, sign, right)), id=f"arithmetic/{split}/{self.seed}.{index}", meta=meta)
         raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
 
     def gold(self, task: Task) -> str:
@@ -86,9 +86,9 @@ def compute_split(left: int, sign: str, right: int) -> str:
 def format_steps(left: int, sign: str, right: int) -> list[str]:
     """Return the steps to the answer: for a sum column by column, carry first; otherwise digit by digit.
 
-    >>> steps(37, "+", 58)
+    >>> format_steps(37, "+", 58)
     ['7+8=15', '1+3+5=9']
-    >>> steps(37, "*", 58)
+    >>> format_steps(37, "*", 58)
     ['37*50=1850', '37*8=296', '1850+296=2146']
     """
     if sign == "+":

@@ -27,7 +27,7 @@ NUM_OTHER_CASES = 2
 class BuggyPackage:
     """A package with one bug, the failing call that the prompt shows, and the hidden test calls.
 
-    >>> Posed("amber_1f", {}, {}, "", []).name
+    >>> BuggyPackage("amber_1f", {}, {}, "", []).name
     'amber_1f'
     """
 
@@ -44,7 +44,7 @@ class Bugfix(SandboxEnvironment):
 
     Only the files of the package count. Tests, settings and files that the policy adds do not affect the verdict.
 
-    >>> from rlvr.envs._render_families import FAMILIES
+    >>> from rlvr.envs._families import FAMILIES
     >>> sum(len(family.bugs) for family in FAMILIES.values())
     34
     """
@@ -67,7 +67,7 @@ class Bugfix(SandboxEnvironment):
             f"Only the files {', '.join(sorted(posed.files))} count, and other calls will be tried. When you have finished, say so."
         )
         reference = {"files": sorted(posed.files), "cases": copy.deepcopy(posed.cases)}
-        return Task(f"bugfix/{split}/{self.seed}.{index}", user(question, system=self.instruction), reference, {"kind": kind, "name": name})
+        return Task(user(question, system=self.instruction), reference, id=f"bugfix/{split}/{self.seed}.{index}", meta={"kind": kind, "name": name})
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the files are verified."""

@@ -96,7 +96,7 @@ class CodeContest(Environment):
     def _make_task(self, name: str, statement: str, cases: list[dict[str, str]], shown: int, solution: str) -> Task:
         examples = "".join(f"\n\nInput:\n{case['stdin'].rstrip()}\nOutput:\n{case['stdout'].rstrip()}" for case in cases[:shown])
         text = f"{statement}{examples}\n\n{self.instruction}"
-        return Task(f"code_contest/{name}", user(text), {"kind": "stdio", "cases": cases}, {"solution": solution})
+        return Task(user(text), {"kind": "stdio", "cases": cases}, id=f"code_contest/{name}", meta={"solution": solution})
 
 
 def _is_held_out(statement: str) -> bool:

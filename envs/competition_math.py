@@ -57,7 +57,7 @@ class CompetitionMath(Environment):
         row = rows[index]
         prompt = user(f"{row['problem']}\n\n{self.instruction}" if self.instruction else row["problem"])
         meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "policy") if key in row}
-        return Task(f"competition_math/{split}/{row.get('unique_id', index)}", prompt, row["answer"], meta)
+        return Task(prompt, row["answer"], id=f"competition_math/{split}/{row.get('unique_id', index)}", meta=meta)
 
     def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""

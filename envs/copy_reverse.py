@@ -14,7 +14,7 @@ class CopyReverse(Environment):
     """Words to write backwards. No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
-    >>> rlvr.make("env", "copy_reverse", length=4).task("train", 0).question     # doctest: +SKIP
+    >>> rlvr.make("env", "copy_reverse", num_policy_tokens=4).task("train", 0).question     # doctest: +SKIP
     'abca>'
     """
 
@@ -46,7 +46,7 @@ class CopyReverse(Environment):
             word = "".join(draw.choice(self.letters) for _ in range(self.length))
             held_out = hashlib.blake2b(word.encode(), digest_size=4).digest()[0] % 5 == 0
             if word != word[::-1] and split == ("test" if held_out else "train"):
-                return Task(f"copy_reverse/{split}/{self.seed}.{index}", user(f"{word}>", system=self.instruction), word[::-1])
+                return Task(user(f"{word}>", system=self.instruction), word[::-1], id=f"copy_reverse/{split}/{self.seed}.{index}")
         raise ConfigError(f"there is no {split!r} word of length {self.length} over {self.letters!r}; raise length or add letters")
 
     def gold(self, task: Task) -> str:

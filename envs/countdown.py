@@ -15,7 +15,7 @@ class Countdown(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "countdown", numbers=3)
-    >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).score
+    >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).compute_logprobs
     1.0
     """
 
@@ -49,7 +49,7 @@ class Countdown(Environment):
             if target > 0 and target not in numbers and split == ("test" if held_out else "train"):
                 meta = {"solution": expression}
                 prompt = user(question, system=self.instruction)
-                return Task(f"countdown/{split}/{self.seed}.{index}", prompt, {"numbers": numbers, "target": target}, meta)
+                return Task(prompt, {"numbers": numbers, "target": target}, id=f"countdown/{split}/{self.seed}.{index}", meta=meta)
         raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and max_number={self.max_number}; raise max_number")
 
     def gold(self, task: Task) -> str:

@@ -111,7 +111,7 @@ class Dataset(Environment):
         if not self._shots:
             return task
         system = [message for message in task.prompt if message["role"] == "system"]
-        return Task(task.id, (*system, *self._shots, *task.prompt[len(system) :]), task.reference, task.meta)
+        return Task((*system, *self._shots, *task.prompt[len(system) :]), task.reference, id=task.id, meta=task.meta)
 
     def num_tasks(self, split: str) -> int:
         """Return the number of rows in the split."""
@@ -235,7 +235,7 @@ class Dataset(Environment):
             meta["solution"] = str(own.fill(row.values)).strip()
         if self._verifier_columns:
             meta["settings"] = {key: filled[f"verifier.{key}"] for key in self._verifier_columns}
-        return Task(row.location, prompt, reference, meta)
+        return Task(prompt, reference, id=row.location, meta=meta)
 
     def _report_source(
         self,
@@ -281,7 +281,7 @@ class Dataset(Environment):
                 self._warnings.append(f"{clash[0].id} and {clash[1].id} ask the same and have different references")
             short = [task.id.rpartition("/")[2] for task in tasks]
             ids = short if len(set(short)) == len(short) else [task.id for task in tasks]
-            made[name] = [Task(f"dataset/{name}/{own}", t.prompt, t.reference, t.meta) for own, t in zip(ids, tasks, strict=True)]
+            made[name] = [Task(t.prompt, t.reference, id=f"dataset/{name}/{own}", meta=t.meta) for own, t in zip(ids, tasks, strict=True)]
         return {name: made[name] for name in ("train", "test") if name in made}
 
     def _build_shots(self, shots: int | Sequence[Mapping[str, str]]) -> tuple[Message, ...]:

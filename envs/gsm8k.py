@@ -22,7 +22,7 @@ class GSM8K(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "gsm8k", path="data/gsm8k")              # doctest: +SKIP
-    >>> env.size("test"), env.task("test", 0).reference                  # doctest: +SKIP
+    >>> env.num_tasks("test"), env.task("test", 0).reference                  # doctest: +SKIP
     (1319, '18')
     """
 
@@ -52,7 +52,7 @@ class GSM8K(Environment):
             raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         question, solution = rows[index]
         prompt = user(f"{question}\n\n{self.instruction}" if self.instruction else question)
-        return Task(f"gsm8k/{split}/{index}", prompt, _extract_final_number(solution), {"solution": solution})
+        return Task(prompt, _extract_final_number(solution), id=f"gsm8k/{split}/{index}", meta={"solution": solution})
 
     def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""

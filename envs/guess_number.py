@@ -45,7 +45,7 @@ class GuessNumber(Environment):
     """Secret numbers from 1 to `max_number`, to find within `max_turns` guesses; binary search succeeds with the defaults.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "guess_number", largest=10)
+    >>> env = rlvr.make("env", "guess_number", max_number=10)
     >>> task = env.task("train", 0)
     >>> env.reply(task, ["0"]), env.reply(task, [str(task.reference)])
     ('higher', None)
@@ -81,11 +81,7 @@ class GuessNumber(Environment):
             secret = draw.randint(1, self.max_number)
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(
-                    f"guess_number/{split}/{self.seed}.{index}",
-                    user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction),
-                    str(secret),
-                )
+                return Task(user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction), str(secret), id=f"guess_number/{split}/{self.seed}.{index}")
         raise ConfigError(f"there is no {split!r} number up to {self.max_number}; raise max_number")
 
     def gold(self, task: Task) -> str:

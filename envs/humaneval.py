@@ -21,7 +21,7 @@ class HumanEval(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "humaneval")              # doctest: +SKIP
-    >>> env.size("test")                                  # doctest: +SKIP
+    >>> env.num_tasks("test")                                  # doctest: +SKIP
     164
     """
 
@@ -50,7 +50,7 @@ class HumanEval(Environment):
         problem = problems[index]
         reference = {key: problem[key] for key in ("entry_point", "test", "setup", "prelude")} | {"kind": "asserts"}
         prompt = user(f"{self.instruction}\n\n```python\n{problem['prompt'].rstrip()}\n```")
-        return Task(f"humaneval/{problem['id']}", prompt, reference, {"solution": problem["solution"]})
+        return Task(prompt, reference, id=f"humaneval/{problem['id']}", meta={"solution": problem["solution"]})
 
     def num_tasks(self, split: str) -> int:
         """Return the number of problems."""

@@ -39,8 +39,8 @@ class Mastermind(Environment):
     >>> import rlvr
     >>> env = rlvr.make("env", "mastermind")
     >>> task = env.task("train", 0)
-    >>> board = env.open(task, seed=0)
-    >>> task.reference, board.hear(Turn("AABB")).messages[0]["content"], board.hear(Turn(task.reference))
+    >>> board = env.start(task, seed=0)
+    >>> task.reference, board.step(Turn("AABB")).messages[0]["content"], board.step(Turn(task.reference))
     ('FCAA', '0 exact, 2 misplaced', None)
     """
 
@@ -80,7 +80,7 @@ class Mastermind(Environment):
             code = "".join(draw.choices(self.symbols, k=self.length))
             held_out = hashlib.blake2b(code.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"mastermind/{split}/{self.seed}.{index}", user(self._format_question(), system=self.instruction), code)
+                return Task(user(self._format_question(), system=self.instruction), code, id=f"mastermind/{split}/{self.seed}.{index}")
         raise ConfigError(f"there is no {split!r} code of {self.length} symbols from {self.symbols}; allow more symbols")
 
     def gold(self, task: Task) -> str:
@@ -152,7 +152,7 @@ class MastermindSession(Session):
 def count_matches(guess: str, code: str) -> tuple[int, int]:
     """Count the symbols of a guess that are exact, and the others that are in the code at another position.
 
-    >>> compared("AABB", "ABBC"), compared("AAAA", "ABBC")
+    >>> count_matches("AABB", "ABBC"), count_matches("AAAA", "ABBC")
     ((2, 1), (1, 0))
     """
     exact = sum(a == b for a, b in zip(guess, code, strict=True))

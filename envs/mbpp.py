@@ -61,7 +61,7 @@ class MBPP(Environment):
             "setup": problem["setup"],
             "limits": LIMITS_BY_PROBLEM.get(problem["id"], {}),
         }
-        return Task(f"mbpp/{split}/{problem['id']}", user("\n".join(lines)), reference, {"solution": problem["code"]})
+        return Task(user("\n".join(lines)), reference, id=f"mbpp/{split}/{problem['id']}", meta={"solution": problem["code"]})
 
     def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""

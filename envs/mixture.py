@@ -66,7 +66,7 @@ class Mixture(Environment):
         turn, place = (0, place) if size is None else divmod(place, size)
         task = environment.task(split, place)
         again = f"/again-{turn}" if turn else ""
-        return Task(f"mixture/{name}/{task.id}{again}", task.prompt, task.reference, {**task.meta, "member": name})
+        return Task(task.prompt, task.reference, id=f"mixture/{name}/{task.id}{again}", meta={**task.meta, "member": name})
 
     def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks until every environment has posed all of its tasks; None if one of them is endless."""
@@ -165,7 +165,7 @@ class MixtureVerifier(Verifier):
         """Set the verifiers by environment name; their environments close them."""
         self.verifiers = dict(verifiers)
         self.needs_reference = any(verifier.needs_reference for verifier in verifiers.values())
-        self.shadows = any(getattr(verifier, "shadows", False) for verifier in verifiers.values())
+        self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the verifier of the task's environment."""

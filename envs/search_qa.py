@@ -47,7 +47,7 @@ MAX_DRAWS = 500
 class Entity:
     """An entity with its passage; it has the fields of the passages of the tool `search`.
 
-    >>> Entity("3", "town_column", "Brelnal", "Brelnal has 5310 inhabitants.", {"population": "5310"}).title
+    >>> Entity("3", "town", "Brelnal", "Brelnal has 5310 inhabitants.", {"population": "5310"}).title
     'Brelnal'
     """
 
@@ -118,7 +118,7 @@ class SearchQa(Environment):
             question, path, answer = walk
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"search_qa/{name}", user(_format_prompt(question)), answer, {"hops": hops, "path": path, "world": name})
+                return Task(user(_format_prompt(question)), answer, id=f"search_qa/{name}", meta={"hops": hops, "path": path, "world": name})
         raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `num_entities`")
 
     def gold(self, task: Task) -> str:
@@ -158,7 +158,7 @@ class SearchSession(ToolSession):
 def build_entities(name: str, count: int) -> dict[str, Entity]:
     """Build all entities of one task, by name.
 
-    >>> sorted({thing.kind for thing in world("train/0.0", 60).values()})
+    >>> sorted({thing.kind for thing in build_entities("train/0.0", 60).values()})
     ['company', 'person', 'town', 'work']
     """
     dice = random.Random(f"world/{name}")

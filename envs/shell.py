@@ -26,7 +26,7 @@ READY_ANSWER = "ready"
 class ShellTask:
     r"""One task: the question, the initial files, the expected result, and a command that achieves it.
 
-    >>> Posed("How many lines has a.txt?", {"a.txt": "1\n"}, "wc -l < a.txt", answers=("1",)).wanted
+    >>> ShellTask("How many lines has a.txt?", {"a.txt": "1\n"}, "wc -l < a.txt", answers=("1",)).expected_files
     {}
     """
 
@@ -173,7 +173,7 @@ class Shell(SandboxEnvironment):
     the score.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "shell", kinds=["once"], sandbox={"name": "process", "check_model": True})
+    >>> env = rlvr.make("env", "shell", kinds=["once"], sandbox={"name": "process", "trusted": True})
     >>> env.task("train", 0).question.split(":")[0]
     'Remove the repeated lines from ember-f909/items.txt'
     >>> env.close()
@@ -195,7 +195,7 @@ class Shell(SandboxEnvironment):
             {"files": dict(posed.expected_files)} if posed.expected_files else {}
         )
         meta = {"kind": kind, "folder": root}
-        return Task(f"shell/{split}/{self.seed}.{index}", user(posed.question, system=self.instruction), reference, meta)
+        return Task(user(posed.question, system=self.instruction), reference, id=f"shell/{split}/{self.seed}.{index}", meta=meta)
 
     def gold(self, task: Task) -> str:
         """Return the answer to a question; a placeholder if the files are verified."""

@@ -1,4 +1,4 @@
-"""Any environment, with tools: `{name: wrap_with_tools, env: gsm8k, tools: [python], max_turns: 6}`.
+"""Any environment, with tools: `{name: with_tools, env: gsm8k, tools: [python], max_turns: 6}`.
 
 Shorter, as settings of the environment itself: `{name: gsm8k, tools: [python], max_turns: 6}`.
 """
@@ -22,7 +22,7 @@ class WithTools(Environment):
     adds no tools.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "wrap_with_tools", env="arithmetic", tools=["calculator"])
+    >>> env = rlvr.make("env", "with_tools", env="arithmetic", tools=["calculator"])
     >>> env.task("train", 0).question, env.max_turns
     ('37+58=', 6)
     """

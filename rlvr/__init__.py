@@ -4,7 +4,7 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 
 >>> import rlvr
 >>> verifier = rlvr.make("verifier", "numeric")
->>> verifier.verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").score
+>>> verifier.verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").score
 1.0
 """
 

@@ -32,8 +32,8 @@ class StopReason(StrEnum):
 class Episode:
     """One trajectory. All lists have the same length T, checked on construction.
 
-    >>> Episode(task_id="arithmetic/train/7", group="g0", tokens=[5, 6, 2], acted=[False, True, True],
-    ...         logprobs=[0.0, -0.1, -0.2], rewards=[0.0, 0.0, 1.0], end=End.TERMINATED).reward
+    >>> Episode(task_id="arithmetic/train/7", group="g0", tokens=[5, 6, 2], action_mask=[False, True, True],
+    ...         logprobs=[0.0, -0.1, -0.2], rewards=[0.0, 0.0, 1.0], stop_reason=End.TERMINATED).reward
     1.0
     """
 

@@ -5,6 +5,8 @@ Both are frozen dataclasses that any layer may use; neither depends on tokens, m
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,23 +32,29 @@ class Message(TypedDict):
     """For role `tool`: the id of the call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Task:
     """A question whose answer can be checked; a pure function of (environment, split, index).
 
-    >>> Task("arithmetic/train/7", ({"role": "user", "content": "2+2="},), reference="4").id
-    'arithmetic/train/7'
+    >>> Task("2+2=", reference="4").prompt
+    ({'role': 'user', 'content': '2+2='},)
     """
 
-    id: str
     prompt: tuple[Message, ...]
-    reference: Any
+    """The messages that the policy answers. A plain text is one user message."""
+    reference: Any = None
     """The reference for the verifier. Never shown to the policy."""
+    id: str = ""
+    """The name of the task, unique in its environment. Left out: a digest of prompt and reference."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further data for the environment or the verifier, such as the level or the source."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", tuple(self.prompt))
+    def __init__(
+        self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None
+    ) -> None:
+        prompt = user(prompt) if isinstance(prompt, str) else tuple(prompt)
+        for name, value in (("prompt", prompt), ("reference", reference), ("id", id or _digest_task(prompt, reference)), ("meta", {} if meta is None else meta)):
+            object.__setattr__(self, name, value)
         said = [set(message) == {"role", "content"} and isinstance(message["content"], str) for message in self.prompt]
         if not (self.id and isinstance(self.id, str) and said and all(said)):
             raise self._build_error(said)
@@ -62,6 +70,11 @@ class Task:
     def question(self) -> str:
         """The text of the last message, which usually is the question itself."""
         return self.prompt[-1]["content"]
+
+
+def _digest_task(prompt: Sequence[Message], reference: Any) -> str:
+    text = json.dumps([prompt, reference], sort_keys=True, default=str)
+    return f"task-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 class Fault(StrEnum):
@@ -106,7 +119,7 @@ class Verdict:
 
     >>> Verdict(1.0, "12 equals 12").passed
     True
-    >>> Verdict(None, "the engine does not answer", fault=Fault.INFRA).scored
+    >>> Verdict(None, "the engine does not answer", fault=Fault.INFRA).is_scored
     False
     """
 
@@ -168,7 +181,7 @@ class Verdict:
 def to_plain_json(value: Any) -> Any:
     """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string.
 
-    >>> plain({"ratio": float("nan"), 1: {2}})
+    >>> to_plain_json({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}
     """
     if isinstance(value, Mapping):

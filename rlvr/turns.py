@@ -14,7 +14,7 @@ EMPTY_PARAMETERS_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}
 class ToolSpec:
     """The description of a tool for the policy. Constant during a conversation.
 
-    >>> ToolSpec("now", "The time of day.").wire()["function"]["name"]
+    >>> ToolSpec("now", "The time of day.").to_openai_format()["function"]["name"]
     'now'
     """
 
@@ -67,7 +67,7 @@ UNREADABLE_STATUSES = frozenset({CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallS
 class Call:
     """One tool call, parsed from a turn.
 
-    >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, why="'search' is make_unknown_column_error; allowed: calculator").told
+    >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, error_detail="'search' is unknown; allowed: calculator").error_message
     "Error: this call was not run. There is no such tool. Use one of the tools you were given: 'search' is unknown; allowed: calculator."
     """
 
@@ -95,7 +95,7 @@ class Call:
 class Turn:
     """One turn of the policy, split into content, reasoning and calls.
 
-    >>> Turn("4", content="4").pending
+    >>> Turn("4", content="4").open_calls
     ()
     """
 
@@ -125,7 +125,7 @@ class Turn:
 class ToolResult:
     """The result of one call.
 
-    >>> ToolResult("0.0", "4", ok=True).over
+    >>> ToolResult("0.0", "4", ok=True).done
     False
     """
 

@@ -1,1 +1,1 @@
-"""Tests, one file for each module; `tests.fixtures.has_sessions` holds the small environments that they share."""
+"""Tests, one file for each module; `tests.fixtures.worlds` holds the small environments that they share."""

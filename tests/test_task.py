@@ -12,25 +12,29 @@ from rlvr.task import Fault, Task, Verdict, user
 
 
 def test_a_task_holds_its_prompt_and_its_question() -> None:
-    task = Task("t/1", user("2+2=", system="Be brief."), "4")
+    task = Task(user("2+2=", system="Be brief."), "4", id="t/1")
     assert [m["role"] for m in task.prompt] == ["system", "user"] and task.question == "2+2="
-    assert isinstance(Task("t", [{"role": "user", "content": "x"}], None).prompt, tuple)  # type: ignore[arg-type]
+    assert isinstance(Task([{"role": "user", "content": "x"}], None, id="t").prompt, tuple)
 
 
 @pytest.mark.parametrize(
     "args, words",
     [
-        (("", user("x")), "non-empty id"),
-        ((7, user("x")), "non-empty id"),
-        (("t", ()), "no prompt"),
-        (("t", ({"role": "user"},)), "a message is"),
-        (("t", ({"role": "user", "content": 5},)), "a message is"),
-        (("t", ({"role": "user", "content": "x", "name": "y"},)), "a message is"),
+        ((user("x"), None, 7), "non-empty id"),
+        (((),), "no prompt"),
+        ((({"role": "user"},),), "a message is"),
+        ((({"role": "user", "content": 5},),), "a message is"),
+        ((({"role": "user", "content": "x", "name": "y"},),), "a message is"),
     ],
 )
-def test_a_task_that_cannot_be_is_refused(args: tuple[Any, Any], words: str) -> None:
+def test_a_task_that_cannot_be_is_refused(args: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Task(*args, reference=None)
+        Task(*args)
+
+
+def test_a_text_is_one_user_message_and_the_id_is_a_digest_where_none_is_given() -> None:
+    task = Task("2+2=", "4")
+    assert task.prompt == user("2+2=") and task.id == Task(user("2+2="), reference="4").id != Task("2+2=", "5").id
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -50,7 +54,7 @@ def test_a_score_is_missing_exactly_when_nobody_can_be_judged(score: float | Non
 def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
     with pytest.raises(ValueError, match="score is"):
         Verdict(bad, "why")
-    with pytest.raises(ValueError, match="part 'x' is"):
+    with pytest.raises(ValueError, match="component 'x' is"):
         Verdict(1.0, "why", components={"x": bad})
 
 
@@ -83,7 +87,7 @@ def test_records_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Verdict(1.0, "why").score = 0.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        Task("t", user("x"), None).id = "u"  # type: ignore[misc]
+        Task(user("x"), None, id="t").id = "u"  # type: ignore[misc]
 
 
 def test_a_record_is_plain_json_whatever_a_verifier_notes() -> None:

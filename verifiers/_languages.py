@@ -54,7 +54,7 @@ def find_language_mismatch(text: str, language: str) -> str:
 
     >>> foreign("The sum of 3 and 4 is 7, so the answer to this is 7.", "en"), foreign("Die Summe ist 7.", "zh")
     ('', '0% of its letters are in the script of zh')
-    >>> foreign("Der Wert ist nicht der, den wir von der Summe und dem OtherSettings haben.", "en")
+    >>> foreign("Der Wert ist nicht der, den wir von der Summe und dem Rest haben.", "en")
     'it reads like de, not en'
     """
     plain = NON_PROSE.sub(" ", text)

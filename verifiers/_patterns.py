@@ -10,9 +10,9 @@ from typing import Any
 
 
 def is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> bool:
-    """Whether the whole text matches, or with `search` any part of it.
+    """Whether the whole text matches, or with `allow_partial` any part of it.
 
-    >>> matched("a|ab", 0, "ab", search=False)
+    >>> is_match("a|ab", 0, "ab", allow_partial=False)
     True
     """
     made = re.compile(pattern, flags)

@@ -29,8 +29,8 @@ def add_rubric_points(rubric: str, question: str, answer: str, seed: str) -> tup
 
     Kind, wording and position are drawn from the seed and are equal in both, so the two can only be distinguished by reading the answer.
 
-    >>> wait_until_ready, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
-    >>> wait_until_ready.startswith("It is polite. The ") or wait_until_ready.endswith(" It is polite."), wait_until_ready != lacking
+    >>> met, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
+    >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
     (True, True)
     """
     dice = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())

@@ -34,7 +34,7 @@ class Choice(Verifier):
     A label with another option's text is wrong, and so are two different options. Without options only a bare label is read.
 
     >>> import rlvr
-    >>> task = rlvr.Task("t", rlvr.user("The capital of France?"), "Paris", meta={"options": ["Rome", "Paris"]})
+    >>> task = rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t", meta={"options": ["Rome", "Paris"]})
     >>> rlvr.make("verifier", "choice").verify(task, "The answer is (B).").score
     1.0
     """
@@ -50,9 +50,9 @@ class Choice(Verifier):
         """Set where the answer is declared.
 
         Args:
-            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
         """
-        extract_answer("", extractor)  # raises now for an unknown channel
+        extract_answer("", extractor)  # raises now for an unknown extractor
         self.extractor = extractor
 
     def verify(self, task: Task, answer: str) -> Verdict:

@@ -50,7 +50,7 @@ class Countdown(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "countdown").verify
-    >>> task = rlvr.Task("t", rlvr.user("Make 14 from 2, 3, 4."), reference={"numbers": [2, 3, 4], "target": 14})
+    >>> task = rlvr.Task(rlvr.user("Make 14 from 2, 3, 4."), id="t", reference={"numbers": [2, 3, 4], "target": 14})
     >>> verify(task, "2+3*4").score, verify(task, "14").score, verify(task, "2*(3+4)").score
     (1.0, 0.0, 1.0)
     """
@@ -84,9 +84,9 @@ class Countdown(Verifier):
 
         Args:
             use_all: whether every number must be used; in any case each may be used only once.
-            extractor: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
+            extractor: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
         """
-        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.use_all, self.extractor = use_all, extractor
 
     def verify(self, task: Task, answer: str) -> Verdict:

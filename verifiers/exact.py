@@ -15,7 +15,7 @@ class Exact(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "exact", ignore_case=True).verify
-    >>> verify(rlvr.Task("t", rlvr.user("The capital of France?"), reference="Paris"), " paris ").score
+    >>> verify(rlvr.Task(rlvr.user("The capital of France?"), id="t", reference="Paris"), " paris ").score
     1.0
     """
 
@@ -29,11 +29,11 @@ class Exact(Verifier):
         """Set where the answer is declared and which differences are ignored.
 
         Args:
-            extractor: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
+            extractor: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
             ignore_case: whether upper and lower case count as equal.
             markdown: whether Markdown and LaTeX markup is removed, so that `**Paris**` is `Paris`.
         """
-        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.extractor, self.ignore_case, self.markdown = extractor, ignore_case, markdown
 
     def verify(self, task: Task, answer: str) -> Verdict:

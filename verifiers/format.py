@@ -24,7 +24,7 @@ class Format(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "format", tags=["think", "answer"], max_words=50).verify
-    >>> verify(rlvr.Task("t", rlvr.user("2+2="), reference=None), "<think>two and two</think><answer>4</answer>").score
+    >>> verify(rlvr.Task(rlvr.user("2+2="), id="t", reference=None), "<think>two and two</think><answer>4</answer>").score
     1.0
     """
 
@@ -71,11 +71,11 @@ class Format(Verifier):
             tags = ("think", "answer")
         if tags is not None and (isinstance(tags, str) or not all(isinstance(t, str) and TAG_NAME.fullmatch(t) for t in tags)):
             raise ConfigError(f"tags is {tags!r}; it must be a list of tag names, such as [think, answer]")
-        for name, value in (("least_words", min_words), ("most_words", max_words)):
+        for name, value in (("min_words", min_words), ("max_words", max_words)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number")
         if max_words is not None and max_words < min_words:
-            raise ConfigError(f"most_words is {max_words}, and least_words is {min_words}; no answer could have the right length")
+            raise ConfigError(f"max_words is {max_words}, and min_words is {min_words}; no answer could have the right length")
         if language and language not in LANGUAGES:
             raise ConfigError(f"language is {language!r}; {suggest(language, LANGUAGES, limit=40)}")
         self.tags, self.pattern, self.partial = tuple(tags or ()), validate_pattern(pattern), partial
@@ -142,7 +142,7 @@ class Format(Verifier):
 def validate_pattern(pattern: str) -> str:
     """Check a configured pattern and return it; ConfigError if it is invalid or accepts an empty answer.
 
-    >>> checked("Answer: [0-9]+")
+    >>> validate_pattern("Answer: [0-9]+")
     'Answer: [0-9]+'
     """
     try:
@@ -157,7 +157,7 @@ def validate_pattern(pattern: str) -> str:
 def format_instruction(tags: Sequence[str]) -> str:
     """Format the instruction that asks for the tags.
 
-    >>> asked(["think", "answer"])
+    >>> format_instruction(["think", "answer"])
     'Answer in the form <think>...</think><answer>...</answer>, with nothing outside.'
     """
     return f"Answer in the form {''.join(f'<{tag}>...</{tag}>' for tag in tags)}, with nothing outside." if tags else ""

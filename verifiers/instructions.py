@@ -20,14 +20,14 @@ MAX_RESPONSE_CHARS = 200_000
 class Instructions(Verifier):
     """The response follows every instruction of the reference.
 
-    The reference is `{"instruction_id_list": [...], "kwargs": [...]}`, as published, or a list of `{"id": ..., parse_argument: value}`.
+    The reference is `{"instruction_id_list": [...], "kwargs": [...]}`, as published, or a list of `{"id": ..., argument: value}`.
     Unknown kinds and missing arguments give no score. With `loose`, a response also counts if it follows an instruction without its
     first line, its last line or its asterisks, as in the published loose accuracy. Thoughts are removed first. The verdict is a function
     of the text alone: nothing is drawn or downloaded. The rows in `verifiers/instruction_checks/` list each difference from the published
     checkers.
 
     >>> import rlvr
-    >>> task = rlvr.Task("t", rlvr.user("Write without commas."), reference=[{"id": "punctuation:no_comma"}])
+    >>> task = rlvr.Task(rlvr.user("Write without commas."), id="t", reference=[{"id": "punctuation:no_comma"}])
     >>> rlvr.make("verifier", "instructions").verify(task, "Short and sweet.").score
     1.0
     """

@@ -64,7 +64,7 @@ class Numeric(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "numeric").verify
-    >>> task = rlvr.Task("t", rlvr.user("2+2="), reference="1250")
+    >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="1250")
     >>> [verify(task, text).score for text in ("1250", "1,250.0", r"so \boxed{1250}", "not 1250", "1250 or 1251")]
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
@@ -106,13 +106,13 @@ class Numeric(Verifier):
         Args:
             tolerance: the largest difference that still counts as equal.
             relative: the largest difference as a fraction of the reference; the larger of the two tolerances applies.
-            extractor: where the answer is declared: auto, boxed, tag, hash, extract_final_line or whole.
+            extractor: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
             percent: whether `50%` means 0.5; if not, the sign is ignored.
         """
         for name, value in (("tolerance", tolerance), ("relative", relative)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0, such as 0.01")
-        extract_answer("", extractor)  # raises now for an unknown channel, not at the first answer
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.tolerance, self.relative, self.extractor, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), extractor, percent
 
     def verify(self, task: Task, answer: str) -> Verdict:

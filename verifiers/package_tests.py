@@ -84,7 +84,7 @@ class PackageTests(Verifier):
         try:
             paths, cases = _parse_reference(task.reference)
         except ConfigError as error:
-            return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
+            return Verdict(None, f"the task cannot be verified: {error}", fault=Fault.TASK)
         for path in paths:
             found = artifacts.get(path)
             if not isinstance(found, bytes):

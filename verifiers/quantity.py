@@ -44,8 +44,8 @@ class Quantity(Verifier):
     reference and is wrong in the answer. A task's `meta["tolerance"]` overrides the setting.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "split_unit").verify
-    >>> verify(rlvr.Task("t", rlvr.user("?"), reference="10 N"), "10 kg m/s^2").score
+    >>> verify = rlvr.make("verifier", "quantity").verify
+    >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference="10 N"), "10 kg m/s^2").score
     1.0
     """
 
@@ -58,7 +58,7 @@ class Quantity(Verifier):
         """Set where the answer is declared and how it is compared.
 
         Args:
-            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
             tolerance: the largest relative difference; 0 allows only floating-point rounding (one part in 10^9).
             convert: whether another unit of the same kind is accepted.
         """

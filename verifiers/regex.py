@@ -40,7 +40,7 @@ class Regex(Verifier):
         """Set where the answer is declared and how it is matched.
 
         Args:
-            extractor: where the answer is declared: whole, boxed, tag, hash, extract_final_line, fence or auto.
+            extractor: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
             search: whether a match of a part of the answer is enough.
             workers: the maximum number of worker processes.
             cpu_s: processor seconds for one answer.

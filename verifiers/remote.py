@@ -32,7 +32,7 @@ class ServiceVerifier(AsyncVerifier):
     service that is unreachable, overloaded or broken gives no score, and never a score of 0. Artifacts of a session are not sent.
 
     >>> import rlvr
-    >>> rlvr.make("verifier", "remote").verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").score
+    >>> rlvr.make("verifier", "remote").verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").score
     1.0
     """
 
@@ -195,7 +195,7 @@ class ServiceClient:
 def parse_verdict(line: Mapping[str, Any]) -> Verdict:
     """Parse a verdict from a line of the service.
 
-    >>> verdict_of({"score": 1.0, "reason": "is_equal", "fault": "drop_all"}).passed
+    >>> verdict_of({"score": 1.0, "reason": "equal", "fault": "none"}).passed
     True
     """
     if "error" in line:

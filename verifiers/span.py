@@ -35,7 +35,7 @@ class Span(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "span").verify
-    >>> verify(rlvr.Task("t", rlvr.user("?"), reference=["NYC", "New York City"]), "The answer is New York City.").score
+    >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference=["NYC", "New York City"]), "The answer is New York City.").score
     1.0
     """
 
@@ -48,7 +48,7 @@ class Span(Verifier):
         """Set where the answer is declared and which metric is the score.
 
         Args:
-            extractor: where the answer is declared: auto, whole, boxed, tag, hash, extract_final_line or fence.
+            extractor: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
             metric: exact (0 or 1), or f1 (the overlap of words, from 0 to 1).
         """
         extract_answer("", extractor)

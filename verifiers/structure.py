@@ -21,7 +21,7 @@ class Structure(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "structure", verifier="numeric").verify
-    >>> task = rlvr.Task("t", rlvr.user("2+2="), reference="4")
+    >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="4")
     >>> verify(task, "<think>two and two</think><answer>4</answer>").score, verify(task, "4").score
     (1.0, 0.0)
     """

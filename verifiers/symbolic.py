@@ -42,7 +42,7 @@ class Symbolic(Verifier):
     r"""Compare answers with the gold as mathematics.
 
     >>> from rlvr.task import user
-    >>> Symbolic().verify(Task("t", user("?"), reference=r"\frac12"), r"so it is \boxed{0.5}.").score
+    >>> Symbolic().verify(Task(user("?"), id="t", reference=r"\frac12"), r"so it is \boxed{0.5}.").score
     1.0
     """
 
@@ -73,7 +73,7 @@ class Symbolic(Verifier):
         """Set where answers are declared and how they are compared.
 
         Args:
-            extractor: where the answer is declared, one of `rlvr.extraction`; a task's `meta["channel"]` overrides it.
+            extractor: where the answer is declared, one of `rlvr.extraction`; a task's `meta["extractor"]` overrides it.
             policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
             workers: the maximum number of algebra processes; the first starts when an answer needs it, another one when an
                 answer would have to wait, and all of them when `ready` is called.
@@ -86,7 +86,7 @@ class Symbolic(Verifier):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
         if not isinstance(cpu_s, int | float) or isinstance(cpu_s, bool) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
-        self._settings: dict[str, Any] = {"channel": extractor, "policy": policy, "workers": workers}
+        self._settings: dict[str, Any] = {"extractor": extractor, "policy": policy, "workers": workers}
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.extractor = _check_extractor(extractor)
         self.policy = MathPolicy().override(policy)
@@ -104,7 +104,7 @@ class Symbolic(Verifier):
         """Extract the declared answer and compare it with the gold."""
         try:
             policy = self.policy.override(task.meta.get("policy"))
-            channel = _check_extractor(task.meta.get("channel", self.extractor))
+            channel = _check_extractor(task.meta.get("extractor", self.extractor))
         except ConfigError as error:
             return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
         gold = _gold_text(task.reference)
@@ -267,7 +267,7 @@ def _can_drop_spaces(text: str) -> bool:
 def _check_extractor(channel: Any) -> Any:
     for name in [channel] if isinstance(channel, str) else list(channel or ["?"]):
         if name not in EXTRACTORS:
-            raise ConfigError(f"there is no answer channel {name!r}; {suggest(str(name), EXTRACTORS)}")
+            raise ConfigError(f"there is no extractor {name!r}; {suggest(str(name), EXTRACTORS)}")
     return channel
 
 

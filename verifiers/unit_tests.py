@@ -1,9 +1,9 @@
 """Verify code by running it in a sandbox: with input and output, function calls, or assertions.
 
-The code is one fenced block of the answer (see `_code/blocks.py`). Expected values and test code never enter the process of the answer: a
+The code is one fenced block of the answer (see `code/blocks.py`). Expected values and test code never enter the process of the answer: a
 checker process in the sandbox makes the calls and runs the assertions, over a pipe that carries only data. The checker also decodes and
 compares the returned values, under the limits of the task, so no result can keep rlvr's own process busy; the output of a program is read
-only up to the first difference. A test without a record counts as failed. The format of references is documented in `_code`.
+only up to the first difference. A test without a record counts as failed. The format of references is documented in `code`.
 
 An answer cannot turn a score of 0 into no score: whether a test is valid is decided before any answer runs, from its text and by a dry run
 without an answer. After that, only a failure of the sandbox itself gives no score.
@@ -27,7 +27,7 @@ from rlvr.verifiers.code.compare_text import is_same_text
 from rlvr.verifiers.code.reference import UnitTestSpec, parse_limits, parse_reference
 from rlvr.verifiers.code.test_analysis import PreparedTest
 
-CODE_DIR = Path(__file__).parent / "_code"
+CODE_DIR = Path(__file__).parent / "code"
 ABORTING_STATUSES = (ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT, ExitStatus.OUTPUT_LIMIT, ExitStatus.SANDBOX_VIOLATION)
 STATUS_MESSAGES = {
     ExitStatus.TIMEOUT: "it ran out of time",
@@ -101,7 +101,7 @@ class UnitTests(Verifier):
             if self.max_memory_mb is not None and tests.limits.memory_mb > self.max_memory_mb:
                 raise ConfigError(f"limits: {self._format_memory_error(tests.limits)}")
         except ConfigError as error:
-            return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
+            return Verdict(None, f"the task cannot be verified: {error}", fault=Fault.TASK)
         if unfit := self._check_tests(tests):
             return unfit
         found = (
@@ -148,13 +148,13 @@ class UnitTests(Verifier):
             if len(self._dry_runs) >= MAX_CACHED_DRY_RUNS:
                 self._dry_runs.clear()
             self._dry_runs[key] = why
-        return Verdict(None, _make_printable(f"the task cannot be judged: {why}"), fault=Fault.TASK) if why else None
+        return Verdict(None, _make_printable(f"the task cannot be verified: {why}"), fault=Fault.TASK) if why else None
 
     def _run_checker(self, tests: UnitTestSpec, source: str) -> Verdict:
         """Run the checker in the sandbox, which calls the answer's function, and read its records."""
         brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.build_checker_input()}).encode()
-        judge = Checker(_checker_source(tests.kind), brief)
-        outcome = self.sandbox.run(Program(_driver_source(), b"", "python", tests.limits, checker=judge))
+        checker = Checker(_checker_source(tests.kind), brief)
+        outcome = self.sandbox.run(Program(_driver_source(), b"", "python", tests.limits, checker=checker))
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             return _infra_verdict(outcome)
         calls = tests.kind == "calls"
@@ -242,17 +242,17 @@ def _resource_usage(outcome: ExecutionResult) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _driver_source() -> str:
-    return _join_sources("wire", "driver") + "\nanswer_judge()\n"
+    return _join_sources("wire", "driver") + "\nserve_checker()\n"
 
 
 @lru_cache(maxsize=1)
 def _dry_run_source() -> str:
-    return _join_sources("wire", "judge", "rehearsal") + "\nrehearse()\n"
+    return _join_sources("wire", "checker", "dry_run") + "\ndry_run_test()\n"
 
 
 @lru_cache(maxsize=2)
 def _checker_source(kind: str) -> str:
-    return _join_sources("wire", *(["values"] if kind == "calls" else []), "judge") + f"\njudge_{kind}()\n"
+    return _join_sources("wire", *(["compare_values"] if kind == "calls" else []), "checker") + f"\ncheck_{kind}()\n"
 
 
 def _join_sources(*names: str) -> str:

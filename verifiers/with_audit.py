@@ -21,7 +21,7 @@ class AuditedVerifier(Verifier):
     changes nothing. On an environment it is written as `shadow: {verifier: symbolic, share: 0.05}`.
 
     >>> import rlvr
-    >>> rlvr.make("verifier", "shadow", by="numeric", share=1.0).verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").parts
+    >>> rlvr.make("verifier", "shadow", by="numeric", share=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").parts
     {'shadow': 1.0}
     """
 

@@ -43,7 +43,7 @@ class Prompts(Environment):
     def task(self, split: str, index: int) -> Task:
         """A task by its position in the order of steps."""
         step, place = divmod(index, self.work.prompts)
-        return Task(f"{index}", user(self.work.prompts_of(step)[place]), None)
+        return Task(user(self.work.prompts_of(step)[place]), None, id=f"{index}")
 
 
 class Forced(HFSampler):

@@ -54,7 +54,7 @@ def ratio_of(new: New, level: str) -> Tensor:
 
 
 def clipped(new: New, settings: Settings) -> Tensor:
-    """PPO's clip; `is_delta` bounds the ratio itself, which matters where the advantage is negative."""
+    """PPO's clip; `delta` bounds the ratio itself, which matters where the advantage is negative."""
     low, high = settings["epsilon"], settings.get("epsilon_high")
     ratio, gain = ratio_of(new, settings["importance_sampling_level"]), new.answer.advantage
     bounded = ratio if settings.get("delta") is None else ratio.clamp(max=settings["delta"])

@@ -1,4 +1,4 @@
-"""Three servers made with the real package openenv, for `has_sessions.py`: run with an interpreter that has it.
+"""Three servers made with the real package openenv, for `worlds.py`: run with an interpreter that has it.
 
 python benchmarks/envs/openenv_servers.py guess|count|echo PORT
 """

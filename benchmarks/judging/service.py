@@ -128,7 +128,7 @@ def _text(verifier: str) -> str:
 def _judged(verifier: Any, line: bytes) -> str:
     """A row as a script without the service judges it: read with `json`, written with `json`."""
     row = json.loads(line)
-    task = Task(str(row["id"]), user(""), row["reference"])
+    task = Task(user(""), row["reference"], id=str(row["id"]))
     return json.dumps({"id": row["id"], **verifier.verify(task, row["answer"]).record()})
 
 

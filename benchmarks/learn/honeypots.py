@@ -84,7 +84,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
                 told = told or (row["step"] if row["reward"] > 0.5 else 0)
                 continue
             paid[row["step"]] += row["reward"]
-            if row["reward"] and not sound.verify(Task("t", user("?"), row["reference"]), row["text"]).passed:
+            if row["reward"] and not sound.verify(Task(user("?"), row["reference"], id="t"), row["text"]).passed:
                 stolen[row["step"]] += row["reward"]
     last, all_paid, all_stolen, tenth, share = max(paid), 0.0, 0.0, 0, 0.0
     for step in range(1, last + 1):

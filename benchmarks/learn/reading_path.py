@@ -8,7 +8,7 @@
 One step of GRPO (HF sampler, copy_reverse, a tiny model, no warm start) runs under a tracer from the call of `train()` to the
 first `optimizer.step()`. It counts all functions of the tree that ran, in any file and thread: `to read` is every line of
 them (signature, docstring and comments too, each line once), `executed` the lines that ran. Modules and class bodies are not counted.
-`step` is what ran inside `run_training_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not
+`step` is what ran inside `one_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not
 included;
 the checkpoint before it, which a thread writes, is complete when the step begins.
 """
@@ -49,7 +49,7 @@ class Arrived(BaseException):
 
 
 class Tracer:
-    """Records every line of the tree that runs, separately for what runs inside `run_training_step`."""
+    """Records every line of the tree that runs, separately for what runs inside `one_step`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.inside = f"{root}/", False

@@ -60,7 +60,7 @@ STOPS = (
 ANSWER = "It is 42 ."
 ARGUMENTS: dict[str, Any] = {"text": "say \"hi\" \\ {1, [2]} <b>\nso '7'", "count": 3, "exact": True, "words": ["a, b", "c"]}
 HELD = ("native", "as_written", "calls", "unchanged", "answers", "inert")
-"""What is checked of a conversation with a tool. `has_native_tools`: the template itself describes tools and writes results; `as_written`:
+"""What is checked of a conversation with a tool. `native`: the template itself describes tools and writes results; `as_written`:
 what
 stands between the call and the policy's next turn is then the template's own text."""
 MORE = ("<|call|>", "<tool_call|>")
@@ -77,7 +77,7 @@ class Echo(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Always the same question."""
-        return Task("echo/0", user(self.heard), reference="7")
+        return Task(user(self.heard), id="echo/0", reference="7")
 
     def reply(self, task: Task, said: list[str]) -> str:  # type: ignore[override]
         """Always the same reply."""

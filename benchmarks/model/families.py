@@ -8,7 +8,7 @@ Each family is a tiny random model in float32, in a process of its own with a ti
 log-probabilities of the learner (packed and padded rows) and of the hf sampler are compared with the oracle below: one unpadded row at a
 time through the model's own forward pass. Differences are given as they are; the bar is 1e-5 of 1 plus the largest log-probability of
 the oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
-`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `make_absence_question`: this
+`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `absent`: this
 version of
 transformers has no such family, or cannot build the tiny configuration. The exit code is 1 if any family is wrong or internal.
 

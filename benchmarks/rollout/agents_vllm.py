@@ -112,7 +112,7 @@ class Agents(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Each has a question of its own."""
-        return Task(f"agents/{index}", user(f"{index}="), reference="1")
+        return Task(user(f"{index}="), id=f"agents/{index}", reference="1")
 
     def open(self, task: Task, *, seed: int) -> Session:
         """A session that calls by itself."""

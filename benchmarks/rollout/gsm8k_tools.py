@@ -52,7 +52,7 @@ def recipe(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 def runs_of(row: dict[str, Any]) -> list[tuple[bool, list[int]]]:
     """The tokens of an episode, cut where it changes whether they are trained."""
     found = list[tuple[bool, list[int]]]()
-    for token, own in zip(row["tokens"], row["acted"], strict=True):
+    for token, own in zip(row["tokens"], row["action_mask"], strict=True):
         if not found or found[-1][0] != bool(own):
             found.append((bool(own), []))
         found[-1][1].append(token)
@@ -86,8 +86,8 @@ def main() -> None:
         counts["unscored"] += row["verdict"]["score"] is None
         own = [tokenizer.decode(tokens) for trained, tokens in runs_of(row) if trained]
         right += own == [turn["text"] for turn in turns]
-        counts["trained_tokens"] += sum(row["acted"])
-        counts["other_tokens"] += len(row["acted"]) - sum(row["acted"])
+        counts["trained_tokens"] += sum(row["action_mask"])
+        counts["other_tokens"] += len(row["action_mask"]) - sum(row["action_mask"])
     shown = max(rows, key=lambda row: sum(result["ok"] for heard in row["session"]["heard"] for result in heard.get("results", ())))
     for trained, tokens in runs_of(shown):
         text = tokenizer.tokenizer.decode(tokens) if hasattr(tokenizer, "tokenizer") else tokenizer.decode(tokens)

@@ -60,7 +60,7 @@ class Slow(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Each has a question of its own."""
-        return Task(f"slow/{split}/{index}", user(f"{index}="), reference="1")
+        return Task(user(f"{index}="), id=f"slow/{split}/{index}", reference="1")
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
         """Sleep, then say the number of the turn."""
@@ -92,8 +92,8 @@ def collection(options: argparse.Namespace, *, sync_turns: bool) -> dict[str, An
     environment, tokenizer = Slow(options.slow, options.fast), CharTokenizer("0123456789+=")
     sampler = sampler_of(options.sampler, environment, tokenizer)
     draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
-    known = "lockstep" in inspect.signature(Rollout.__init__).parameters
-    settings: dict[str, Any] = {"sync_turns": lockstep} if known else {}
+    known = "sync_turns" in inspect.signature(Rollout.__init__).parameters
+    settings: dict[str, Any] = {"sync_turns": sync_turns} if known else {}
     with Rollout(TokenMDP(environment, tokenizer, max_length=600), sampler, **settings) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))

@@ -30,7 +30,7 @@ def main() -> None:
     limits = Limits(**LIMITS)
 
     def judge(kind: str, code: str) -> float | None:
-        score: float | None = verifier.verify(Task("t", user("x"), REFERENCES[kind]), f"```python\n{code}\n```").score
+        score: float | None = verifier.verify(Task(user("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```").score
         return score
 
     def one(attack: Attack) -> tuple[list[float | None], list[float | None], bool]:

@@ -4,7 +4,7 @@
     RLVR_ENGINE_STATE=DIR python benchmarks/sandbox/boxes.py --engine .ci/engine --daemons 5      kills a Docker daemon of its own
 
 Bars: open p50 60 ms, call p50 10 ms, 256 open at once on 24 GiB, nothing left over, a fault is never a score of 0, nobody else's box
-disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `restore_healthy to restore_healthy` calls wait for the shell
+disturbed. `paced` calls come 100 ms after the one before, as a policy's do; `back to back` calls wait for the shell
 that is started ahead.
 """
 

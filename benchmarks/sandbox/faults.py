@@ -5,7 +5,7 @@
 A second Docker Engine is started for this alone, by `.ci/engine` in a separate folder, so that it can be killed. Half of the
 answers of every batch are right and half are wrong. While the batch runs one thing is broken; then the same verifier, in the
 same process, judges another batch. `wrong` counts right answers without the full score and wrong ones with a score,
-if there was a verdict; `drop_all` counts those without a score, each of which must have the fault `infra`.
+if there was a verdict; `none` counts those without a score, each of which must have the fault `infra`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def batch(verifier: Any, count: int, threads: int, broken: Break | None) -> dict
 
     def one(index: int) -> tuple[bool, Verdict, float]:
         began = time.monotonic()
-        verdict = verifier.verify(Task(f"t{index}", user("x"), REFERENCE), f"```python\n{RIGHT if index % 2 else WRONG}\n```")
+        verdict = verifier.verify(Task(user("x"), REFERENCE, id=f"t{index}"), f"```python\n{RIGHT if index % 2 else WRONG}\n```")
         done.append(index)
         if len(done) > count // 3:
             third.set()

@@ -118,7 +118,7 @@ def main() -> None:
         thread = threading.Thread(target=beat)
         thread.start()
         began, used = time.monotonic(), time.process_time()
-        verdict = verifier.verify(Task("t", user("x"), reference), f"```python\n{code}\n```")
+        verdict = verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{code}\n```")
         wall, used = time.monotonic() - began, time.process_time() - used
         done.set()
         thread.join()

@@ -192,7 +192,7 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
 def honest(verifier: Verifier, n: int) -> bool:
     """One honest answer after the attacks: whether it gets the full score."""
     reference = {"kind": "asserts", "entry_point": "f", "test": f"assert f({n}) == {n * 7919 + 131}", "limits": {"memory_mb": 128}}
-    verdict = verifier.verify(Task("t", user("?"), reference), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
+    verdict = verifier.verify(Task(user("?"), reference, id="t"), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
     return verdict.score == 1.0
 
 

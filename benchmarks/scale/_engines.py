@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 class Speed:
     """How fast an engine is. One token for each of n answers takes max(floor, each * n) + kv * (tokens in the cache) seconds.
 
-    >>> Speed(slow_sampling_reason=3.0).floor
+    >>> Speed(slow=3.0).floor
     0.0055
     """
 

@@ -44,7 +44,7 @@ SMALL = [
 class Slow(Numeric):
     """A verifier that takes as long as an engine that samples the answer would.
 
-    >>> Slow().verify(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"), "#### 4").score
+    >>> Slow().verify(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"), "#### 4").score
     1.0
     """
 
@@ -95,7 +95,7 @@ def fitted(run: Path, collectors: int) -> Fitted:
     """Read a run that had so many collectors."""
     groups, longest = defaultdict[str, list[int]](list), defaultdict[int, list[int]](list)
     for row in rows_of(run / "episodes.jsonl"):
-        groups[row["group"]].append(sum(row["acted"]))
+        groups[row["group"]].append(sum(row["action_mask"]))
     for name, lengths in groups.items():
         longest[int(name.split(":")[0])].append(max(lengths))
     timed = [row for row in later(rows_of(run / "timings.jsonl")) if "cluster/sampling" in row]

@@ -59,7 +59,7 @@ class Words(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """A question that asks for anything."""
-        return Task(f"words/{split}/{index}", user("?"), reference="")
+        return Task(user("?"), id=f"words/{split}/{index}", reference="")
 
 
 class Paced(ScriptedSampler):
@@ -97,7 +97,7 @@ def config_of(*, unit_s: float, verdict_s: float, tokens: int, width: int, worke
 
 
 def draws(config: RunConfig, step: int, units: int) -> list[RolloutRequest]:
-    tasks = [Task(f"words/train/{place}", user("?"), reference="") for place in range(units)]
+    tasks = [Task(user("?"), id=f"words/train/{place}", reference="") for place in range(units)]
     return [RolloutRequest(task, f"{step}:{task.id}", derive_seed(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
 
 

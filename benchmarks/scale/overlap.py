@@ -150,7 +150,7 @@ def crew_of(args: argparse.Namespace, driver: Driver, k: int, *, looks_back: boo
         questions=SimpleNamespace(
             looks_back=looks_back,
             watch=None,
-            take=lambda count: [(place, Task(f"t/{place}", user("?"), "4")) for place in range(count)],
+            take=lambda count: [(place, Task(user("?"), "4", id=f"t/{place}")) for place in range(count)],
             judged=lambda *given: None,
             figures=dict,
         ),

@@ -64,7 +64,7 @@ RUN: dict[str, Any] = {
 class Slow(Numeric):
     """A verifier that takes its time, so that collectors are killed in the middle of their work.
 
-    >>> Slow().verify(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"), "4").score
+    >>> Slow().verify(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"), "4").score
     1.0
     """
 

@@ -105,7 +105,7 @@ def main() -> None:
             ]
             total += len(golds)
             for gold in golds:
-                task = Task("t", user("?"), reference=gold)
+                task = Task(user("?"), id="t", reference=gold)
                 lint = verifier.lint(gold)
                 if not lint.scored:
                     ungradeable.append(lint.reason)

@@ -122,7 +122,7 @@ def rows(families: list[str] | None = None) -> list[dict[str, Any]]:
 
 def ask(verifier: Symbolic, reference: str, answer: str) -> Verdict:
     """One verdict."""
-    return verifier.verify(Task("t", user("?"), reference=reference), answer)
+    return verifier.verify(Task(user("?"), id="t", reference=reference), answer)
 
 
 def easy(count: int) -> list[tuple[str, str, bool]]:

@@ -62,12 +62,12 @@ def peer(folder: Path) -> Iterator[Judge]:
 def ours() -> Iterator[Judge]:
     """Our verdicts and times; nothing is cached between pairs."""
     with Symbolic(cache=1) as verifier:
-        verifier.verify(Task("warm", user("?"), reference="|x-1|"), "|1-x|")
+        verifier.verify(Task(user("?"), id="warm", reference="|x-1|"), "|1-x|")
 
         def judge(rows: list[Row]) -> list[Result]:
             results = []
             for row in rows:
-                task = Task("t", user("?"), reference=row["reference"], meta=row.get("meta", {}))
+                task = Task(user("?"), id="t", reference=row["reference"], meta=row.get("meta", {}))
                 parse_answer.cache_clear()
                 start = time.perf_counter()
                 verdict = verifier.verify(task, row["answer"])

@@ -112,7 +112,7 @@ def main() -> int:
     examples: dict[tuple[str, bool], tuple[dict[str, Any], str]] = {}
     texts, rows = set(), list[str]()
     for kind, given, text, followed in published(arguments) if arguments.verdicts else asked(arguments):
-        verdict = verifier.verify(Task("t", user("?"), {"instruction_id_list": [kind], "kwargs": [given]}), text)
+        verdict = verifier.verify(Task(user("?"), {"instruction_id_list": [kind], "kwargs": [given]}, id="t"), text)
         mine = verdict.score == 1.0
         texts.add(text)
         counts["no score"] += not verdict.scored

@@ -26,9 +26,9 @@ GROUPED_NUMBER = re.compile(r"[-+$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 class Template:
     r"""A text with columns in braces; a template of one column alone gives its value, of any type.
 
-    >>> Template.of("Is {a} exceeded {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
+    >>> Template.parse("Is {a} above {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
     'Is 3 above 2?'
-    >>> Template.of("tests", ["tests"], "reference").fill({"tests": [1, 2]})
+    >>> Template.parse("tests", ["tests"], "reference").fill({"tests": [1, 2]})
     [1, 2]
     """
 
@@ -65,7 +65,7 @@ class Template:
 def is_empty(value: Any) -> bool:
     """Return whether a cell is empty.
 
-    >>> [missing(value) for value in (None, " ", float("nan"), [], 0, False)]
+    >>> [is_empty(value) for value in (None, " ", float("nan"), [], 0, False)]
     [True, True, True, True, False, False]
     """
     return (
@@ -88,7 +88,7 @@ def format_cell(value: Any) -> str:
 def guess_column(columns: Sequence[str], setting: str, where: str) -> str:
     """Guess the question or reference column by its name; "" if there is none. Raises ConfigError if several match.
 
-    >>> guessed(["id", "find_schema_violation", "solution", "answer"], "reference", "math.jsonl")
+    >>> guess_column(["id", "problem", "solution", "answer"], "reference", "math.jsonl")
     'answer'
     """
     names = QUESTION_COLUMNS if setting == "question" else REFERENCE_COLUMNS

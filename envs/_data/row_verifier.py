@@ -20,7 +20,7 @@ MAX_VERIFIERS = 64
 def build_verifier(wanted: Any) -> tuple[Verifier, dict[str, str]]:
     """Build the verifier of a data set; also return which of its settings are columns.
 
-    >>> settle({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
+    >>> build_verifier({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
     {'tolerance': '{tolerance}'}
     """
     settings = dict(wanted) if isinstance(wanted, Mapping) else {}

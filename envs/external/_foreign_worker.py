@@ -3,7 +3,7 @@
     python -P -m rlvr.envs.external._foreign_worker DESCRIPTOR MODULE:CLASS [LOADS]
     python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `prepare(**MAX_WEIGHT_LOADING_FRACTION)`, which imports the foreign package, loads what all instances share, and returns
+CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all instances share, and returns
 information about the
 package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of JSON.
 """
@@ -58,7 +58,7 @@ def main(descriptor: int, target: str, prepare_args: str = "{}") -> None:
 
 def _import_file(path: str) -> Any:
     """Import a module from a file, for an interpreter without rlvr. Of our modules, it can import only this file."""
-    for name in ("rlvr", "rlvr.envs"):
+    for name in ("rlvr", "rlvr.envs", "rlvr.envs.external"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["rlvr.envs.external._foreign_worker"] = sys.modules["__main__"]
     spec = importlib.util.spec_from_file_location("rlvr_world", path)
@@ -84,7 +84,7 @@ def find_version(distribution: str, module: Any) -> str:
 class SharedResource:
     """Base class of instances that share an object, loaded once before they are forked; each re-raises a load error.
 
-    >>> Loaded.kept is None
+    >>> Loaded.shared is None
     True
     """
 

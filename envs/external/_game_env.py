@@ -29,10 +29,10 @@ class GameRewardVerifier(Verifier):
     `{"scale": [-1, 1]}` maps the sum of the rewards of a finished game to 0 ... 1. A reward that is not a finite number, outside of the
     declared scale, or above the declared `most`, gives no score.
 
-    >>> task = Task("t", ({"role": "user", "content": "PlayedConversation."},), {"success_threshold": 1.0})
-    >>> Rewards().judge(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).score
+    >>> task = Task(({"role": "user", "content": "PlayedConversation."},), {"success_threshold": 1.0}, id="t")
+    >>> GameRewardVerifier().verify_transcript(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).compute_logprobs
     1.0
-    >>> Rewards().judge(task, Transcript("", {"rewards": ["nan"], "over": True})).fault.value
+    >>> GameRewardVerifier().verify_transcript(task, Transcript("", {"rewards": ["nan"], "over": True})).fault.value
     'infra'
     """
 
@@ -127,7 +127,7 @@ class GameEnvironment(Environment):
             text = self.call_scout("begin", seed=seed)
             if len(self.splits) == 1 or not self.splits_by_first_text or (split == "test") == is_held_out(text):
                 prompt = user(text, system=self.instruction)
-                return Task(f"{self.id_prefix}/{split}/{self.seed}.{index}", prompt, {**self.reference, "seed": seed})
+                return Task(prompt, {**self.reference, "seed": seed}, id=f"{self.id_prefix}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
     def call_scout(self, method: str, **given: Any) -> Any:
@@ -165,7 +165,7 @@ class GameEnvironment(Environment):
 def is_held_out(text: str) -> bool:
     """Return whether a game with this first text is held out: one in five, for any seed.
 
-    >>> held_out("a"), held_out("c")
+    >>> is_held_out("a"), is_held_out("c")
     (False, True)
     """
     return hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 5 == 0

@@ -29,7 +29,7 @@ class GymnasiumInstance:
     """One Gymnasium environment.
 
     >>> room = GymnasiumInstance(id="FrozenLake", kwargs={})
-    >>> room.begin(seed=3).splitlines()[-1], room.words()
+    >>> room.setup(seed=3).splitlines()[-1], room.words()
     ('Say one move: left, down, right or up.', ['left', 'down', 'right', 'up'])
     """
 

@@ -60,7 +60,7 @@ UNSUPPORTED: Mapping[str, str] = {
 def is_well_formed(name: str, answer: str, gold: str | None) -> bool:
     """Return whether a text has the required form of an answer to this data set.
 
-    >>> well_formed("sokoban", "LLURD", "LL"), well_formed("sokoban", "The moves are LLURD", "LL")
+    >>> is_well_formed("sokoban", "LLURD", "LL"), is_well_formed("sokoban", "The moves are LLURD", "LL")
     (True, False)
     """
     form = ANSWER_PATTERNS.get(name)
@@ -74,7 +74,7 @@ def is_well_formed(name: str, answer: str, gold: str | None) -> bool:
 def are_lines_equal(answer: str, reference: str) -> bool:
     r"""Return whether two texts are equal line by line, up to the width of spaces.
 
-    >>> same("0 1\n1  0", "0 1\n1 0"), same("0 1 1 0", "0 1\n1 0"), same("a,b", "a, b")
+    >>> are_lines_equal("0 1\n1  0", "0 1\n1 0"), are_lines_equal("0 1 1 0", "0 1\n1 0"), are_lines_equal("a,b", "a, b")
     (True, False, True)
     """
     one, other = ([re.sub(r"\s*,\s*", ", ", line).split() for line in text.strip().splitlines()] for text in (answer, reference))
@@ -84,7 +84,7 @@ def are_lines_equal(answer: str, reference: str) -> bool:
 def describe_scoring(name: str) -> str:
     """Describe how an answer to this data set is scored.
 
-    >>> scored_by("gcd"), scored_by("puzzle24")
+    >>> describe_scoring("gcd"), describe_scoring("puzzle24")
     ("the package's scorer, full score only", 'exact arithmetic of our own')
     """
     if name in COMPARED_IN_SANDBOX:

@@ -51,7 +51,7 @@ class Bfcl(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "bfcl", category="simple_python")                              # doctest: +SKIP
-    >>> env.script(env.task("train", 0))                                                     # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
     [[Call(id='0.0', name='calculate_triangle_area', arguments={'base': 10, 'height': 5, 'unit': 'units'}, ...)]]
     """
 
@@ -118,7 +118,7 @@ class Bfcl(Environment):
         head: list[Any] = [{"role": "system", "content": self.instruction}] if self.instruction else []
         prompt = (*head, *_make_messages(row["question"][0]))
         reference = {"truth": row["truth"], "single": self.category in SINGLE_TURN_CATEGORIES}
-        return Task(f"bfcl/{split}/{row['id']}", prompt, reference, {"place": index, "split": split})
+        return Task(prompt, reference, id=f"bfcl/{split}/{row['id']}", meta={"place": index, "split": split})
 
     def oracle_turns(self, task: Task) -> list[Any]:
         """Return the correct calls, and a short text after those of each request."""
@@ -225,7 +225,7 @@ def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
 def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
-    >>> schema({"type": "any", "description": "x", "default": 1}), schema({"type": "tuple", "items": {"type": "float"}})
+    >>> convert_schema({"type": "any", "description": "x", "default": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
     kind = str(source.get("type", "")).lower()

@@ -23,7 +23,7 @@ KNOWN_ENVS: Mapping[str, dict[str, Any]] = {
 
 `success_threshold`: the smallest last reward that wins; without it the sum of the rewards is the score. `most`: the highest possible
 reward, where it
-differs from `success_threshold`; a higher one is a fault of the package, and gives no score. `num_unchecked`: the first observation is
+differs from `success_threshold`; a higher one is a fault of the package, and gives no score. `unseen`: the first observation is
 partial, so
 the seed alone decides the split. `single`: there is only one initial state.
 """
@@ -39,7 +39,7 @@ class GymnasiumEnvironment(GameEnvironment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "gymnasium", id="Taxi")                                    # doctest: +SKIP
-    >>> env.script(env.task("train", 0))                                                     # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
     ['north', 'north', 'west', 'pickup', 'south', ..., 'dropoff']
     """
 

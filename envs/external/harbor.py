@@ -43,7 +43,7 @@ class Harbor(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "harbor", path="my_tasks")                                     # doctest: +SKIP
-    >>> env.size("train")                                                                    # doctest: +SKIP
+    >>> env.num_tasks("train")                                                                    # doctest: +SKIP
     10
     """
 
@@ -111,7 +111,7 @@ class Harbor(Environment):
             raise ConfigError(f"harbor has no {split} task {index}; it has 0 to {len(rows) - 1}")
         folder = rows[index]
         reference = {"folder": folder.name, "digest": folder.digest}
-        return Task(f"harbor/{split}/{folder.name}", user(folder.instruction, system=self.instruction), reference, dict(folder.metadata))
+        return Task(user(folder.instruction, system=self.instruction), reference, id=f"harbor/{split}/{folder.name}", meta=dict(folder.metadata))
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the files are verified."""
@@ -153,7 +153,7 @@ class Harbor(Environment):
 def is_held_out(name: str) -> bool:
     """Return whether a task is held out: one in four, by a hash of its name.
 
-    >>> held_out("handshake"), held_out("b")
+    >>> is_held_out("hello"), is_held_out("b")
     (False, False)
     """
     return hashlib.blake2b(name.encode(), digest_size=4).digest()[0] % 4 == 0

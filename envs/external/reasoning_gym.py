@@ -223,14 +223,14 @@ class ReasoningGym(Environment):
             if (gold is None or (gold.strip() and is_answerable(self.dataset, gold))) and (split == "test") == is_held_out(question):
                 text = f"{question}\n\n{self.instruction}" if self.instruction else question
                 reference = {"number": number, "gold": gold}
-                return Task(f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}", user(text), reference)
+                return Task(user(text), reference, id=f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.dataset} with {self.config!r:.200} has hardly any {split} question; choose other settings")
 
 
 def is_held_out(question: str) -> bool:
     """Return whether a question is held out: one in four, by a hash of its text.
 
-    >>> held_out("1 + 1 ="), held_out("4 + 1 =")
+    >>> is_held_out("1 + 1 ="), is_held_out("4 + 1 =")
     (False, True)
     """
     return hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 4 == 0

@@ -29,7 +29,7 @@ class TextWorld(GameEnvironment):
 
     >>> import rlvr
     >>> env = rlvr.make("env", "textworld", options={"quest_length": 2})                      # doctest: +SKIP
-    >>> env.script(env.task("train", 0))                                                     # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
     ['open chest', 'take coin from chest']
     """
 

@@ -19,7 +19,7 @@ from rlvr.algorithms.functions.rewards import get_component_rewards
 from rlvr.algorithms.grpo import loss
 
 
-@component("company")
+@component("requires_group")
 def advantage(answers: AnswerBatch, *, reward_weights: Mapping[str, float] = {}, advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the weighted sum of the verdict's components, each normalised within its group."""
     parts = get_component_rewards(answers, reward_weights) if reward_weights else {"score": answers.rewards}

@@ -18,7 +18,7 @@ from rlvr.algorithms.functions.turn_advantages import compute_turn_advantages, s
 from rlvr.algorithms.grpo import loss
 
 
-@component("company", "per_token", "turns")
+@component("requires_group", "per_token", "multi_turn")
 def advantage(
     answers: AnswerBatch,
     *,

@@ -19,7 +19,7 @@ from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_clipped_l
 from rlvr.contracts.algorithm import LossInputs
 
 
-@component("company", "silent")
+@component("requires_group", "zero_variance")
 def advantage(answers: AnswerBatch, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the reward minus the mean of the group, divided by a standard deviation."""
     rewards = answers.rewards

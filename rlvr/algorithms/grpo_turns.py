@@ -17,7 +17,7 @@ from rlvr.algorithms.functions.turn_advantages import compute_turn_advantages
 from rlvr.algorithms.grpo import loss
 
 
-@component("company", "per_token")
+@component("requires_group", "per_token")
 def advantage(
     answers: AnswerBatch,
     *,

@@ -26,7 +26,7 @@ from rlvr.algorithms.functions.entropy import align_rows, get_token_entropies, r
 from rlvr.algorithms.grpo import loss
 
 
-@component("company", "silent", "per_token", "entropy")
+@component("requires_group", "zero_variance", "per_token", "entropy")
 def advantage(answers: AnswerBatch, *, entropy_weight: float = 0.1, success_threshold: float = 0.5) -> Advantages:
     """Compute each token's shaped reward, normalised within the group."""
     rows = zip(answers.rewards, get_token_entropies(answers), strict=True)

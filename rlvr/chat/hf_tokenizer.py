@@ -28,7 +28,7 @@ CALL_STYLES = ((False, False), (False, True), (True, False), (True, True))
 def to_reply_messages(reply: str | Sequence[Message]) -> list[Message]:
     """Convert a reply to messages; a string is one user message.
 
-    >>> heard("Warmer.")
+    >>> to_reply_messages("Warmer.")
     [{'role': 'user', 'content': 'Warmer.'}]
     """
     messages: list[Message] = [{"role": "user", "content": reply}] if isinstance(reply, str) else list(reply)

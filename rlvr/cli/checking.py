@@ -41,11 +41,11 @@ def check_catalog(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> 
     loaded: Any = load_factory("env", name) if get_kind(kind).name == "env" else None
     choice = getattr(loaded, "choice", "")
     if not choice:
-        raise ConfigError(f"--offered needs a catalog of environments, and {kind} {name!r} is not one; leave it out, and use --set")
+        raise ConfigError(f"--catalog needs a catalog of environments, and {kind} {name!r} is not one; leave it out, and use --set")
     settings = parse_settings(pairs)
     if choice in settings:
-        raise ConfigError(f"--offered sets {choice} itself; leave out --set {choice}={settings[choice]}, or --offered")
-    names = [row["name"] for row in loaded.sampled_groups() if row["offered"] in ("yes", "no gold")]
+        raise ConfigError(f"--catalog sets {choice} itself; leave out --set {choice}={settings[choice]}, or --catalog")
+    names = [row["name"] for row in loaded.catalog() if row["catalog"] in ("yes", "no gold")]
     console, rows = screen.make_stdout_console(), []
     for one in names:
         checks = _run_kit(kind, name, {**settings, choice: one})

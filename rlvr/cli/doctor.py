@@ -37,7 +37,7 @@ ENGINE_API_VERSION = "1.40"
 class Finding:
     """The result of one check. `missing`: an optional component is absent; `broken`: something must be repaired.
 
-    >>> Finding("docker engine", "missing", "no answer", "start dockerd").state
+    >>> CheckResult("docker engine", "missing", "no answer", "start dockerd").state
     'missing'
     """
 

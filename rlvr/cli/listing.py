@@ -54,7 +54,7 @@ def list_catalog(word: str | None, name: str, *, json: bool) -> None:
     """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
     if word is None or _to_plural_kind(word) != "envs":
         raise ConfigError(f"--of {name} lists the catalog of an environment; write `rlvr list envs --of {name}`")
-    offered = getattr(load_factory("env", name), "offered", tuple)
+    offered = getattr(load_factory("env", name), "catalog", tuple)
     rows = [dict(row) for row in offered()]
     if not rows:
         raise ConfigError(f"env {name!r} is one environment, not a catalog; `rlvr show env {name}` explains it")
@@ -128,7 +128,7 @@ def describe_plugin(word: str, name: str) -> dict[str, Any]:
     kind = get_kind(word)
     factory = load_factory(kind.name, name)
     document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
-    notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "about", {}))
+    notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "setting_descriptions", {}))
     needs = dict(getattr(factory, "needs", {}))
     settings = [
         {
@@ -142,7 +142,7 @@ def describe_plugin(word: str, name: str) -> dict[str, Any]:
     ]
     version = str(getattr(factory, "version", ""))
     told = {"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version}
-    return told | {"idle": [key for key in get_parameters(factory) if key in getattr(factory, "idle", ())]}
+    return told | {"idle": [key for key in get_parameters(factory) if key in getattr(factory, "inactive_settings", ())]}
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:

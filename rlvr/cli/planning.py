@@ -1,4 +1,4 @@
-"""`rlvr doctor --plan RECIPE_FILE`: estimate whether a training run fits into the memory of a device, and what to change."""
+"""`rlvr doctor --plan RECIPE`: estimate whether a training run fits into the memory of a device, and what to change."""
 
 from __future__ import annotations
 

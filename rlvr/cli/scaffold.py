@@ -99,7 +99,7 @@ class $cls(Environment):
         draw = random.Random(f"$name/{self.seed}/{split}/{index}")
         number = draw.randrange(self.largest // 5) * 5  # multiples of five: one in five of them is held out
         number += 0 if split == "test" else draw.randint(1, 4)  # so no held-out question is ever trained on
-        return Task(f"$name/{split}/{self.seed}.{index}", user(f"2*{number}="), reference=str(2 * number))
+        return Task(f"2*{number}=", reference=str(2 * number), id=f"$name/{split}/{self.seed}.{index}")
 
     def gold(self, task: Task) -> str:
         """Return an answer with full score."""
@@ -120,7 +120,7 @@ class $cls(Verifier):
 
     >>> import rlvr
     >>> verifier = rlvr.make("verifier", "$name")
-    >>> verifier.verify(rlvr.Task("t", rlvr.user("The capital of France?"), "Paris"), "PARIS").score
+    >>> verifier.verify(rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t"), "PARIS").score
     1.0
     """
 

@@ -104,7 +104,7 @@ def _wait_for_verdict(verdict: Future[Verdict]) -> Verdict:
 
 def _make_verify_function(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
     def judge(row: dict[str, Any]) -> Verdict:
-        task = Task(f"line {row['id']}", user(""), row["reference"], row.get("meta") or {})
+        task = Task(user(""), row["reference"], id=f"line {row['id']}", meta=row.get("meta") or {})
         return verify_answer_safely(verifier, task, lambda: str(row["answer"]))
 
     return judge

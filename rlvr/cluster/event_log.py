@@ -74,9 +74,9 @@ def describe_exit(said: str, words: Sequence[str]) -> str:
 
     >>> ending("... Worker exits with an exit code 3.", [])
     'exit code 3'
-    >>> ending("... error code 2. End of file. Some common_settings causes include ...", ["Fatal Python error: Segmentation fault"])
+    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
     'Fatal Python error: Segmentation fault'
-    >>> ending("... error code 2. End of file. Some common_settings causes include ...", [])
+    >>> ending("... error code 2. End of file. Some common causes include ...", [])
     'it ended without a message, as by SIGKILL, which the system also sends when memory runs out'
     """
     if fatal := [line for line in words if line.startswith("Fatal Python error")]:

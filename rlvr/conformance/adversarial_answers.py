@@ -57,7 +57,7 @@ DECLARATION_MARKS = ("\\boxed", "\\fbox", "<", "```", "~~~", "####")
 def is_bare(text: str) -> bool:
     r"""Whether a text is a bare answer, without a mark that declares one.
 
-    >>> bare("42"), bare(r"so it is \boxed{42}")
+    >>> is_bare("42"), is_bare(r"so it is \boxed{42}")
     (True, False)
     """
     return not any(mark in text for mark in DECLARATION_MARKS)
@@ -76,7 +76,7 @@ def remove_return_values(code: str) -> str | None:
 def iter_hedged_answers(right: str, other: str) -> Iterator[str]:
     """Yield hedged answers: two answers in one, one of them right.
 
-    >>> next(hedged("41", "42"))
+    >>> next(iter_hedged_answers("41", "42"))
     '41 or 42'
     """
     if "\n" in right.strip() or "\n" in other.strip():
@@ -91,7 +91,7 @@ def iter_hedged_answers(right: str, other: str) -> Iterator[str]:
 def iter_denials(right: str) -> Iterator[str]:
     """Yield texts that contain the right answer and deny it.
 
-    >>> next(contained("42"))
+    >>> next(iter_denials("42"))
     'It is not 42.'
     """
     if "\n" not in right.strip():
@@ -103,7 +103,7 @@ def iter_denials(right: str) -> Iterator[str]:
 def shorten(text: str, limit: int = 60) -> str:
     """Shorten an answer for a message.
 
-    >>> short("9" * 100, 5)
+    >>> shorten("9" * 100, 5)
     "'99999' ... (100 characters)"
     """
     return repr(text) if len(text) <= limit else f"{text[:limit]!r} ... ({len(text)} characters)"

@@ -41,7 +41,7 @@ def iter_algorithm_checks(name: str, settings: Mapping[str, Any]) -> Steps:
 def make_episode(tokens: Sequence[int], reward: float | None, group: str = "g", **meta: Any) -> Episode:
     """Make an episode of one turn after a prompt of one token, rewarded at its end; a reward of None means no score.
 
-    >>> answer([1, 2], 0.5).acted
+    >>> make_episode([1, 2], 0.5).action_mask
     [False, True, True]
     """
     n = len(tokens)
@@ -67,7 +67,7 @@ class _AlgorithmKit:
         self.algorithm, self.build_new = algorithm, build_new
 
     def check_docstring(self) -> str:
-        maker = getattr(self.algorithm, "recipe", type(self.algorithm))
+        maker = getattr(self.algorithm, "spec", type(self.algorithm))
         return "" if (maker.__doc__ or "").strip() else "it has no docstring; say what it is for"
 
     def check_describe(self) -> str:

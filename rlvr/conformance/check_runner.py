@@ -41,7 +41,7 @@ class CheckSkipped(Exception):
 def list_failures(checks: Sequence[CheckResult]) -> list[str]:
     """List the failed checks, one line each; a test asserts that the list is empty.
 
-    >>> failures([CheckResult("a", True), CheckResult("b", False, "why")])
+    >>> list_failures([CheckResult("a", True), CheckResult("b", False, "why")])
     ['b: why']
     """
     return [f"{check.name}: {check.detail}" for check in checks if not check.ok]
@@ -100,7 +100,7 @@ def _format_exception(error: BaseException) -> str:
 def first_problem(problems: Iterator[str]) -> str:
     """Return the first problem, and how many more there are; "" without problems.
 
-    >>> first(iter(["", "a is wrong", "b is wrong"]))
+    >>> first_problem(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
     """
     found = [text for text in problems if text]
@@ -116,7 +116,7 @@ def close_again(plugin: Plugin) -> str:
 def format_verdict(verdict: Verdict) -> str:
     """Format a verdict for a failure message.
 
-    >>> shown(Verdict(1.0, "4 equals 4"))
+    >>> format_verdict(Verdict(1.0, "4 equals 4"))
     'scored 1 (4 equals 4)'
     """
     score = "no score" if verdict.score is None else f"scored {verdict.score:g}"

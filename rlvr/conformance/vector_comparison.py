@@ -31,7 +31,7 @@ def digest_and_compare(name: str, settings: dict[str, Any]) -> dict[str, str]:
 def digest_tasks(name: str, settings: dict[str, Any]) -> str:
     """Compute a digest of the first tasks, equal in every process if tasks depend only on split and index.
 
-    >>> digest("arithmetic", {}) == digest("arithmetic", {})
+    >>> digest_tasks("arithmetic", {}) == digest_tasks("arithmetic", {})
     True
     """
     made = hashlib.sha256()

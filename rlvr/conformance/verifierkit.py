@@ -151,7 +151,7 @@ class _VerifierKit:
         return self._verify(example.reference, answer, dict(example.meta))
 
     def _verify(self, reference: Any, answer: str, meta: dict[str, Any]) -> Verdict:
-        verdict = self.verifier.verify(Task("kit", user("question"), reference, meta), answer)
+        verdict = self.verifier.verify(Task(user("question"), reference, id="kit", meta=meta), answer)
         if not isinstance(verdict, Verdict):
             raise TypeError(f"verify returned {verdict!r:.80} for {canaries.shorten(answer)}, not a Verdict")
         return verdict

@@ -29,7 +29,7 @@ NestedValues = Sequence[Sequence[Any]]
 class TokenStats:
     """Statistics of every token, computed before the advantages: the fields that `Algorithm.advantage_inputs` names; the others are None.
 
-    >>> Scores(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
+    >>> TokenStats(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7
     """
 
@@ -110,7 +110,7 @@ class Algorithm(Plugin, ABC):
     needs_greedy_sample: bool = False
     """True if each group needs one additional episode, sampled greedily, with `meta["greedy"]` true."""
     needs_kl_samples: bool = False
-    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["add_mismatched_answers"]` is
+    """True if each group also needs episodes that pair its prompt with answers to another prompt (`meta["mismatched"]` is
     true).
     """
     needs_token_context: bool = False
@@ -161,7 +161,7 @@ class Algorithm(Plugin, ABC):
     ) -> NestedValues:
         """Compute the advantage of every token of every episode of every group (0.0 at tokens that the policy did not generate).
 
-        `total` sums numbers over all processes.
+        `all_reduce` sums numbers over all processes.
         """
 
     @abstractmethod
@@ -182,7 +182,7 @@ class Algorithm(Plugin, ABC):
     def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
 
-        `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `total` sums over all
+        `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
         processes. Called only if `needs_batch_stats`.
         """
         raise NotImplementedError(f"{type(self).__name__} sets `needs_batch_stats` but does not define compute_batch_stats")

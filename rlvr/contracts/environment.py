@@ -46,7 +46,7 @@ class Environment(Plugin, ABC):
     sandbox: Sandbox | None = None
     """Creates a sandbox session for each conversation, if one of the tools needs it."""
     dialect: str = ""
-    """The format of tool calls: a name of `rlvr.check_dialects`. Empty: the format of the chat template."""
+    """The format of tool calls: a name of `rlvr.dialects`. Empty: the format of the chat template."""
     splits: tuple[str, ...] = ("train", "test")
     sub_environments: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
     warnings: Sequence[str] = ()  # warnings about the data, one line each; printed before a run

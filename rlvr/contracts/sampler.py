@@ -38,7 +38,7 @@ class Sampling:
 class ChatPrompt:
     """A conversation so far, with its tools, in the format of chat servers; for samplers that exchange text.
 
-    >>> Said(({"role": "user", "content": "2+2="},)).tools
+    >>> ChatPrompt(({"role": "user", "content": "2+2="},)).tools
     ()
     """
 
@@ -122,7 +122,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def pop(self, max_requests: int) -> NumberedRequests | None:
-        """Return up to `room` requests that are ready."""
+        """Return up to `max_requests` requests that are ready."""
 
     @abstractmethod
     def pop_all(self) -> NumberedRequests | None:
@@ -137,7 +137,7 @@ class RequestQueue(ABC):
 class StaticQueue(RequestQueue):
     """A queue of requests that are all known from the start.
 
-    >>> len(Listed([Request([1], 4)]).take(10))
+    >>> len(StaticQueue([Request([1], 4)]).pop(10))
     1
     """
 
@@ -145,7 +145,7 @@ class StaticQueue(RequestQueue):
         self.remaining = list(enumerate(requests))
 
     def pop(self, max_requests: int) -> NumberedRequests | None:
-        """Return the next `room` requests."""
+        """Return the next `max_requests` requests."""
         taken, self.remaining = self.remaining[:max_requests], self.remaining[max_requests:]
         return taken if taken or self.remaining else None
 

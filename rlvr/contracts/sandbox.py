@@ -54,7 +54,7 @@ class Checker:
     Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
     Only the checker can write to descriptor 5, which becomes `ExecutionResult.checker_output`. Its standard input is `input`.
 
-    >>> Judge("import os; os.write(5, os.read(3, 100))").brief
+    >>> Checker("import os; os.write(5, os.read(3, 100))").input
     b''
     """
 
@@ -66,7 +66,7 @@ class Checker:
 class Program:
     """An untrusted program to run once, in isolation.
 
-    >>> Program("print(input())", stdin=b"handshake").language
+    >>> Program("print(input())", stdin=b"hello").language
     'python'
     """
 
@@ -84,7 +84,7 @@ class Program:
 class ExecutionResult:
     """The result of running a program.
 
-    >>> ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"handshake").stop
+    >>> ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"hello").status
     <Stop.OK: 'OK'>
     """
 
@@ -110,7 +110,7 @@ class ExecutionResult:
 class SandboxSpec:
     """The specification of a sandbox session: its files, its image and its limits, shared by all its processes.
 
-    >>> Place(files={"data/numbers.txt": b"1 2 3"}, memory_mb=256).wall_s
+    >>> SandboxSpec(files={"data/numbers.txt": b"1 2 3"}, memory_mb=256).wall_s
     30.0
     """
 
@@ -192,7 +192,7 @@ class SandboxSession(ABC):
 
     @abstractmethod
     def read_file(self, path: str, max_bytes: int) -> bytes:
-        """Return the first `limit` bytes of a file in the working folder.
+        """Return the first `max_bytes` bytes of a file in the working folder.
 
         Raises:
             OSError: there is no such file, or a link leads out of the working folder.

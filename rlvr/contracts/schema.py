@@ -45,7 +45,7 @@ def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     ...     Args:
     ...         number: what is doubled.
     ...     '''
-    >>> parameters_of(double)["properties"]
+    >>> build_parameters_schema(double)["properties"]
     {'number': {'type': 'integer', 'description': 'what is doubled.'}, 'times': {'type': 'integer', 'default': 1}}
     """
     name = getattr(function, "__name__", repr(function))
@@ -146,7 +146,7 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", de
 
     >>> validate_value({"type": "number"}, 3)
     3.0
-    >>> validate_value({"type": "integer"}, "3", "parse_argument 'limit'")
+    >>> validate_value({"type": "integer"}, "3", "argument 'limit'")
     Traceback (most recent call last):
     rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
     """
@@ -180,7 +180,7 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", de
 def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
 
-    >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
+    >>> validate_arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
     rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
     """
@@ -222,7 +222,7 @@ def describe_type(schema: Mapping[str, Any]) -> str:
 def format_value(value: Any) -> str:
     """Format a value for an error message, shortened if it is long.
 
-    >>> shown("3"), shown(3), shown([1, 2])
+    >>> format_value("3"), format_value(3), format_value([1, 2])
     ('the text "3"', '3', 'the list [1, 2]')
     """
     word = "the text " if isinstance(value, str) else "the list " if isinstance(value, list) else ""

@@ -15,7 +15,7 @@ from rlvr.turns import ToolResult, ToolSpec, Turn
 class StepResult:
     """The reply of a session to one policy turn.
 
-    >>> Heard(({"role": "user", "content": "higher"},)).over
+    >>> StepResult(({"role": "user", "content": "higher"},)).done
     False
     """
 
@@ -61,7 +61,7 @@ class Session(ABC):
 
     >>> class Echo(Session):
     ...     def hear(self, turn: Turn) -> Heard:
-    ...         return Heard(({"role": "user", "content": turn.text},))
+    ...         return StepResult(({"role": "user", "content": turn.text},))
     """
 
     max_artifact_bytes: ClassVar[int] = 1 << 20

@@ -22,7 +22,7 @@ Begun = Verdict | Callable[[], Coroutine[Any, Any, Verdict]]
 class Example:
     """Test cases for a verifier: for one reference, answers that must get the full score and answers that must get the lowest.
 
-    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    >>> Example(reference="95", correct=("95", "95.0"), incorrect=("59", "95 or 96")).correct[0]
     '95'
     """
 
@@ -75,7 +75,7 @@ class Verifier(StringAnswerMixin, Plugin, ABC):
 def together(begun: Sequence[Begun], finish: Callable[[Sequence[Verdict]], Verdict]) -> Begun:
     """Combine several verdicts with `finish`: immediately if all are available, otherwise when the last one is.
 
-    >>> together([Verdict(1.0, "is_equal")], lambda verify_all: verify_all[0]).score
+    >>> together([Verdict(1.0, "equal")], lambda verify_all: verify_all[0]).compute_logprobs
     1.0
     """
     known = [one for one in begun if isinstance(one, Verdict)]

@@ -45,7 +45,7 @@ NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
 class EvalReport:
     """The results of an evaluation, by environment.
 
-    >>> Report("fast_decode", None, EvalPlan(suite="fast_decode", policy="scripted:gold", envs=[]), {}).refused
+    >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).withheld_envs
     []
     """
 
@@ -232,7 +232,7 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
     factory: Any = load_factory("sampler", name)
-    if not getattr(factory, "policy_form", ""):
+    if not getattr(factory, "cli_syntax", ""):
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
     limits = {"concurrency": concurrency} if concurrency and "concurrency" in get_parameters(factory) else {}
     check_settings("sampler", name, get_parameters(factory), sampler or {})

@@ -73,7 +73,7 @@ COLUMNS_BY_FILE = {"config.yaml": TRAINING_COLUMNS, PLAN_FILE: (*EVAL_COLUMNS, "
 class ExportResult:
     """The path of an exported run, and counts of what was left out.
 
-    >>> ExportResult(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
+    >>> ExportResult(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).skipped_counts
     {'samples without a score': 3}
     """
 

@@ -23,7 +23,7 @@ POWER_Z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
 class PairedTest:
     """The mean difference between the first and the second policy, with its 95 % interval and its p-value.
 
-    >>> paired([0.1] * 30 + [-0.1] * 10, seed=0).wins
+    >>> run_paired_test([0.1] * 30 + [-0.1] * 10, seed=0).wins
     30
     """
 

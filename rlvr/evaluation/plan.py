@@ -21,7 +21,7 @@ from rlvr.runs.run_log import find_differences
 class EvalPlan(Section):
     """All settings that affect sampling and verification of an evaluation.
 
-    >>> EvalPlan(suite="fast_decode", policy="scripted:gold", envs=[SuiteItem(env={"name": "arithmetic"})]).n
+    >>> EvalPlan(suite="quick", policy="scripted:gold", envs=[SuiteItem(env={"name": "arithmetic"})]).n
     1
     """
 
@@ -75,7 +75,7 @@ class EvalPlan(Section):
 
     def normalize_for_comparison(self, other: EvalPlan) -> EvalPlan:
         """Normalize the plan for comparison with `other`: older plans have fewer fields, and a deleted folder is not a difference."""
-        same = {"deadline_s": None}  # no difference, because timed-out samples are retried
+        same = {"verify_timeout_s": None}  # no difference, because timed-out samples are retried
         envs = [item.model_copy(update={"n": self.get_n(item), "temperature": self.get_temperature(item), **same}) for item in self.envs]
         known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
@@ -83,7 +83,7 @@ class EvalPlan(Section):
     def find_stage(self, name: str, index: int, sample: int) -> int:
         """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
 
-        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).stage("e", 40, 0)
+        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).find_stage("e", 40, 0)
         1
         """
         sizes = self.before.get(name, [])

@@ -33,7 +33,7 @@ TIME_STORE_INTERVAL_S = 5.0
 class TokenPrice:
     """The price of a million input tokens and of a million output tokens.
 
-    >>> TokenPrice(0.5, 2.0).of(1_000_000, 500_000)
+    >>> TokenPrice(0.5, 2.0).compute_cost(1_000_000, 500_000)
     1.5
     """
 

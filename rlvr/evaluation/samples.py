@@ -45,7 +45,7 @@ Key = tuple[str, int, int]
 class EvalSample:
     """One sample without its tokens, from which the metrics are computed.
 
-    >>> Sample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").right
+    >>> EvalSample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").is_correct
     True
     """
 
@@ -105,7 +105,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
 def count_tokens(row: Mapping[str, Any]) -> tuple[int, int]:
     """Count the input and output tokens of a row; for an endpoint, as reported in its usage.
 
-    >>> counted({"action_mask": [0, 0, 1]}), counted({"action_mask": [0, 0, 1], "usage": [9, 4]})
+    >>> count_tokens({"action_mask": [0, 0, 1]}), count_tokens({"action_mask": [0, 0, 1], "usage": [9, 4]})
     ((2, 1), (9, 4))
     """
     written = sum(row["action_mask"])

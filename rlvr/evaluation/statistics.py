@@ -117,7 +117,7 @@ def list_k_values(n: int) -> list[int]:
 class Estimate:
     """A mean over tasks with its standard error and its 95 % interval.
 
-    >>> estimate([1.0, 0.0, 1.0, 1.0]).value
+    >>> estimate_mean([1.0, 0.0, 1.0, 1.0]).value
     0.75
     """
 
@@ -152,7 +152,7 @@ def average_estimates(estimates: Sequence[Estimate]) -> Estimate:
 
     The interval is combined from theirs (MOVER), so it stays inside 0 and 1 and is as skewed as they are.
 
-    >>> average_estimates([estimate([1.0, 0.0]), estimate([1.0, 1.0, 1.0])]).value
+    >>> average_estimates([estimate_mean([1.0, 0.0]), estimate_mean([1.0, 1.0, 1.0])]).value
     0.75
     """
     value = math.fsum(part.value for part in estimates) / len(estimates)

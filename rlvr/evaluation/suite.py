@@ -35,7 +35,7 @@ ALL_TASKS = 1_000_000
 class SuiteItem(Section):
     """One environment of a suite, and its sampling settings. None means the environment's default.
 
-    >>> SuiteItem(name="reserved_ids", env={"name": "countdown", "numbers": 6}, tasks=50).split
+    >>> SuiteItem(name="hard", env={"name": "countdown", "numbers": 6}, tasks=50).split
     'test'
     """
 
@@ -93,7 +93,7 @@ class SuiteItem(Section):
 class Suite:
     """A named list of environments.
 
-    >>> load_suite("fast_decode").name
+    >>> load_suite("quick").name
     'quick'
     """
 
@@ -128,7 +128,7 @@ def load_suite(target: str, settings: Mapping[str, Any] | None = None, **item_se
 def expand_mixture(item: SuiteItem) -> list[SuiteItem]:
     """Expand a mixture into its sub-environments, each with its own metrics; any other environment is returned unchanged.
 
-    >>> [part.name for part in members(SuiteItem(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
+    >>> [part.name for part in expand_mixture(SuiteItem(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
     ['a', 'b']
     """
     envs = item.env.get("envs")

@@ -35,7 +35,7 @@ def group_equal_answers(verifier: Verifier, task: Task, samples: Sequence[EvalSa
 
 
 def _extract_declared(verifier: Verifier, task: Task, text: str) -> str | None:
-    channel = task.meta.get("channel", getattr(verifier, "channel", None))
+    channel = task.meta.get("extractor", getattr(verifier, "extractor", None))
     if channel is None or not isinstance(task.reference, str):
         return text.strip() or None
     return extract_answer(text, channel).text
@@ -44,7 +44,7 @@ def _extract_declared(verifier: Verifier, task: Task, text: str) -> str | None:
 def _is_same_answer(verifier: Verifier, task: Task, samples: Sequence[EvalSample], declared: Sequence[str | None], a: int, b: int) -> bool:
     if declared[a] == declared[b]:
         return True
-    if not isinstance(task.reference, str) or getattr(verifier, "channel", None) is None:
+    if not isinstance(task.reference, str) or getattr(verifier, "extractor", None) is None:
         return False
     if samples[a].is_correct != samples[b].is_correct:
         return False

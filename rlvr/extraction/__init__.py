@@ -40,15 +40,15 @@ NO_TAG = Extraction(None, "there is no <answer> tag")
 def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multiple_answers: str = "refuse") -> Extraction:
     """Extract the answer declared in `text`. Several extractors are tried in order until one of them finds a declaration.
 
-    With `several="last"`, the last of several different answers is taken; by default different answers give no answer.
+    With `multiple_answers="last"`, the last of several different answers is taken; by default different answers give no answer.
 
-    >>> find("The answer is 7. Or 8.", "extract_final_line").text is None
+    >>> extract_answer("The answer is 7. Or 8.", "extract_final_line").text is None
     True
     """
     names = [extractor] if isinstance(extractor, str) else list(extractor)
     if multiple_answers not in MULTIPLE_ANSWER_MODES or not EXTRACTORS.keys() >= set(names):
         raise _unknown_setting_error(names, multiple_answers)
-    found, shown = Extraction(None, "no channel was given"), strip_thinking(text)
+    found, shown = Extraction(None, "no extractor was given"), strip_thinking(text)
     if shown is None:
         return Extraction(None, "the thought section is not closed")
     for name in names:
@@ -58,11 +58,11 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
     return Extraction(found.candidates[-1], "the last of several") if found.candidates and multiple_answers == "last" else found
 
 
-def _unknown_setting_error(names: Sequence[str], several: str) -> ConfigError:
+def _unknown_setting_error(names: Sequence[str], multiple_answers: str) -> ConfigError:
     for name in names:
         if name not in EXTRACTORS:
-            return ConfigError(f"there is no answer channel {name!r}; {suggest(name, EXTRACTORS)}")
-    return ConfigError(f"several is {several!r}; {suggest(several, MULTIPLE_ANSWER_MODES)}")
+            return ConfigError(f"there is no extractor {name!r}; {suggest(name, EXTRACTORS)}")
+    return ConfigError(f"multiple_answers is {multiple_answers!r}; {suggest(multiple_answers, MULTIPLE_ANSWER_MODES)}")
 
 
 def _extract_boxed(text: str) -> Extraction:

@@ -81,7 +81,7 @@ _CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|we
 def reject_later_answer(found: Extraction, after: str) -> Extraction:
     r"""Return the extraction of a box or a tag, or no answer if the text after it retracts it or declares another answer.
 
-    >>> settled(Found("42", "in the sandbox_session"), " So the answer is 43.").several
+    >>> reject_later_answer(Found("42", "in the box"), " So the answer is 43.").several
     ('42', '43')
     """
     if found.text is None or is_only_punctuation(after):
@@ -112,7 +112,7 @@ def reject_later_answer(found: Extraction, after: str) -> Extraction:
 def is_numeral_line(line: str) -> bool:
     """Whether a line holds a number and at most a unit.
 
-    >>> numeral("$1,200"), numeral("18 km"), numeral("Step 1")
+    >>> is_numeral_line("$1,200"), is_numeral_line("18 km"), is_numeral_line("Step 1")
     (True, True, False)
     """
     return len(line) <= 60 and _NUMERAL.fullmatch(line) is not None
@@ -139,7 +139,7 @@ def _is_check_sentence(answer: str, sentence: str) -> bool:
 def clean_value(line: str) -> str:
     """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
-    >>> value("**18**, as wanted."), value("18입니다.")
+    >>> clean_value("**18**, as wanted."), clean_value("18입니다.")
     ('18', '18')
     """
     line = strip_decorations(line)

@@ -197,7 +197,7 @@ _SENTENCE_END = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 def is_separator(gap: str) -> bool:
     r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
-    >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
+    >>> is_separator(". I made a mistake. Let me redo it. "), is_separator(" or "), is_separator(". Maybe it is ")
     (True, False, False)
     """
     if len(gap) > 2000:

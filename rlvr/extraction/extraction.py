@@ -13,8 +13,8 @@ MAX_DECLARATIONS = 1000
 class Extraction:
     r"""The answer that a text declares; or None, with the reason.
 
-    >>> Found("42", "in the sandbox_session")
-    Found(text='42', reason='in the box', several=())
+    >>> Extraction("42", "in the box")
+    Extraction(text='42', reason='in the box', candidates=())
     """
 
     text: str | None
@@ -40,7 +40,7 @@ def unique_texts(texts: Sequence[str]) -> list[str]:
 def require_agreement(texts: Sequence[str], source: str) -> Extraction:
     """Return the answer that all declarations agree on; no answer if they differ.
 
-    >>> one(["7", " 7"], "the tag").text, one(["7", "8"], "the tag").several
+    >>> require_agreement(["7", " 7"], "the tag").text, require_agreement(["7", "8"], "the tag").candidates
     ('7', ('7', '8'))
     """
     different = unique_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]

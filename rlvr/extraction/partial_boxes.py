@@ -34,7 +34,7 @@ _EQUATION_CONTINUES = re.compile(r"[^$\n=.]{0,40}=")
 def is_part_of_formula(before: str, after: str) -> bool:
     r"""Whether the box between two texts is a part of a formula.
 
-    >>> part(r"$2\cdot", "$"), part("$x = ", "$"), part(r"$3\cdot", " = 21$")
+    >>> is_part_of_formula(r"$2\cdot", "$"), is_part_of_formula("$x = ", "$"), is_part_of_formula(r"$3\cdot", " = 21$")
     (True, False, False)
     """
     near = before[-16:]

@@ -87,7 +87,7 @@ _CLOSING_MARKS = " \t\r\n$.)*\\]}"
 def parse_number(text: str) -> Fraction | None:
     """Parse a plain numeral; None for anything else.
 
-    >>> number("$1,000$"), number("50%"), number("x")
+    >>> parse_number("$1,000$"), parse_number("50%"), parse_number("x")
     (Fraction(1000, 1), Fraction(1, 2), None)
     """
     match = _PLAIN_NUMERAL.fullmatch(text) if len(text) <= 60 else None
@@ -105,7 +105,7 @@ def _parse_fraction(digits: str, percent: bool = False) -> Fraction | None:
 def is_same_value(left: str, right: str) -> bool:
     """Whether two declarations in running text have the same value.
 
-    >>> same("42", "42 apples"), same("$x+1$", "x + 1"), same("42", "43"), same("1/2", "0.5")
+    >>> is_same_value("42", "42 apples"), is_same_value("$x+1$", "x + 1"), is_same_value("42", "43"), is_same_value("1/2", "0.5")
     (True, True, False, True)
     """
     first, second = (re.sub(r"[\s$*]|\\[()]", "", text).rstrip(".,;:!") for text in (left, right))
@@ -123,7 +123,7 @@ def is_same_value(left: str, right: str) -> bool:
 def is_only_punctuation(after: str) -> bool:
     r"""Whether a text has only the punctuation that closes a sentence or a formula.
 
-    >>> silent("$.\n"), silent(" or 8")
+    >>> is_only_punctuation("$.\n"), is_only_punctuation(" or 8")
     (True, False)
     """
     return not after.strip(_CLOSING_MARKS)
@@ -132,7 +132,7 @@ def is_only_punctuation(after: str) -> bool:
 def reject_alternatives(found: Extraction, before: str, after: str) -> Extraction:
     r"""Return the extraction, or no answer if the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
 
-    >>> offered(Found("7", "in the sandbox_session"), "It is ", " or 8.").several
+    >>> reject_alternatives(Found("7", "in the box"), "It is ", " or 8.").several
     ('7', '8')
     """
     near = before[-30:].lower()
@@ -150,7 +150,7 @@ def reject_alternatives(found: Extraction, before: str, after: str) -> Extractio
 def reject_retracted(found: Extraction, after: str) -> Extraction:
     """Return the extraction, or no answer if the text after the declaration retracts it.
 
-    >>> taken_back(Found("42", "in the sandbox_session"), " Wait, I forgot to subtract 1. The result is 41.").text is None
+    >>> reject_retracted(Found("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
     True
     """
     if found.text is None or is_only_punctuation(after):

@@ -27,7 +27,7 @@ NON_WORD_PATTERN = re.compile(r"[^0-9a-zA-Z]+")
 class ExportResult:
     """The result of an export.
 
-    >>> Written(Path("out"), ("rlvr_arithmetic.py",), 100, "load it").rows
+    >>> ExportResult(Path("out"), ("rlvr_arithmetic.py",), 100, "load it").rows
     100
     """
 

@@ -35,7 +35,7 @@ def make_rows(environment: Environment, split: str = "train", count: int | None 
 def make_row(task: Task, split: str, index: int) -> dict[str, Any]:
     """Make one row.
 
-    >>> row_of(Task("t/7", ({"role": "user", "content": "2+2="},), "4"), "train", 7)["task_id"]
+    >>> make_row(Task(({"role": "user", "content": "2+2="},), "4", id="t/7"), "train", 7)["task_id"]
     't/7'
     """
     return {"prompt": [dict(message) for message in task.prompt], "split": split, "index": index, "task_id": task.id}
@@ -85,7 +85,7 @@ def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
 def parse_label(label: object) -> dict[str, Any]:
     """Parse a label into split, index and fingerprint.
 
-    >>> labelled('{"index": 7, "split": "train"}')["index"]
+    >>> parse_label('{"index": 7, "split": "train"}')["index"]
     7
     """
     try:
@@ -120,7 +120,7 @@ def write_jsonl(path: Any, rows: Iterable[Mapping[str, Any]]) -> None:
 def warn_if_untested(distribution: str, *tested: str) -> None:
     """Warn if the installed version of a framework is not a tested one. The framework is not imported.
 
-    >>> agreed("no-such-package", "1.0")
+    >>> warn_if_untested("no-such-package", "1.0")
     """
     try:
         found = version(distribution)

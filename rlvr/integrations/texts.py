@@ -49,7 +49,7 @@ def extract_final_text(completion: object) -> str:
 
     The output of a tool is never an answer.
 
-    >>> last_said([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
+    >>> extract_final_text([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
     ''
     """
     if isinstance(completion, str):
@@ -180,7 +180,7 @@ class Conversation:
         return self._session.initial_messages
 
     def build_prompt(self, *, describe_tools: bool = True) -> list[Message]:
-        """Return the messages before the first turn; `described`: describe the tools in the system message."""
+        """Return the messages before the first turn; `describe_tools`: describe the tools in the system message."""
         messages: list[Message] = [*self.task.prompt, *self.initial_messages]
         if not (describe_tools and self.tools):
             return messages

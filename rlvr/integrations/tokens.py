@@ -34,7 +34,7 @@ GenerateFunction = Callable[[Request], Awaitable[Completion]]
 class TokenRow:
     """An episode in the format of trainers: the prompt, and the response with a mask.
 
-    >>> Row([5], [6, 7], [1, 0], [-0.1, 0.0], Verdict(1.0, "right"), "terminated", 1).mask
+    >>> TokenRow([5], [6, 7], [1, 0], [-0.1, 0.0], Verdict(1.0, "right"), "terminated", 1).action_mask
     [1, 0]
     """
 
@@ -60,7 +60,7 @@ class TokenRow:
 def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     """Convert an episode to a row. Without a token of the policy it gets the token `pad_id`, with mask 0, since trainers need a response.
 
-    >>> row_of(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
+    >>> make_token_row(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
     """
     start = episode.prompt_length
@@ -77,7 +77,7 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
 def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:
     """Make the completion of one turn. The tokens must include the stop token. Missing log-probabilities become 0.0.
 
-    >>> completion_of([7, 2], None, {2}).finish
+    >>> make_completion([7, 2], None, {2}).finish
     'stop'
     """
     said = list(tokens)

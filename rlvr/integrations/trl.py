@@ -61,7 +61,7 @@ def make_reward_function(
                 f"the data set has no column {reference!r}; it has {', '.join(sorted(columns)) or 'none'}; name it: reference="
             )
         found = columns[meta][place] if meta in columns else None
-        return Task(f"row {place}", user(str(prompt)), columns[reference][place], found or {})
+        return Task(user(str(prompt)), columns[reference][place], id=f"row {place}", meta=found or {})
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         tasks = [task_at(place, prompt, columns) for place, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Adapter for verifiers (v1): a package with one `TasksetInstance`, for the loop of verifiers and for prime-rl.
+"""Adapter for verifiers (v1): a package with one `Taskset`, for the loop of verifiers and for prime-rl.
 
     make_task_rows   the data of the tasks
     TasksetRewards   the reward function

@@ -41,7 +41,7 @@ def turn_from_json(row: Mapping[str, Any]) -> Turn:
 def step_result_to_json(heard: StepResult) -> dict[str, Any]:
     """Convert a step result, with its tool results, to JSON.
 
-    >>> step_result_to_json(Heard(over=True))
+    >>> step_result_to_json(StepResult(done=True))
     {'messages': [], 'over': True}
     """
     row: dict[str, Any] = {"messages": [dict(message) for message in heard.messages], "over": heard.done}
@@ -51,7 +51,7 @@ def step_result_to_json(heard: StepResult) -> dict[str, Any]:
 def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
     """Build a step result from JSON.
 
-    >>> step_result_from_json({"messages": [], "over": True}).results
+    >>> step_result_from_json({"messages": [], "over": True}).tool_results
     ()
     """
     return StepResult(

@@ -176,7 +176,7 @@ def to_plain_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
 class RecordedSession(Session):
     """Replays a recorded session: it returns the recorded replies without side effects.
 
-    >>> RecordedSession({"heard": [{"messages": [], "over": True}], "answer": "4"}).hear(Turn("4")).over
+    >>> RecordedSession({"heard": [{"messages": [], "over": True}], "answer": "4"}).step(Turn("4")).done
     True
     """
 
@@ -295,7 +295,7 @@ def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:
 def require_text(answer: object) -> str:
     """Return the value if it is a string; raise TypeError otherwise.
 
-    >>> text_of("4")
+    >>> require_text("4")
     '4'
     """
     if not isinstance(answer, str):

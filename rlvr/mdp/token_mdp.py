@@ -40,7 +40,7 @@ class TokenMDP:
     """The token-level MDP of one environment and one tokenizer.
 
     >>> mdp = TokenMDP(make("env", "arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
-    >>> state = mdp.start(mdp.environment.task("train", 0)); mdp.advance(state, 20)         # doctest: +SKIP
+    >>> state = mdp.start_conversation(mdp.environment.task("train", 0)); mdp.step_token(state, 20)         # doctest: +SKIP
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TokenMDP:
         """True if the environment has stateful sessions. Their replies are recorded, because they may not be reproducible."""
         self.is_interactive = self.has_sessions or any(_is_overridden(environment, name) for name in ("reply", "answer"))
         """True if the environment takes part in the conversation. Otherwise the first completed turn ends it."""
-        self.has_step_rewards = any(_is_overridden(environment, name) for name in ("earned", "earned_in"))
+        self.has_step_rewards = any(_is_overridden(environment, name) for name in ("step_rewards", "step_rewards_for_turns"))
         """True if the environment distributes the score over turns."""
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
@@ -204,9 +204,9 @@ class TokenMDP:
     def append_text_turn(
         self, state: ConversationState, tokens: Sequence[int], *, num_endpoint_tokens: int, truncated: bool, turn: Turn | None = None
     ) -> bool:
-        """Append a turn whose tokens only encode a text, for which an endpoint used `spent` tokens of its own.
+        """Append a turn whose tokens only encode a text, for which an endpoint used `num_endpoint_tokens` tokens of its own.
 
-        `cut` is true if the endpoint reached its limit. Returns whether the session must be stepped.
+        `truncated` is true if the endpoint reached its limit. Returns whether the session must be stepped.
         """
         state.tokens += tokens
         state.action_mask += [True] * len(tokens)

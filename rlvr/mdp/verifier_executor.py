@@ -27,7 +27,7 @@ MAX_HUNG_THREADS = 256
 def build_timeout_verdict(seconds: float) -> Verdict:
     """Build the verdict after a timeout: no score, and an infrastructure fault.
 
-    >>> late(600.0).reason
+    >>> build_timeout_verdict(600.0).reason
     'the verifier gave no verdict within 600 s'
     """
     return Verdict(None, f"the verifier gave no verdict within {seconds:g} s", fault=Fault.INFRA)
@@ -36,7 +36,7 @@ def build_timeout_verdict(seconds: float) -> Verdict:
 class TimedFuture(Future[Any]):
     """A future that records when its task started.
 
-    >>> Job().since
+    >>> TimedFuture().started_at
     0.0
     """
 

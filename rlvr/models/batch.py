@@ -24,8 +24,8 @@ Numbers = np.ndarray[Any, Any]
 class Batch:
     """One micro-batch.
 
-    >>> b = next(Rows([[5, 6, 2]], [[False, True, True]]).batches([0], budget=64))
-    >>> b.input_ids.tolist(), b.source.tolist(), b.target.tolist()
+    >>> b = next(TokenRows([[5, 6, 2]], [[False, True, True]]).iter_batches([0], max_tokens=64))
+    >>> b.input_ids.tolist(), b.source_positions.tolist(), b.targets.tolist()
     ([[5, 6]], [0, 1], [6, 2])
     """
 
@@ -48,7 +48,7 @@ class Batch:
 class TokenRows:
     """All rows of a step: their tokens, action masks, and the position of each row's entries in the flat vectors.
 
-    >>> Rows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).entries
+    >>> TokenRows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).num_entries
     3
     """
 
@@ -85,7 +85,7 @@ class TokenRows:
         return out
 
     def iter_batches(self, row_indices: Sequence[int], *, max_tokens: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """Yield the chosen rows as micro-batches of at most `budget` computed tokens (a longer row is a micro-batch of its own)."""
+        """Yield the chosen rows as micro-batches of at most `max_tokens` computed tokens (a longer row is a micro-batch of its own)."""
         for rows in self.plan_batches(row_indices, max_tokens):
             yield self.build_padded_batch(rows, device)
 

@@ -69,7 +69,7 @@ def free_cached_memory() -> None:
 
 
 def get_device_random_state(restore_first: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Return the random state of the accelerator, if there is one; restore `state` first if given."""
+    """Return the random state of the accelerator, if there is one; restore `restore_first` first if given."""
     if (found := find_accelerator()) is None:
         return None
     module: Any = getattr(torch, found.type)

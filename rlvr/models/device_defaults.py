@@ -67,7 +67,7 @@ def supports_bf16(device: torch.device) -> bool:
 def resolve_mixed_precision(requested: str, device: torch.device, dtype: str = "float32") -> str:
     """Resolve `train.mixed_precision`, given the device and the precision of the weights.
 
-    >>> precision_of("auto", torch.device("cpu"))
+    >>> resolve_mixed_precision("auto", torch.device("cpu"))
     'no'
     """
     if requested != "auto":
@@ -78,7 +78,7 @@ def resolve_mixed_precision(requested: str, device: torch.device, dtype: str = "
 def resolve_token_budget(requested: TokenBudget, device: torch.device) -> int:
     """Resolve `train.max_tokens_per_microbatch` for a device.
 
-    >>> tokens_of("auto", torch.device("cpu")), tokens_of(100, torch.device("cpu"))
+    >>> resolve_token_budget("auto", torch.device("cpu")), resolve_token_budget(100, torch.device("cpu"))
     (4096, 100)
     """
     return get_device_defaults(device).tokens_per_microbatch if requested == "auto" else requested

@@ -25,7 +25,7 @@ BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "float16": 2}
 class MemoryItem:
     """One item of the memory of a device.
 
-    >>> Part("weights", 28e9, "float32, 4 bytes each").gigabytes
+    >>> MemoryItem("weights", 28e9, "float32, 4 bytes each").gigabytes
     28.0
     """
 
@@ -117,7 +117,7 @@ def count_adapter_parameters(model: Any, config: RunConfig) -> int:
 
 
 def estimate_activation_bytes(model: Any, tokens: int, weight_bytes: int, compute_bytes: int, *, checkpointing: bool) -> float:
-    """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`wide` bytes), the rest
+    """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`weight_bytes` bytes), the rest
     in the compute precision. `tests/models/test_plan.py` compares the estimate with counted tensors.
     """
     shape = model.config.get_text_config()

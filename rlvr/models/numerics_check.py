@@ -41,7 +41,7 @@ RUN_MISMATCH_LIMIT = 1e-4
 class CheckResult:
     """One result of the check: a way of computing the model, and its difference from the plain forward pass.
 
-    >>> Finding("packed rows", gap=2e-7, allowed=3e-5).ok
+    >>> CheckResult("packed rows", gap=2e-7, allowed=3e-5).passed
     True
     """
 
@@ -66,7 +66,7 @@ class CheckResult:
 def build_check_rows(model: Any, max_length: int = MAX_ROW_LENGTH, *, change_first_answer: bool = False) -> TokenRows:
     """Build five test rows: three answers to one prompt, and answers to a prompt of one token and to a longer one.
 
-    `longest`: the maximum row length of the run, because a model may compute longer rows differently. `changed`: use a different first
+    `longest`: the maximum row length of the run, because a model may compute longer rows differently. `change_first_answer`: use a different first
     answer.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -130,7 +130,7 @@ def preserve_model_state(model: Any) -> Iterator[None]:
 
 @contextmanager
 def wrap_model_errors(model: Any, operation: str) -> Iterator[None]:
-    """Convert errors of a model's code to ConfigError, except out-of-memory errors; `what` is the operation."""
+    """Convert errors of a model's code to ConfigError, except out-of-memory errors; `operation` is the operation."""
     try:
         yield
     except (RlvrError, torch.OutOfMemoryError):
@@ -251,7 +251,7 @@ def compute_run_limit(results: Sequence[CheckResult], temperature: float) -> flo
 
 
 def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, name: str = "this model") -> None:
-    """Check that the context window fits a model's positions; `longest` is the length of the longest prompt."""
+    """Check that the context window fits a model's positions; `max_prompt_length` is the length of the longest prompt."""
     settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, max_prompt_length + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length

@@ -19,7 +19,7 @@ class PlainWeights(Weights):
     """The weights of an unsharded model without an adapter."""
 
     def __init__(self, model: Any, *, run_on_main: Callable[[Callable[[], Any]], Any] | None = None) -> None:
-        """`once` runs a function in the main process only; None for a single process."""
+        """`run_on_main` runs a function in the main process only; None for a single process."""
         self._model, self._run_on_main = model, run_on_main
 
     @property

@@ -20,7 +20,7 @@ from rlvr.models.numerics_check import check_context_window
 def check_reference_model(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, max_prompt_length: int) -> None:
     """Raise ConfigError if the reference is missing or unused, has another vocabulary than the policy, or a too short context window.
 
-    `longest` is the length of the longest prompt.
+    `max_prompt_length` is the length of the longest prompt.
     """
     name, reference = config.algorithm["name"], config.reference
     if reference is None:

@@ -39,7 +39,7 @@ class TensorFolder:
 
     Files are read instead of memory-mapped, because a private mapping counts in full toward memory limits.
 
-    >>> TensorFolder("checkpoints/last").rows("model.norm.weight", (slice(0, 16),)).shape            # doctest: +SKIP
+    >>> TensorFolder("checkpoints/last").read_slice("model.norm.weight", (slice(0, 16),)).shape            # doctest: +SKIP
     torch.Size([16])
     """
 
@@ -106,7 +106,7 @@ class TensorWriter:
     """Writes one safetensors file, tensor by tensor, in the declared order.
 
     >>> with TensorWriter("model.safetensors", {"w": torch.empty(2, device="meta")}) as file:        # doctest: +SKIP
-    ...     file.write("w", torch.ones(2))
+    ...     file.write_tensor("w", torch.ones(2))
     """
 
     def __init__(self, path: str | Path, expected: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from rlvr.models.device_defaults import copy_to_device
 class SegmentLengths(NamedTuple):
     """The segment boundaries of packed queries and of packed keys.
 
-    >>> build_segment_lengths([2, 3], [2, 5], "cpu").keys.tolist()
+    >>> build_segment_lengths([2, 3], [2, 5], "cpu").key_offsets.tolist()
     [0, 2, 7]
     """
 

@@ -15,7 +15,7 @@ WITH_TOOLS_SETTINGS = ("tools", "sandbox", "max_turns", "max_new_tokens", "diale
 
 
 def fill_dependencies(needs: Mapping[str, Any], settings: dict[str, Any], make: Callable[[str, Any], Any], built: list[Any]) -> None:
-    """Replace the plugin names in `given`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
+    """Replace the plugin names in `settings`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
 
     def one(kind: str, wanted: Any) -> Any:
         made = make(kind, wanted)
@@ -46,25 +46,25 @@ def wrap_with_tools(name: str, fields: Mapping[str, Any], settings: Mapping[str,
 
 
 def wrap_with_audit(name: str, fields: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    """Replace the setting `shadow: {verifier: symbolic, share: 0.05}` of an environment by an audit verifier around its verifier.
+    """Replace the setting `audit_verifier: {verifier: symbolic, fraction: 0.05}` of an environment by a `with_audit` around its verifier.
 
-    >>> given = {"shadow": {"verifier": "symbolic"}}
+    >>> given = {"audit_verifier": {"verifier": "symbolic"}}
     >>> wrap_with_audit("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
-    {'name': 'shadow', 'verifier': 'numeric', 'by': 'symbolic'}
+    {'name': 'with_audit', 'verifier': 'numeric', 'audit_with': 'symbolic'}
     """
-    if "shadow" not in settings or "shadow" in fields:
+    if "audit_verifier" not in settings or "audit_verifier" in fields:
         return
-    section = settings.pop("shadow")
-    if not isinstance(section, Mapping) or "verifier" not in section or section.keys() - {"verifier", "share"}:
-        raise ConfigError(f"shadow is {section!r:.120}; write shadow: {{verifier: NAME, share: 0.05}}")
+    section = settings.pop("audit_verifier")
+    if not isinstance(section, Mapping) or "verifier" not in section or section.keys() - {"verifier", "fraction"}:
+        raise ConfigError(f"audit_verifier is {section!r:.120}; write audit_verifier: {{verifier: NAME, fraction: 0.05}}")
     if "verifier" not in fields:
-        raise ConfigError(f"env {name!r} has no verifier of its own to set; write `shadow` on the environments in it")
-    share = {"share": section["share"]} if "share" in section else {}
+        raise ConfigError(f"env {name!r} has no verifier of its own to set; write `audit_verifier` on the environments in it")
+    fraction = {"fraction": section["fraction"]} if "fraction" in section else {}
     settings["verifier"] = {
-        "name": "shadow",
+        "name": "with_audit",
         "verifier": settings.get("verifier", needs.get("verifier")),
-        "by": section["verifier"],
-        **share,
+        "audit_with": section["verifier"],
+        **fraction,
     }
 
 

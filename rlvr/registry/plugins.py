@@ -2,7 +2,7 @@
 
 A name is resolved, in this order, as
   1. `path/to/file.py:Object`                      an object in a user's file
-  2. a file of that name in the folder of the kind   `verifiers/numeric.py`
+  2. a file of that name in a folder of the kind     `verifiers/numeric.py`; environments also in `envs/external`
   3. an entry point of that name in `rlvr.verifiers`  an installed package
 Listing plugins reads only metadata; building one imports only that one.
 The constructor's signature is the configuration schema; the plugins that `needs` names are built here.
@@ -37,15 +37,15 @@ FILE_MODULE_PREFIX = "_rlvr_plugin_"
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
-    """One kind of plugin: its name in messages, its folder, its entry-point group.
+    """One kind of plugin: its name in messages, its folders, its entry-point group.
 
-    >>> KINDS["env"].group
+    >>> PLUGIN_KINDS["env"].group
     'rlvr.envs'
     """
 
     name: str
     plural: str
-    folder: str
+    folders: tuple[str, ...]
     contract: type | None = None
     """The base class of every plugin of the kind."""
 
@@ -58,12 +58,12 @@ class PluginKind:
 PLUGIN_KINDS: Mapping[str, PluginKind] = {
     kind.name: kind
     for kind in (
-        PluginKind("env", "envs", "envs", contract=Environment),
-        PluginKind("verifier", "verifiers", "verifiers", contract=Verifier),
-        PluginKind("sandbox", "sandboxes", "sandbox", contract=Sandbox),
-        PluginKind("sampler", "samplers", "samplers", contract=Sampler),
-        PluginKind("tool", "tools", "tools", contract=Tool),
-        PluginKind("algorithm", "algorithms", "algorithms"),
+        PluginKind("env", "envs", ("envs", "envs/external"), contract=Environment),
+        PluginKind("verifier", "verifiers", ("verifiers",), contract=Verifier),
+        PluginKind("sandbox", "sandboxes", ("sandbox",), contract=Sandbox),
+        PluginKind("sampler", "samplers", ("samplers",), contract=Sampler),
+        PluginKind("tool", "tools", ("tools",), contract=Tool),
+        PluginKind("algorithm", "algorithms", ("algorithms",)),
     )
 }
 
@@ -113,7 +113,7 @@ def get_kind(name: str) -> PluginKind:
 def list_entries(kind: str) -> list[PluginEntry]:
     """List all registered plugins of one kind, sorted by name, without importing them."""
     k = get_kind(kind)
-    found = {name: PluginEntry(name, k.name, "rlvr", summary) for name, summary in _list_builtin_plugins(k).items()}
+    found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in list_builtin_files(k)}
     for name, points in foreign.find_entry_points(k.group).items():
         owners = sorted({foreign.get_package_name(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
         if len(owners) > 1:
@@ -152,7 +152,7 @@ def load_factory(kind: str, name: str) -> Callable[..., Any]:
     if entry.error:
         raise PluginError(entry.error)
     if entry.entry_point is None:
-        module = _import_module(f"rlvr.{k.folder}.{name}", k, name)
+        module = _import_module(_get_builtin_module_name(k, name), k, name)
         return _get_factory(module, "make", k, name)
     try:
         factory = entry.entry_point.load()
@@ -178,7 +178,7 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
         return build("env", "with_tools", **around)
     if k.name == "env":
         wrap_with_audit(name, fields, getattr(factory, "needs", {}), given)
-    if not getattr(factory, "checks", False):  # a factory that checks its settings itself
+    if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
         check_settings(k.name, name, fields, given)
     built: list[Any] = []
     try:
@@ -210,7 +210,7 @@ def build_from_config(kind: str, config: Any) -> Any:
         return build(kind, config)
     if isinstance(config, Mapping):
         if kind == "verifier" and _is_weighted_mix(config):
-            return build("verifier", "composite", parts=config)  # {symbolic: 0.9, format: 0.1}
+            return build("verifier", "composite", components=config)  # {symbolic: 0.9, format: 0.1}
         if not isinstance(config.get("name"), str) or not config["name"]:
             raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
         return build(kind, config["name"], **{key: value for key, value in config.items() if key != "name"})
@@ -253,10 +253,15 @@ def split_target(target: str) -> tuple[Path, str]:
     return path.resolve(), attribute
 
 
-def _list_builtin_plugins(kind: PluginKind) -> dict[str, str]:
-    """List the built-in plugins, with their summaries."""
-    folder = PACKAGE_FOLDER / kind.folder
-    return {path.stem: _read_summary(path) for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")}
+def list_builtin_files(kind: PluginKind) -> list[Path]:
+    """List the files of the built-in plugins of one kind, in the order of its folders."""
+    folders = [PACKAGE_FOLDER / folder for folder in kind.folders]
+    return [path for folder in folders for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+
+
+def _get_builtin_module_name(kind: PluginKind, name: str) -> str:
+    path = next(path for path in list_builtin_files(kind) if path.stem == name)
+    return ".".join(("rlvr", *path.relative_to(PACKAGE_FOLDER).with_suffix("").parts))
 
 
 @lru_cache(maxsize=256)

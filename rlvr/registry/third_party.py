@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 def find_entry_points(group: str) -> dict[str, list[EntryPoint]]:
     """Find the entry points of a group, by name; a name may be defined by several packages.
 
-    >>> points("rlvr.nothing")
+    >>> find_entry_points("rlvr.nothing")
     {}
     """
     try:
@@ -26,7 +26,7 @@ def find_entry_points(group: str) -> dict[str, list[EntryPoint]]:
 def get_package_name(dist: Distribution | None) -> str:
     """Return the name of the package that defines an entry point.
 
-    >>> owner(None)
+    >>> get_package_name(None)
     '?'
     """
     try:
@@ -38,7 +38,7 @@ def get_package_name(dist: Distribution | None) -> str:
 def find_packages(groups: Iterable[str]) -> set[str]:
     """Find the top-level packages that the entry points of these groups import.
 
-    >>> packages(["rlvr.nothing"])
+    >>> find_packages(["rlvr.nothing"])
     set()
     """
     found = (point for group in groups for named in find_entry_points(group).values() for point in named)

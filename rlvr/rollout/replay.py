@@ -25,7 +25,7 @@ REQUIRED_KEYS = ("split", "index", "tokens", "action_mask", "stop_reason", "rewa
 class ReplayReport:
     """The result of a replay.
 
-    >>> ReplayReport(episodes=10_000, mismatches=0).record()
+    >>> ReplayReport(episodes=10_000, mismatches=0).to_dict()
     {'episodes': 10000, 'mismatches': 0, 'failed': 0, 'details': []}
     """
 
@@ -48,7 +48,7 @@ class ReplayReport:
 def replay_run(run: str | Path, *, max_details: int = 20) -> ReplayReport:
     """Replay every recorded episode of a run, in the environment of its configuration.
 
-    >>> replay(Path("runs/quickstart")).mismatches           # doctest: +SKIP
+    >>> replay_run(Path("runs/quickstart")).mismatches           # doctest: +SKIP
     0
     """
     run = Path(run)
@@ -101,7 +101,7 @@ def find_mismatch(
 ) -> str:
     """Step an episode again and describe the first difference; empty if there is none. `session`: the session record to replay.
 
-    `timed`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
+    `ended_by_time`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
     compared, not the end. `other` replaces fields of the task, for canary tasks.
 
     >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP

@@ -19,7 +19,7 @@ def derive_seed(*parts: object) -> int:
 class PartialCompletion:
     """A partial completion: its tokens so far.
 
-    >>> Part([7, 9], [-0.5, -0.1], [[3, 2]]).tokens
+    >>> PartialCompletion([7, 9], [-0.5, -0.1], [[3, 2]]).tokens
     [7, 9]
     """
 

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 class RolloutTiming:
     """The timing of one rollout, in seconds.
 
-    >>> RolloutTiming(sampling=2.0, waiting=0.1).sampling
+    >>> RolloutTiming(sampling_s=2.0, verify_tail_s=0.1).sampling_s
     2.0
     """
 
@@ -39,7 +39,7 @@ class RolloutTiming:
     def hidden_fraction(self) -> float:
         """The fraction of the verification time that was hidden behind sampling.
 
-        >>> RolloutTiming(sampling=2.0, waiting=0.25, judged=[(0.0, 1.0), (0.5, 1.0)]).hidden
+        >>> RolloutTiming(sampling_s=2.0, verify_tail_s=0.25, verification_spans=[(0.0, 1.0), (0.5, 1.0)]).hidden_fraction
         0.75
         """
         busy = self.verify_busy_s

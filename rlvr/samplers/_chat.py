@@ -19,7 +19,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 class ChatReply:
     """A parsed chat completion.
 
-    >>> read({"choices": [{"message": {"content": "4"}}]}, 8).reason
+    >>> parse_chat_reply({"choices": [{"message": {"content": "4"}}]}, 8).finish_reason
     'stop'
     """
 
@@ -70,7 +70,7 @@ def _split_content(message: Mapping[str, Any]) -> tuple[str, str]:
 def parse_usage(usage: Any) -> tuple[int, int]:
     """Parse the reported input and output tokens, hidden reasoning included; 0 if the endpoint does not report them.
 
-    >>> used({"prompt_tokens": 12, "completion_tokens": 5}), used({"prompt_tokens": "?"})
+    >>> parse_usage({"prompt_tokens": 12, "completion_tokens": 5}), parse_usage({"prompt_tokens": "?"})
     ((12, 5), (0, 0))
     """
     told = usage if isinstance(usage, dict) else {}

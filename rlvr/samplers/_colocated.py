@@ -43,7 +43,7 @@ ENVIRONMENT = {
 class EngineConfig:
     """Configuration of a vLLM engine: the resources that it may use.
 
-    >>> Place(dtype="float32", kv_cache_gb=1.0).max_num_seqs
+    >>> EngineConfig(dtype="float32", kv_cache_gb=1.0).max_num_seqs
     256
     """
 
@@ -80,7 +80,7 @@ class ColocatedEngine:
         tied_weights: Sequence[str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`home`: an empty folder for the engine's files; None: a temporary one."""
+        """`folder`: an empty folder for the engine's files; None: a temporary one."""
         self.config, self.completion_timeout_s, self._tied_weights = config, completion_timeout_s, tied_weights or find_tied_weights(model)
         self.is_on_gpu = False
         self._sleeping_tags = list[str]()

@@ -46,7 +46,7 @@ class NoReply(SamplerError):
 class HttpResponse:
     """A server's response.
 
-    >>> Reply(200, {}, b'{"ok": true}').json()
+    >>> HttpResponse(200, {}, b'{"ok": true}').json()
     {'ok': True}
     """
 
@@ -92,7 +92,7 @@ class HttpClient:
         self._closed = False
 
     def request(self, method: str, path: str, body: Any = None, *, deadline: float) -> HttpResponse:
-        """Send one request and return the response; NoReply after the deadline `until` (on the monotonic clock)."""
+        """Send one request and return the response; NoReply after the deadline `deadline` (on the monotonic clock)."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._read_key():
             headers["Authorization"] = f"Bearer {key}"
@@ -333,7 +333,7 @@ def _shut_down(sock: Any) -> None:
 def redact_url(url: str) -> str:
     """Return a URL that is safe to show: without user, password and query.
 
-    >>> cleaned("https://me:secret@host/v1?key=1")
+    >>> redact_url("https://me:secret@host/v1?key=1")
     'https://host/v1'
     """
     scheme, mark, rest = url.partition("://")

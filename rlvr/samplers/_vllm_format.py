@@ -26,7 +26,7 @@ def make_sampling_settings(request: Request, sampling: Sampling) -> dict[str, An
 def check_request_length(request: Request, engine_name: str, max_length: int) -> None:
     """Raise ConfigError if prompt and completion may exceed an engine's maximum length.
 
-    >>> room_for(Request([1, 2, 3], 5), "the engine", 8)
+    >>> check_request_length(Request([1, 2, 3], 5), "the engine", 8)
     """
     if (length := len(request.prompt) + request.max_tokens) > max_length:
         raise ConfigError(

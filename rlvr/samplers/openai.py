@@ -55,7 +55,7 @@ CONNECT_TIMEOUT_S = 30.0
 class OpenAISampler(Sampler):
     """Sends requests to an endpoint, up to `concurrency` at a time.
 
-    >>> OpenAISampler(url="http://localhost:8000/v1", model="tiny").concurrency
+    >>> OpenAISampler(url="http://localhost:8000/v1", gather_model="tiny").concurrency
     16
     """
 

@@ -290,7 +290,7 @@ def check_positive(max_value: float = math.inf, **values: float) -> None:
 def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, width: int) -> None:
     """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
-    >>> check_placement("get_local", None, 2, None, 1)                              # doctest: +SKIP
+    >>> check_placement("local", None, 2, None, 1)                              # doctest: +SKIP
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
@@ -316,7 +316,7 @@ make = VLLMSampler
 def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
     """Raise ConfigError for a weight transfer that the placement does not support.
 
-    >>> check_transfer("files", "get_local", None)
+    >>> check_transfer("files", "local", None)
     """
     if transfer not in (known := ("files", *TRANSFER_BACKENDS)):
         raise ConfigError(f"transfer is {transfer!r}; {suggest(transfer, known)}")

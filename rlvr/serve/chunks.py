@@ -15,7 +15,7 @@ OnLines = Callable[[bytes, int], None]
 class RowChunk:
     """Consecutive rows of a request for one worker process, with the callback for their verdicts.
 
-    >>> Chunk("numeric", [b'{"reference": "4", "answer": "4"}'], 7, print).left
+    >>> RowChunk("numeric", [b'{"reference": "4", "answer": "4"}'], 7, print).pending_rows
     {0}
     """
 
@@ -50,7 +50,7 @@ class RowChunk:
     def slice_rows(self, rows: range, *, num_deaths_verifying: int, num_deaths_holding: int) -> RowChunk:
         """Make a chunk of some of the rows.
 
-        >>> Chunk("numeric", [b"{}", b"{}", b"{}"], 7, print).part(range(1, 3), num_deaths_verifying=0, lost=1).place
+        >>> RowChunk("numeric", [b"{}", b"{}", b"{}"], 7, print).slice_rows(range(1, 3), num_deaths_verifying=0, num_deaths_holding=1).first_index
         8
         """
         return RowChunk(
@@ -66,7 +66,7 @@ class RowChunk:
 def to_ranges(numbers: Iterable[int]) -> list[range]:
     """Group ascending numbers into ranges without gaps.
 
-    >>> runs([0, 1, 2, 5, 7, 8])
+    >>> to_ranges([0, 1, 2, 5, 7, 8])
     [range(0, 3), range(5, 6), range(7, 9)]
     """
     found: list[range] = []
@@ -85,8 +85,8 @@ class ProgressMarks:
 
     >>> from tempfile import TemporaryFile
     >>> with TemporaryFile() as file:
-    ...     marks = Marks(file.fileno(), slots=2); marks.begin(1, 7)
-    ...     found = marks.judged(0, {7, 8}), marks.judged(1, {7, 8}); marks.close()
+    ...     marks = ProgressMarks(file.fileno(), slots=2); marks.mark_row(1, 7)
+    ...     found = marks.find_rows_in_progress(0, {7, 8}), marks.find_rows_in_progress(1, {7, 8}); marks.close()
     >>> found
     (set(), {7})
     """

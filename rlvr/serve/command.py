@@ -28,7 +28,7 @@ MIN_TOKEN_CHARS = 16
 class ServeConfig:
     """The settings of `rlvr serve`: the served plugins and the limits.
 
-    >>> Served(("numeric",)).port
+    >>> ServeConfig(("numeric",)).port
     8765
     """
 
@@ -205,7 +205,7 @@ def load_token(file: Path | None, variable: str, host: str) -> str:
 def parse_plugins(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parse the plugins of the command line, each a name or a YAML mapping with settings.
 
-    >>> named("verifier", ["numeric", "{name: exact, fold_case: true}"])
+    >>> parse_plugins("verifier", ["numeric", "{name: exact, fold_case: true}"])
     {'numeric': 'numeric', 'exact': {'name': 'exact', 'fold_case': True}}
     """
     found: dict[str, Any] = {}

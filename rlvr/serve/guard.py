@@ -24,7 +24,7 @@ PUBLIC_PATHS = ("/healthz",)
 class RequestError(Exception):
     """An error reply with its HTTP status; any route may raise it.
 
-    >>> Refused(422, "no answer").status
+    >>> RequestError(422, "no answer").status
     422
     """
 

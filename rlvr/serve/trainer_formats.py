@@ -37,7 +37,7 @@ def parse_openrlhf_request(body: Any) -> list[bytes]:
 def format_openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
     """Format the reply to OpenRLHF.
 
-    >>> format_openrlhf_reply([b'{"id": null, "score": 1.0, "reason": "is_equal", "fault": "drop_all"}'])["rewards"]
+    >>> format_openrlhf_reply([b'{"id": null, "score": 1.0, "reason": "equal", "fault": "none"}'])["rewards"]
     [1.0]
     """
     scores = [require_score(json.loads(line)) for line in lines]

@@ -28,7 +28,7 @@ SIGN_REPLACEMENTS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "�
 class Value:
     """A number, and whether it is exact.
 
-    >>> Value(Fraction(1, 3)).exact
+    >>> Value(Fraction(1, 3)).is_exact
     True
     """
 
@@ -39,7 +39,7 @@ class Value:
 def evaluate(expression: str) -> Value:
     """Evaluate an expression. ToolError if it is invalid.
 
-    >>> shown(evaluate("2 * (3 + 4)"))
+    >>> format_value(evaluate("2 * (3 + 4)"))
     '14'
     """
     if len(expression) > MAX_EXPRESSION_CHARS:
@@ -55,7 +55,7 @@ def evaluate(expression: str) -> Value:
 def format_value(value: Value) -> str:
     """Format a number: exact if its decimals end, otherwise as a fraction.
 
-    >>> shown(Value(Fraction(22, 7))), shown(Value(Fraction(-5, 4)))
+    >>> format_value(Value(Fraction(22, 7))), format_value(Value(Fraction(-5, 4)))
     ('22/7 (about 3.142857142857142857142857142857143)', '-1.25')
     """
     number = value.number

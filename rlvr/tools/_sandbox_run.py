@@ -28,7 +28,7 @@ def run_in_sandbox(box: SandboxSession, source: str, language: Literal["bash", "
 def format_result(outcome: ExecutionResult, timeout: float) -> str:
     r"""Format the output and the errors of a program, and how it ended if it failed.
 
-    >>> format_result(ExecutionResult(ExitStatus.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
+    >>> format_result(ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
     'a\nno b\n[exit code 2]'
     """
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]
@@ -46,7 +46,7 @@ def format_result(outcome: ExecutionResult, timeout: float) -> str:
 def check_timeout(timeout: float) -> float:
     """Check a timeout from a configuration and return it; ValueError if it is invalid.
 
-    >>> seconds(10)
+    >>> check_timeout(10)
     10.0
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:

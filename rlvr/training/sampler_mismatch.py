@@ -154,7 +154,7 @@ def check_sharded_model(learner: Learner, *, max_length: int) -> list[honesty.Ch
         with honesty.preserve_model_state(model):
             return [*honesty.compare_scoring_paths(model, ways, **how), honesty.count_attending_layers(model)]
 
-    found: list[honesty.CheckResult] = policy.check_workers(table)
+    found: list[honesty.CheckResult] = policy.run_with_weights(table)
     reshard(policy)
     if why := main_only(lambda: honesty.find_refusal_reason(model.config.model_type, found)):
         raise ConfigError(why)

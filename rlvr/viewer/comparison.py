@@ -27,7 +27,7 @@ MAX_LABEL_CHARS = 48
 def group_by_settings(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> tuple[list[str], list[int]]:
     """Group runs by their settings: return the labels of the conditions, and for each run the index of its condition.
 
-    >>> group_by_settings(["tool-0", "tool-1", "drop_all"], [{"tools": "1"}, {"tools": "1"}, {"tools": "0"}])
+    >>> group_by_settings(["tool-0", "tool-1", "none"], [{"tools": "1"}, {"tools": "1"}, {"tools": "0"}])
     (['tool', 'none'], [0, 0, 1])
     """
     forms = [tuple(sorted(found.items())) for found in settings]

@@ -37,9 +37,9 @@ LOGPROB_SCALE, RATIO_SCALE = 100, 1000
 class DictionaryColumn:
     """A dictionary-encoded column: each distinct word once, and for each row the index of its word.
 
-    >>> make_column = DictionaryColumn()
-    >>> for end in ("terminated", "truncated", "terminated"): make_column.append(end)
-    >>> make_column.words, make_column.at
+    >>> column = DictionaryColumn()
+    >>> for end in ("terminated", "truncated", "terminated"): column.append(end)
+    >>> column.words, column.at
     ({'terminated': 0, 'truncated': 1}, [0, 1, 0])
     """
 

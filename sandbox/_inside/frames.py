@@ -21,7 +21,7 @@ class ConnectionBroken(Exception):
 def pack_frame(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
     r"""Serialize a frame into the chunks to send: one chunk if it is small; large parts are not copied, to save memory.
 
-    >>> pack({}, {})
+    >>> pack_frame({}, {})
     [b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}']
     """
     head = json.dumps({**header, "parts": [[name, len(data)] for name, data in parts.items()]}).encode()

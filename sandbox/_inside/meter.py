@@ -18,7 +18,7 @@ EXITING_FLAG = 4  # among the flags of a process
 
 
 def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
-    """Return the pids of all living descendants of `compute_root`, except those in `spared_pids`."""
+    """Return the pids of all living descendants of `root`, except those in `spared_pids`."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():

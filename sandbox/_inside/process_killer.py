@@ -26,7 +26,7 @@ BY_NAMESPACE, BY_USER_ID, BY_PROCESS_TABLE = "a process space of its own", "its 
 class ProcessKiller:
     """Kills all processes of a program, and reports whether any is left.
 
-    >>> Ends(None, group=False, spared_pids=set(), has_own_users=False).way
+    >>> ProcessKiller(None, use_cgroup=False, spared_pids=set(), has_own_users=False).mechanism
     'the process table'
     """
 

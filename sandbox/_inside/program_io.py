@@ -18,7 +18,7 @@ PIPE_BYTES = 1 << 20
 class ProgramIO:
     """Pipes and input files of a program, and of its checker if there is one.
 
-    >>> sorted(Stage({"source": b"print(1)"}).program)
+    >>> sorted(ProgramIO({"source": b"print(1)"}).program_fds)
     [0, 1, 2, 5, 8, 9]
     """
 

@@ -50,7 +50,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def build_filter(machine: str, for_program: bool) -> bytes:
-    """Build the filter for one processor architecture, in the kernel's format; the stricter one if `program` is true."""
+    """Build the filter for one processor architecture, in the kernel's format; the stricter one if `for_program` is true."""
     (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
     refused = to_all + COMMON_REFUSED_CALLS + (to_programs if for_program else ())
 

@@ -31,8 +31,8 @@ class BinaryCache:
     """LRU cache of binaries by source: a program with twenty test cases is compiled once in each container.
 
     >>> kept = BinaryCache()
-    >>> kept.put("cpp", b"int main() {}", b"ELF")
-    >>> kept.get("cpp", b"int main() {}"), kept.get("cpp", b"other")
+    >>> kept.write_file("cpp", b"int main() {}", b"ELF")
+    >>> kept.read_file("cpp", b"int main() {}"), kept.read_file("cpp", b"other")
     (b'ELF', None)
     """
 
@@ -56,7 +56,7 @@ def _make_cache_key(language: str, source: bytes) -> bytes:
 
 
 def read_binary(folder: str, max_bytes: int = MAX_BINARY_MB << 20) -> bytes | None:
-    """Read the compiler's output; None if it is not a regular file of at most `most` bytes."""
+    """Read the compiler's output; None if it is not a regular file of at most `max_bytes` bytes."""
     try:
         number = os.open(os.path.join(folder, BINARY_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -50,7 +50,7 @@ def preload_modules() -> None:
 
 
 def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, Any] | None:
-    """Fork a child for every order received from `door`. Returns the order in the child, and None in the parent at the end."""
+    """Fork a child for every order received from `connection`. Returns the order in the child, and None in the parent at the end."""
     if uses_namespaces:
         nest.unshare_zygote_mounts()
     rights.keep_only(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))

@@ -18,7 +18,7 @@ from rlvr.sandbox._inside.pid_namespace import FORK_TIMEOUT_S, PeerExited
 class ChildProcess:
     """A process that the zygote forked for the supervisor.
 
-    >>> ChildProcess(serial=1).over
+    >>> ChildProcess(serial=1).has_exited
     False
     """
 
@@ -40,7 +40,7 @@ class ZygoteClient:
         self.connection, self._serial, self._children = connection, 0, dict[int, ChildProcess]()
 
     def fork_child(self, fds: dict[int, int], order: dict[str, Any]) -> ChildProcess:
-        """Fork a child that becomes the ordered program; `ports` maps its descriptor numbers to ours."""
+        """Fork a child that becomes the ordered program; `fds` maps its descriptor numbers to ours."""
         self._serial += 1
         born = self._children[self._serial] = ChildProcess(self._serial)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]

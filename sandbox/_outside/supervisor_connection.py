@@ -78,7 +78,7 @@ class SupervisorConnection(ABC):
 
     @abstractmethod
     def receive(self, buffer: memoryview, deadline: float) -> int:
-        """Read at least one byte into `room` before the deadline and return how many, or raise `ConnectionBroken`."""
+        """Read at least one byte into `buffer` before the deadline and return how many, or raise `ConnectionBroken`."""
 
     @abstractmethod
     def is_alive(self) -> bool:

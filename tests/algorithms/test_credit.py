@@ -142,7 +142,7 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
 
 
 def test_gdpo_takes_what_structure_says_of_a_malformed_answer() -> None:
-    verify, task = build("verifier", "structure").verify, Task("t", user("2+2="), reference="4")
+    verify, task = build("verifier", "structure").verify, Task(user("2+2="), id="t", reference="4")
     verdicts = [verify(task, text) for text in ("<think></think><answer>4</answer>", "<think></think><answer>5</answer>", "4")]
     group = [said(v.score, parts=dict(v.components)) for v in verdicts]
     right, wrong, malformed = scalars("gdpo", group, reward_weights={"format": 1.0, "content": 1.0})[0]

@@ -95,7 +95,7 @@ STATE = [
     sh("exits, in each way", "exit 3", "exec true", "kill -9 $$", "ulimit -t 0; while :; do :; done"),
 ]  # fmt: skip
 BREAKAGES = [*PROCESSES, *MEMORY, *DESCRIPTORS, *FILES, *STATE]
-TASK = Task("own", user("Write done to out.txt."), {"files": {"out.txt": "done", "data.txt": "kept"}})
+TASK = Task(user("Write done to out.txt."), {"files": {"out.txt": "done", "data.txt": "kept"}}, id="own")
 LATER: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("bash", {"command": "echo well"}),
     ("python", {"code": "print('well')"}),

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (commands stand in one line each)
-"""What a policy may try in a box instead of the work: each is a bash command; `F` is the judged file, `CGROUP_ROOT` its folder."""
+"""What a policy may try in a box instead of the work: each is a bash command; `F` is the judged file, `ROOT` its folder."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def sampled(
     **settings: Any,
 ) -> tuple[list[list[Episode]], Harmed, list[str]]:
     """What two steps give, and what was said."""
-    asked = ClusterConfig(**{"collectors": 2, "restarts": 20, **settings})
+    asked = ClusterConfig(**{"rollout_workers": 2, "max_restarts": 20, **settings})
     config = config.model_copy(update={"cluster": asked})
     transport, told = kind(asked, config.model_dump(mode="json"), FACTS), list[str]()
     transport.plan = plan
@@ -401,7 +401,7 @@ train(RunConfig.model_validate_json(Path(sys.argv[1]).read_text()), out=Path(sys
 
 def config_of(ahead: int, collectors: int, address: str) -> RunConfig:
     rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead}
-    cluster = {"collectors": collectors, "address": address}
+    cluster = {"rollout_workers": collectors, "address": address}
     return tiny_run(rollout=rollout, cluster=cluster, train={"steps": RUN_STEPS, "learning_rate": 1e-3}, eval={"tasks": 0})
 
 

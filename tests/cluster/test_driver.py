@@ -113,7 +113,7 @@ def worker_of(event: Any) -> str:
 
 
 def driven(transport: Pretended, told: list[str] | None = None, record: EventLog | None = None, **settings: Any) -> Driver:
-    config = ClusterConfig(**{"collectors": 3, "restarts": 1000, **settings})
+    config = ClusterConfig(**{"rollout_workers": 3, "max_restarts": 1000, **settings})
     return Driver(transport, config, log=(told if told is not None else []).append, record=record)
 
 

@@ -140,7 +140,7 @@ def test_answers_in_parts_are_the_same_with_collectors_that_are_lost(tmp_path: P
         "rollout": {"prompts_per_step": 8, "num_generations": 2, **parts},
         "train": {"steps": 5, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 1},
     }  # fmt: skip
-    for name, cluster in {"here": {"collectors": 0}, "there": {"collectors": 3, "restarts": 100, "audit": 0.5}}.items():
+    for name, cluster in {"here": {"rollout_workers": 0}, "there": {"rollout_workers": 3, "max_restarts": 100, "audit": 0.5}}.items():
         train(tiny_run(**settings, cluster=cluster), out=tmp_path / name)
     assert InThisProcess.lost and files(tmp_path / "here") == files(tmp_path / "there")
     assert max(len(row.get("versions", ())) for row in read_jsonl(tmp_path / "there" / "episodes.jsonl")) == 2
@@ -189,7 +189,7 @@ def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() 
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     for collectors in (0, 2):
-        cluster = {"collectors": collectors, "restarts": 100, "weights": "delta"}
+        cluster = {"rollout_workers": collectors, "max_restarts": 100, "weights": "delta"}
         few: dict[str, Any] = {"eval": {"tasks": 0}, "rollout": {"prompts_per_step": 2, "num_generations": 4}, "sft_warmup": None}
         config = tiny_run(cluster=cluster, model={"config": MODEL, "dtype": "bfloat16"}, train={"steps": 3, "learning_rate": 1e-4}, **few)
         train(config, out=tmp_path / str(collectors))

@@ -14,9 +14,9 @@ from rlvr.errors import ConfigError
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"collectors": -1}, "collectors: input should be greater than or equal to 0, got -1"),
-        ({"collectors": "3"}, "collectors: input should be a valid integer, got '3'"),
-        ({"collectors": 10**9}, "collectors: input should be less than or equal to 10000"),
+        ({"rollout_workers": -1}, "collectors: input should be greater than or equal to 0, got -1"),
+        ({"rollout_workers": "3"}, "collectors: input should be a valid integer, got '3'"),
+        ({"rollout_workers": 10**9}, "collectors: input should be less than or equal to 10000"),
         ({"cpus": float("nan")}, "cpus: input should be a finite number"),
         ({"cpus": 0.00001}, "cpus: it is 1e-05; Ray shares processors out in steps of 0.0001; write for example 0.5"),
         ({"verifier_cpus": 0.12345}, "judge_cpus: it is 0.12345; Ray shares processors out"),

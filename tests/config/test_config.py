@@ -36,7 +36,7 @@ def test_a_run_to_learn_from_and_a_rollout_of_another_kind_are_refused(tmp_path:
 
 def test_overrides_reach_any_depth_and_are_read_as_yaml() -> None:
     config = load_config(
-        "quickstart", ["seed=3", "train.learning_rate=1e-4", "algorithm={name: rloo, beta: 0.1}", "env.levels=['1+1']", "warmstart=null"]
+        "quickstart", ["seed=3", "train.learning_rate=1e-4", "algorithm={name: rloo, beta: 0.1}", "env.levels=['1+1']", "sft_warmup=null"]
     )
     assert (config.seed, config.train.learning_rate, config.sft_warmup) == (3, 1e-4, None)
     assert config.algorithm == {"name": "rloo", "beta": 0.1} and config.env["levels"] == ["1+1"]
@@ -114,7 +114,7 @@ def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
 
 def test_a_key_without_its_section_and_a_value_without_brackets_are_explained() -> None:
     with pytest.raises(
-        ConfigError, match=r"there is no key 'learning_rate'; did you mean 'train\.learning_rate' or 'warmstart\.learning_rate'\?"
+        ConfigError, match=r"there is no key 'learning_rate'; did you mean 'train\.learning_rate' or 'sft_warmup\.learning_rate'\?"
     ):
         load_config("quickstart", ["learning_rate=1"])
     with pytest.raises(ConfigError, match=r"log\.report_to: 'wandb' is not a list; write \[wandb\]"):

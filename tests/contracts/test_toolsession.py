@@ -17,7 +17,7 @@ from rlvr.tools.submit import Submit
 from rlvr.turns import Call, CallStatus, Turn
 from tests.tools.desks import Desks, FakeBoxes, Till, TillSession
 
-TASK = Task("t", user("make it 7"), "7", {"start": 0})
+TASK = Task(user("make it 7"), "7", id="t", meta={"start": 0})
 
 
 def calls(*calls: Call) -> Turn:

@@ -126,7 +126,7 @@ def test_code_in_the_answer_does_not_count(environment: Environment) -> None:
 def test_a_reference_without_cases_is_the_fault_of_the_task(environment: Environment) -> None:
     references: list[Any] = [None, {}, {"files": [], "cases": []}, {"files": ["a.py"], "cases": [{}]}, {"files": [1], "cases": []}]
     for reference in references:
-        verdict = environment.verifier.verify_transcript(Task("t", user("?"), reference), Transcript("", {"a.py": b""}))
+        verdict = environment.verifier.verify_transcript(Task(user("?"), reference, id="t"), Transcript("", {"a.py": b""}))
         assert verdict.score is None and verdict.fault is Fault.TASK
 
 

@@ -81,7 +81,7 @@ class Climb(Environment):
         self.verifier = build("verifier", "exact")
 
     def task(self, split: str, index: int) -> Task:
-        return Task("climb", user("1"), "2")
+        return Task(user("1"), "2", id="climb")
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return None if completions[-1] == "2" else "+1"

@@ -225,7 +225,7 @@ def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.Capture
     assert run_command(["eval", "--rescore", str(tmp_path / "a"), "--set", "verifier=numeric", "--out", str(tmp_path / "b"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["envs"]["arithmetic"]
     assert (shown["avg"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
-    assert [row["end"] for row in iter_rows(tmp_path / "b")] == ["terminated"] * 9
+    assert [row["stop_reason"] for row in iter_rows(tmp_path / "b")] == ["terminated"] * 9
     with pytest.raises(ConfigError, match="has changed since it was sampled"):
         rescore(tmp_path / "a", out=tmp_path / "c", settings={"levels": ["3+3"]})
 
@@ -280,7 +280,7 @@ def test_a_conversation_is_exported_turn_by_turn(tmp_path: Path, capsys: pytest.
     said = json.loads(log.read_text("utf-8"))["samples"][0]["messages"]
     assert [(m["role"], m["content"]) for m in said] == [(m["role"], m["content"]) for m in [*line["prompt"], silence]]
 
-    rows = [json.dumps(row | ({"acted": [0] * len(row["acted"])} if row["index"] else {})) + "\n" for row in iter_rows(tmp_path / "a")]
+    rows = [json.dumps(row | ({"action_mask": [0] * len(row["action_mask"])} if row["index"] else {})) + "\n" for row in iter_rows(tmp_path / "a")]
     (tmp_path / "a" / "episodes.jsonl").write_text("".join(rows), "utf-8")
     assert run_command(["export", str(tmp_path / "a"), "--to", "trl-dataset"]) == 0
     assert "left out: 2 conversations whose turns cannot be read back" in capsys.readouterr().err

@@ -79,7 +79,7 @@ class Numbers(Environment):
         self.verifier = Sometimes()
 
     def task(self, split: str, index: int) -> Task:
-        return Task(f"{split}/{index}", user("?"), reference=index)
+        return Task(user("?"), id=f"{split}/{index}", reference=index)
 
     def gold(self, task: Task) -> str:
         return "x"

@@ -162,7 +162,7 @@ def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeyp
 def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World, tmp_path: Path) -> None:
     world.evaluate(a := tmp_path / "a")
     row = first(a)
-    paid = [0.0] * (len(row["acted"]) - 2) + [0.25, 0.75]
+    paid = [0.0] * (len(row["action_mask"]) - 2) + [0.25, 0.75]
     write(a, row | {"rewards": paid})  # by a verifier of then
     rescore(a, out=tmp_path / "same")
     assert first(tmp_path / "same")["reward"] == 1.0 and "rewards" not in first(tmp_path / "same")

@@ -26,8 +26,8 @@ def sample(index: int, k: int, score: float | None = 0.0, text: str = "#### 1", 
         "reason": "",
         "tokens": 10,
         "prompt_tokens": 5,
-        "confidence": -1.0,
-        "question": str(index),
+        "mean_logprob": -1.0,
+        "question_digest": str(index),
     }
     return EvalSample(("e", index, k), f"t{index}", score, text=text, **(values | rest))
 
@@ -39,7 +39,7 @@ def summary(groups: dict[int, list[EvalSample]], n: int, **rest: Any) -> EnvSumm
 def voted(verifier: str, reference: Any, texts: dict[str, float]) -> list[int | None]:
     with build("verifier", verifier) as judge:
         return group_equal_answers(
-            judge, Task("t", user("?"), reference), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
+            judge, Task(user("?"), reference, id="t"), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
         )
 
 
@@ -64,7 +64,7 @@ def test_groups_of_unequal_size_count_what_arrived() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
-    ends = [{"finish": "truncated", "cut": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
+    ends = [{"finish": "truncated", "truncated": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
     groups = {i: [sample(i, 0, float(i % 2), tokens=100, **end)] for i, end in enumerate(ends)}
     found = summary(groups, 1)
     assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
@@ -74,7 +74,7 @@ def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
 
 
 def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
-    end = {"finish": "truncated", "cut": "tokens"}
+    end = {"finish": "truncated", "truncated": "tokens"}
     for cut, promised in ((56, True), (57, False)):
         groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"finish": "terminated"}))] for i in range(100)}
         (line,) = list_warnings(summary(groups, 1), False)
@@ -82,7 +82,7 @@ def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
 
 
 def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
-    ends = [{"finish": "truncated", "cut": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
+    ends = [{"finish": "truncated", "truncated": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
     found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)
     assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
     turns, window = list_warnings(found, False)
@@ -91,14 +91,14 @@ def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
 
 
 def test_best_of_n_chooses_by_what_it_is_told() -> None:
-    groups = {0: [sample(0, 0, 0.0, tokens=9, confidence=-0.1), sample(0, 1, 1.0, tokens=3, confidence=-2.0)]}
+    groups = {0: [sample(0, 0, 0.0, tokens=9, mean_logprob=-0.1), sample(0, 1, 1.0, tokens=3, mean_logprob=-2.0)]}
     for select, score in (("shortest", 1.0), ("longest", 0.0), ("confident", 0.0)):
         best = summary(groups, 2, select=select).at["best_at"][2]
         assert best is not None and best.value == score
 
 
 def test_without_log_probabilities_nobody_is_the_most_confident() -> None:
-    groups = {0: [sample(0, 0, 1.0, confidence=0.0), sample(0, 1, 0.0, confidence=0.0)]}
+    groups = {0: [sample(0, 0, 1.0, mean_logprob=0.0), sample(0, 1, 0.0, mean_logprob=0.0)]}
     found = summary(groups, 2, select="confident")
     assert found.at["best_at"] == {1: None, 2: None} and found.to_dict()["best_at"] == {"1": None, "2": None}
     assert any("no best@k by confidence" in line for line in list_warnings(found, False))
@@ -143,18 +143,18 @@ def test_samples_that_have_not_arrived_are_missing() -> None:
 
 
 def test_an_endpoint_that_counts_no_token_of_a_cut_answer_does_not_end_the_report() -> None:
-    assert summary({0: [sample(0, 0, text="", finish="truncated", cut="tokens", tokens=0)]}, 1).cap is not None
+    assert summary({0: [sample(0, 0, text="", finish="truncated", truncated_by="tokens", tokens=0)]}, 1).cap is not None
 
 
 def test_turns_and_calls_are_means_over_the_samples_and_left_out_where_there_are_none() -> None:
     talks = [ConversationStats(1, 0), ConversationStats(4, 5, errors=3)]
-    samples = {index: [sample(index, 0, talk=talk)] for index, talk in enumerate(talks)}
+    samples = {index: [sample(index, 0, conversation_stats=talk)] for index, talk in enumerate(talks)}
     found = summarize_env("agents", samples, n=1, tasks=2)
     assert (found.turns, found.calls, found.errors) == (2.5, 2.5, 1.5)
     assert {"turns": 2.5, "calls": 2.5, "errors": 1.5}.items() <= found.to_dict().items()
     plain = summarize_env("plain", {0: [sample(0, 0)]}, n=1, tasks=1)
     assert plain.calls is None and not {"turns", "calls", "errors"} & plain.to_dict().keys()
-    talked = summarize_env("talks", {0: [sample(0, 0, talk=ConversationStats(3))]}, n=1, tasks=1)
+    talked = summarize_env("talks", {0: [sample(0, 0, conversation_stats=ConversationStats(3))]}, n=1, tasks=1)
     assert talked.to_dict()["turns"] == 3 and "calls" not in talked.to_dict()
     table = build_headline_table([found, plain], allow_unscored=False)
     assert [column.header for column in table.columns][-3:] == ["turns", "calls", "errors"]

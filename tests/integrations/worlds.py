@@ -68,7 +68,7 @@ class Counts(Environment):
         self.tools = (Counter(),)
 
     def task(self, split: str, index: int) -> Task:
-        return Task(f"counts/{split}/{index}", user(f"Count to {index}."), reference=str(index))
+        return Task(user(f"Count to {index}."), id=f"counts/{split}/{index}", reference=str(index))
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         return Watched(task, self.tools, seed=seed)
@@ -88,7 +88,7 @@ class Twice(Environment):
         self.verifier = Same() if verifier is None else verifier
 
     def task(self, split: str, index: int) -> Task:
-        return Task(f"twice/{split}/{index}", user(f"What is {index}?"), reference=str(index))
+        return Task(user(f"What is {index}?"), id=f"twice/{split}/{index}", reference=str(index))
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return "Are you sure?" if len(completions) < 2 else None

@@ -190,7 +190,7 @@ def test_a_split_with_a_size_is_drawn_within_its_size() -> None:
 def test_a_task_can_be_named() -> None:
     env = TokenEnv(env=Sums(below=3), tokenizer=TOKENS, split="test")
     assert env.reset(options={"index": np.int64(8)})[1]["task_id"] == "sums/test/8"
-    assert env.reset_to_task(Task("mine", user("1+1="), "2"))[1]["task_id"] == "mine"
+    assert env.reset_to_task(Task(user("1+1="), "2", id="mine"))[1]["task_id"] == "mine"
     for bad in (9, -1, 1.5, "3"):
         with pytest.raises(EnvError, match=r"there is no task .* allowed: 0 to 8"):
             env.reset(options={"index": bad})

@@ -293,7 +293,7 @@ class Mute(Environment):
     """An environment that forgot its verifier."""
 
     def task(self, split: str, index: int) -> Task:
-        return Task("t", user(""), "")
+        return Task(user(""), "", id="t")
 
 
 def test_what_cannot_pose_tasks_is_refused_at_once() -> None:
@@ -326,4 +326,4 @@ def test_what_ran_out_is_told(limits: dict[str, int], said: list[int], cut: str)
     state = start(mdp)
     speak(mdp, state, said[: mdp.max_length - len(state.tokens)])
     assert state.truncation_reason == cut and (state.stop_reason is StopReason.TRUNCATED) == bool(cut)
-    assert mdp.build_episode(state, mdp.verify(state), group="g").meta.get("cut", "") == cut
+    assert mdp.build_episode(state, mdp.verify(state), group="g").meta.get("truncated", "") == cut

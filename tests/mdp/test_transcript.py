@@ -26,7 +26,7 @@ def row(tokenizer: Tokenizer, *, said: list[tuple[str, str]] = SPOKEN) -> dict[s
     acted = [0] * len(tokens)
     for (role, _), stretch in zip(said, stretches, strict=True):
         tokens, acted = tokens + stretch, acted + [int(role == "assistant")] * len(stretch)
-    return {"prompt": prompt, "tokens": tokens, "acted": acted}
+    return {"prompt": prompt, "tokens": tokens, "action_mask": acted}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,6 @@ def test_what_another_tokenizer_wrote_is_not_read() -> None:
         assert decode_messages(row(wrote), reads) is None
     bytes_ = ByteTokenizer()
     stored = row(bytes_)
-    at = stored["acted"].index(1) + stored["acted"][stored["acted"].index(1) :].index(0)
+    at = stored["action_mask"].index(1) + stored["action_mask"][stored["action_mask"].index(1) :].index(0)
     stored["tokens"][at] = bytes_.encode("x")[0]  # a reply without its mark
     assert decode_messages(stored, bytes_) is None

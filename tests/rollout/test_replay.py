@@ -46,7 +46,7 @@ def row(episode: Episode, split: str, index: int) -> dict[str, Any]:
         "index": index,
         "task_id": episode.task_id,
         "tokens": episode.tokens,
-        "acted": [int(own) for own in episode.action_mask],
+        "action_mask": [int(own) for own in episode.action_mask],
         "end": episode.stop_reason.value,
         "reward": episode.reward,
     }
@@ -127,9 +127,9 @@ def drifts(e: Episode) -> list[Any]:
             f"the tokens differ: at position {reply - 1}",
         ),
         ("a token of the policy", {"tokens": [*e.tokens[:last], 5]}, "the episode continues after"),
-        ("one token more", {"tokens": [*e.tokens, 5], "acted": [*e.action_mask, True]}, "stepping ended (terminated) after"),
-        ("one token less", {"tokens": e.tokens[:-1], "acted": e.action_mask[:-1]}, "the episode continues"),
-        ("an environment token more", {"tokens": [*e.tokens, 5], "acted": [*e.action_mask, False]}, "the tokens differ"),
+        ("one token more", {"tokens": [*e.tokens, 5], "action_mask": [*e.action_mask, True]}, "stepping ended (terminated) after"),
+        ("one token less", {"tokens": e.tokens[:-1], "action_mask": e.action_mask[:-1]}, "the episode continues"),
+        ("an environment token more", {"tokens": [*e.tokens, 5], "action_mask": [*e.action_mask, False]}, "the tokens differ"),
         ("the end", {"end": "truncated"}, "stepping ended terminated, recorded truncated"),
         ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "the reward is"),
     ]
@@ -183,7 +183,7 @@ def run(tmp_path: Path) -> Path:
     mdp = TokenMDP(Talk(chatter=2), CharTokenizer(DIGITS), max_new_tokens=6, max_length=22)
     rng = np.random.default_rng(2)
     rows = [row(sampled(mdp, "train", i, rng, 0.4), "train", i) for i in range(60)]
-    rows.append({**rows[0], "end": "failed", "tokens": [], "acted": []})
+    rows.append({**rows[0], "end": "failed", "tokens": [], "action_mask": []})
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return tmp_path
 

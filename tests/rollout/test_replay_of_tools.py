@@ -37,7 +37,7 @@ def recorded(desks: Desks) -> dict[str, Any]:
 def replayed(row: dict[str, Any], desks: Desks) -> str:
     env = TokenEnv(env=desks, tokenizer=TOK)
     try:
-        return find_mismatch(env, "train", 5, row["tokens"], row["acted"], row["end"], row["reward"], row["session"])
+        return find_mismatch(env, "train", 5, row["tokens"], row["action_mask"], row["stop_reason"], row["reward"], row["session"])
     finally:
         env.close()
 

@@ -296,7 +296,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
 class LongWinded(Sums):
     def task(self, split: str, index: int) -> Task:
         task = super().task(split, index)
-        return Task(task.id, user("1+" * 50 + "1="), task.reference) if index == 1 else task
+        return Task(user("1+" * 50 + "1="), task.reference, id=task.id) if index == 1 else task
 
 
 def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:

@@ -84,7 +84,7 @@ def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | N
 
 def stepped(environment: Any, episode: Any, **limits: Any) -> str:
     env = TokenEnv(env=environment, tokenizer=TOKENS, **limits)
-    timed = episode.meta.get("cut") == "time"
+    timed = episode.meta.get("truncated") == "time"
     return find_mismatch(env, "train", 3, episode.tokens, episode.action_mask, episode.end.value, episode.reward, ended_by_time=timed)
 
 
@@ -100,7 +100,7 @@ def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None
 
 def test_the_limits_of_the_turn_and_of_the_whole_answer_hold_together() -> None:
     episode = talked(Talk(), ["11111", "11111", "11111"], max_turn_tokens=4, max_new_tokens=6)
-    assert (sum(episode.action_mask), episode.end, episode.meta["cut"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
+    assert (sum(episode.action_mask), episode.end, episode.meta["truncated"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
     assert stepped(Talk(), episode, max_turn_tokens=4, max_new_tokens=6) == ""
 
 
@@ -108,15 +108,15 @@ def test_an_answer_that_is_cut_in_its_turn_is_truncated() -> None:
     for environment, answers in ((Sums(), ["123"]), (Talk(), ["1237"])):  # one takes no part, the other ends with the 7
         limit = 2 if isinstance(environment, Sums) else 4
         episode = talked(environment, answers, max_turn_tokens=limit)
-        assert (episode.end, episode.meta["cut"], episode.turns) == (StopReason.TRUNCATED, "turn", 1)
+        assert (episode.end, episode.meta["truncated"], episode.turns) == (StopReason.TRUNCATED, "turn", 1)
         assert stepped(type(environment)(), episode, max_turn_tokens=limit) == ""
 
 
 def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     long = talked(Slow(), ["1", "2", "3"])
     short = talked(Slow(), ["1", "2", "3"], episode_s=0.2)
-    assert (long.turns, long.meta["cut"]) == (3, "turns")
-    assert (short.turns, short.meta["cut"], short.end, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
+    assert (long.turns, long.meta["truncated"]) == (3, "turns")
+    assert (short.turns, short.meta["truncated"], short.end, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
     assert short.is_scored and stepped(Slow(), short) == ""
     wrong = TokenEnv(env=Slow(), tokenizer=TOKENS)
     other = [*short.tokens[:-2], 5, short.tokens[-1]]
@@ -129,13 +129,13 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
 def test_the_last_of_a_group_is_cut_where_it_has_the_turns_of_the_longest_other() -> None:
     *others, last = group_of("cut")
     assert [(episode.turns, episode.end) for episode in others] == [(2, StopReason.TERMINATED)] * 3
-    assert last.end is StopReason.TRUNCATED and last.meta["cut"] == "overlong" and last.is_scored and 2 <= last.turns < 8
+    assert last.end is StopReason.TRUNCATED and last.meta["truncated"] == "overlong" and last.is_scored and 2 <= last.turns < 8
 
 
 @pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("cut", 4)])
 def test_the_last_of_a_group_is_waited_for_unless_asked_and_a_group_of_one_is_never_cut(overlong: str, groups: int) -> None:
     last = group_of(overlong, groups=groups)[-1]
-    assert (last.turns, last.meta["cut"]) == (8, "turns")
+    assert (last.turns, last.meta["truncated"]) == (8, "turns")
 
 
 def test_an_endpoint_s_turn_that_is_cut_is_heard() -> None:

@@ -359,7 +359,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     with Rollout(mdp, vllm) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
     rows = [
-        {**e.meta, "tokens": e.tokens, "acted": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward}
+        {**e.meta, "tokens": e.tokens, "action_mask": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward}
         for e in episodes
     ]
     env = TokenEnv(env=make(), tokenizer=TOKENS, obs="ids", **lengths)  # type: ignore[arg-type]

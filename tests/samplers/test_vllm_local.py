@@ -327,7 +327,7 @@ def test_engines_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_request_goes_where_least_is_under_way_unless_its_prompt_is_known() -> None:
-    loads, request = [EngineLoad(64), EngineLoad(64)], Request([1] * 10, 90, task=Task("t", user("x"), None))
+    loads, request = [EngineLoad(64), EngineLoad(64)], Request([1] * 10, 90, task=Task(user("x"), None, id="t"))
     assert choose_engine(loads, request, "a") == 0
     loads[0].add(0, request, "a")
     assert (choose_engine(loads, request, "b"), choose_engine(loads, request, "a")) == (1, 0)

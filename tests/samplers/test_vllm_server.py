@@ -539,7 +539,7 @@ def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes
     apart = [0.0, 0.0]
     for e in (e for e in episodes if e["step"] == 8):
         for k, scores in enumerate(compute_model_logprobs(model, e["tokens"]) for model in checkpoints):
-            apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["acted"]) if acted)])
+            apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["action_mask"]) if acted)])
     assert apart[0] < 1e-4 < apart[1]  # sampled by version 6, beside the update that made version 7 of it
 
 

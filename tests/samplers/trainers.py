@@ -1,4 +1,4 @@
-"""Two training processes, each with an engine of its own: `python -m tests.samplers.trainers SUITES_FOLDER` in each of them.
+"""Two training processes, each with an engine of its own: `python -m tests.samplers.trainers FOLDER` in each of them.
 
 Each writes FOLDER/RANK.json. The engines are stand-ins, as in `test_vllm_local`.
 """

@@ -25,7 +25,7 @@ def verifier(docker_sandbox: Sandbox) -> UnitTests:
 
 
 def judge(verifier: UnitTests, kind: str, code: str) -> Verdict:
-    return verifier.verify(Task("t", user("x"), REFERENCES[kind]), f"```python\n{code}\n```")
+    return verifier.verify(Task(user("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```")
 
 
 def test_the_corpus_is_large_and_covers_every_family() -> None:

@@ -229,7 +229,7 @@ def test_an_engine_that_goes_away_costs_verdicts_and_never_scores(monkeypatch: p
     with build("sandbox", "docker", containers=2) as sandbox, build("verifier", "unit_tests", sandbox=sandbox) as verifier:
 
         def judge(power: int) -> tuple[int, Verdict]:
-            return power, verifier.verify(Task("t", user("x"), tests), answer.format(power))
+            return power, verifier.verify(Task(user("x"), tests, id="t"), answer.format(power))
 
         def batch() -> list[tuple[int, Verdict]]:
             with ThreadPoolExecutor(4) as threads:

@@ -101,7 +101,7 @@ def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, k
     }
     verifier = build("verifier", "unit_tests", sandbox=docker_sandbox)
     began = time.monotonic()
-    verdict = verifier.verify(Task("t", user("x"), references[kind]), f"```python\n{HEADLESS_PROGRAM}\ndef f(x): return 0\n```")
+    verdict = verifier.verify(Task(user("x"), references[kind], id="t"), f"```python\n{HEADLESS_PROGRAM}\ndef f(x): return 0\n```")
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
     assert time.monotonic() - began < 25
 
@@ -205,7 +205,7 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
 
 def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
     reference = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": {"memory_mb": 1 << 20}}
-    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(Task("t", user("x"), reference), "```python\nprint(1)\n```")
+    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(Task(user("x"), reference, id="t"), "```python\nprint(1)\n```")
     assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
 
 

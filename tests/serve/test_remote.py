@@ -42,7 +42,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task(reference: Any = "4") -> Task:
-    return Task("t", user("2+2="), reference)
+    return Task(user("2+2="), reference, id="t")
 
 
 def remote(server: Server, **settings: Any) -> Any:

@@ -91,7 +91,7 @@ class Desks(Environment):
 
     def task(self, split: str, index: int) -> Task:
         start = index % 50
-        return Task(f"desks/{split}/{index}", user(f"make it {start + 7}"), reference=str(start + 7), meta={"start": start})
+        return Task(user(f"make it {start + 7}"), id=f"desks/{split}/{index}", reference=str(start + 7), meta={"start": start})
 
     def gold(self, task: Task) -> str | None:
         return str(task.reference)

@@ -353,7 +353,7 @@ def test_the_correction_is_on_unless_somebody_says_otherwise(tmp_path: Path, alg
 
 def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """k copies on the device would take the memory of k models from the trainer, for engines that read files."""
-    monkeypatch.setattr(ahead, "CPU_DEVICE", torch.device("meta"))  # another device, where there is one device only
+    monkeypatch.setattr(ahead, "HOST", torch.device("meta"))  # another device, where there is one device only
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **shape))
     model.lm_head.weight = model.get_input_embeddings().weight

@@ -171,5 +171,5 @@ def test_what_cannot_continue_is_refused(tmp_path: Path, changes: dict[str, Any]
 
 
 def test_what_does_not_fit_it_is_refused_with_the_file() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.max_tokens_per_version"):
+    with pytest.raises(ConfigError, match=r"rollout\.partial_rollout_tokens"):
         tiny_run(**settings(), data={})

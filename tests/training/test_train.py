@@ -460,7 +460,7 @@ def test_the_engine_rests_after_each_look_of_a_warm_start(tmp_path: Path, monkey
     monkeypatch.setattr(HFSampler, "load_model", loaded)
     monkeypatch.setattr(HFSampler, "validate_model", lambda self, model: "")
     monkeypatch.setattr(HFSampler, "sleep", lambda self: done.append("rest"))
-    started = {"steps": 10, "batch_size": 16, "learning_rate": 1e-6, "until": 0.99}
+    started = {"steps": 10, "batch_size": 16, "learning_rate": 1e-6, "target_accuracy": 0.99}
     train(tiny_run(sft_warmup=started, train={"steps": 1}), out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert done[:5] == ["load", "rest", "load", "rest", "load"]  # two looks, then the run
 

@@ -20,7 +20,7 @@ THREE = {"numbers": [1, 6, 8], "target": 3}
 
 
 def ask(verifier: Any, reference: Any, text: str) -> Verdict:
-    verdict: Verdict = verifier.verify(Task("t", user("?"), reference), text)
+    verdict: Verdict = verifier.verify(Task(user("?"), reference, id="t"), text)
     return verdict
 
 

@@ -22,7 +22,7 @@ from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS
 
 TOKENIZER = CharTokenizer(DIGITS)
-TASK = Task("t", user("2+2="), reference="4")
+TASK = Task(user("2+2="), id="t", reference="4")
 
 
 def kept(model: Any, folder: Path) -> str:
@@ -54,8 +54,8 @@ def test_answers_that_wait_are_scored_together_and_none_fails_for_another(tmp_pa
     answers = [str(number) for number in range(8)]
     alone = [learned.verify(TASK, answer).score for answer in answers]
     model, calls = learned.models[0], list[int]()
-    assert model.most == 1
-    model.most, forward = 16, model.scorer.forward
+    assert model.max_batch_size == 1
+    model.max_batch_size, forward = 16, model.scorer.forward
 
     def noted(rows: Any) -> torch.Tensor:
         calls.append(len(rows))
@@ -68,12 +68,12 @@ def test_answers_that_wait_are_scored_together_and_none_fails_for_another(tmp_pa
     with ThreadPoolExecutor(9) as pool:
         with model.lock:
             found = [pool.submit(learned.verify, TASK, answer) for answer in answers]
-            while len(model.waiting) < 8:
+            while len(model.pending_rows) < 8:
                 time.sleep(0.001)
         assert [one.result(30).score for one in found] == pytest.approx(alone, abs=1e-5) and calls == [8]
         with model.lock:
             found = [pool.submit(learned.verify, TASK, answer) for answer in [*answers, "1" * 50]]
-            while len(model.waiting) < 9:
+            while len(model.pending_rows) < 9:
                 time.sleep(0.001)
         verdicts = [one.result(30) for one in found]
     assert [verdict.score for verdict in verdicts[:8]] == pytest.approx(alone, abs=1e-5)
@@ -85,7 +85,7 @@ def test_a_reward_model_computes_on_the_device_that_is_named(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="device is 'cuda:7', which this machine does not have"):
         build("verifier", "learned", models=[folder], device="cuda:7")
     [model] = build("verifier", "learned", models=[folder], device="meta").models  # another device, where there is one device only
-    assert {p.device.type for p in model.scorer.parameters()} == {"meta"} and model.most > 1
+    assert {p.device.type for p in model.scorer.parameters()} == {"meta"} and model.max_batch_size > 1
 
 
 def test_many_answers_are_scored_in_batches_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.fixtures.tiny import tiny_run
 
 
 def task(number: int = 0) -> Task:
-    return Task(f"t/{number}", user("2+2="), "4")
+    return Task(user("2+2="), "4", id=f"t/{number}")
 
 
 def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
@@ -30,7 +30,7 @@ def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
 
 def test_a_second_verifier_that_fails_changes_no_score() -> None:
     with build("verifier", "shadow", verifier="exact", by="numeric", share=1.0) as verifier:
-        verdict = verifier.verify(Task("t", user("?"), "Paris"), "Paris")
+        verdict = verifier.verify(Task(user("?"), "Paris", id="t"), "Paris")
         assert verdict.score == 1.0 and "shadow" not in verdict.components and verdict.detail["shadow"]
 
 

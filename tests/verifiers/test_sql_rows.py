@@ -20,7 +20,7 @@ OTHER = "create table t(a, b); insert into t values (7, 'x'), (8, 'z'), (5, '3')
 
 def judged(gold: str, answer: str, *, ordered: bool = False, databases: tuple[str, ...] = (TABLE,)) -> Verdict:
     reference = {"query": gold, "databases": list(databases), "ordered": ordered}
-    return VERIFIER.verify(Task("t", user("?"), reference), answer)
+    return VERIFIER.verify(Task(user("?"), reference, id="t"), answer)
 
 
 @pytest.mark.parametrize(

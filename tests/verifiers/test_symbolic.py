@@ -29,7 +29,7 @@ def verifier() -> Iterator[Symbolic]:
 
 
 def ask(verifier: Symbolic, reference: Any, answer: str, **meta: Any) -> Verdict:
-    return verifier.verify(Task("t", user("?"), reference=reference, meta=meta), answer)
+    return verifier.verify(Task(user("?"), id="t", reference=reference, meta=meta), answer)
 
 
 def rows(family: str) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def scores(verifier: Symbolic) -> list[float | None]:
 
 
 def ask(verifier: Symbolic, gold: str, answer: str) -> Verdict:
-    return verifier.verify(Task("t", user("?"), reference=gold), answer)
+    return verifier.verify(Task(user("?"), id="t", reference=gold), answer)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
         concurrent.futures.ProcessPoolExecutor(1, mp.get_context("spawn")) as processes,
     ):
         assert ask(verifier, *PAIRS[0]).score == 1.0
-        tasks = [Task("t", user("?"), reference=gold) for gold, _ in (*PAIRS[:2], ("5 cm", "5"))]
+        tasks = [Task(user("?"), id="t", reference=gold) for gold, _ in (*PAIRS[:2], ("5 cm", "5"))]
         answers = [*(answer for _, answer in PAIRS[:2]), "5"]
         there = list(processes.map(verifier.verify, tasks, answers))
         assert [verdict.score for verdict in there] == [1.0, 1.0, 0.0]

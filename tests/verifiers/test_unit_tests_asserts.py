@@ -21,7 +21,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 def judge(verifier: UnitTests, test: str, code: str, **more: Any) -> Verdict:
     reference = {"kind": "asserts", "entry_point": "f", "test": test, **more}
-    return verifier.verify(Task("t", user("write it"), reference), f"```python\n{code}\n```\n")
+    return verifier.verify(Task(user("write it"), reference, id="t"), f"```python\n{code}\n```\n")
 
 
 @pytest.mark.parametrize(("test", "right", "wrong"), [

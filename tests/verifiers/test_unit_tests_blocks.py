@@ -26,7 +26,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 
 def judge(verifier: UnitTests, reference: dict[str, Any], answer: str) -> Verdict:
-    return verifier.verify(Task("t", user("write it"), reference), answer)
+    return verifier.verify(Task(user("write it"), reference, id="t"), answer)
 
 
 def fenced(text: str, label: str = "python", indent: str = "") -> str:

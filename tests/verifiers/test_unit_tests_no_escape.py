@@ -77,7 +77,7 @@ def test_no_answer_makes_a_test_look_unfit(process_sandbox: Sandbox) -> None:
     def one(case: tuple[str, str, str]) -> str:
         name, test, answer = case
         reference = {"kind": "asserts", "entry_point": "f", "test": test}
-        verdict = verifier.verify(Task("t", user("x"), reference), f"```python\n{answer}\n```")
+        verdict = verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{answer}\n```")
         return "" if verdict.score == 0.0 else f"{name}; {answer!r}: {verdict.score} {verdict.fault} {verdict.reason}"
 
     with ThreadPoolExecutor(4) as threads:
@@ -91,7 +91,7 @@ def test_no_answer_makes_calls_or_input_and_output_look_broken(process_sandbox: 
     verifier = UnitTests(sandbox=process_sandbox, limits=LIMITS)
 
     def one(answer: str) -> str:
-        verdict = verifier.verify(Task("t", user("x"), reference), f"```python\n{answer}\nprint(f(1))\n```")
+        verdict = verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{answer}\nprint(f(1))\n```")
         return "" if verdict.score == 0.0 else f"{answer!r}: {verdict.score} {verdict.fault} {verdict.reason}"
 
     with ThreadPoolExecutor(4) as threads:
@@ -111,7 +111,7 @@ class Broken(Sandbox):
 def test_a_rehearsal_that_the_sandbox_failed_is_tried_again(process_sandbox: Sandbox) -> None:
     sandbox = Broken(process_sandbox, "rehearse()")
     verifier = UnitTests(sandbox=sandbox)
-    task = Task("t", user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"})
+    task = Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
     answer = "```python\ndef f(x): return x\n```"
     verdict = verifier.verify(task, answer)
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict

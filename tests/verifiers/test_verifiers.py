@@ -21,7 +21,7 @@ from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number,
 
 
 def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
-    verdict = verifier.verify(Task("t", user("q"), reference), answer)
+    verdict = verifier.verify(Task(user("q"), reference, id="t"), answer)
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -54,7 +54,7 @@ def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None
     }
     verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
     with verifier, pytest.raises(AnswerTypeError, match=r"verifies a text, and was given a \w+: ") as raised:
-        verifier.verify(Task("t", user("q"), "4"), answer)
+        verifier.verify(Task(user("q"), "4", id="t"), answer)
     assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
     assert ("messages[-1]['content']" in str(raised.value)) == (answer in (CHAT, tuple(CHAT)))
 
@@ -290,7 +290,7 @@ def test_a_part_that_cannot_be_built_closes_the_others() -> None:
     assert len(closed) == 1
 
 
-SENT_TO_THE_SANDBOX = {"_code/driver.py", "_code/judge.py", "_code/rehearsal.py"}
+SENT_TO_THE_SANDBOX = {"code/driver.py", "code/checker.py", "code/dry_run.py"}
 """Programs of ours whose text runs inside the sandbox, beside the answer: running code is what they are for."""
 RUNS_ITS_OWN_CONSTANTS = {"bugfix.py"}
 """Calls the functions of `envs/_bugfix_families.py`, text of ours, to know what they return with a bug and without."""

@@ -40,7 +40,7 @@ class Waits(Verifier):
             raise RuntimeError("broken")
         return Verdict(float(answer == task.reference), "compared")
 '''
-TASK = Task("t", user("2+2="), "4", {"member": "sums"})
+TASK = Task(user("2+2="), "4", id="t", meta={"member": "sums"})
 
 
 @pytest.fixture(scope="module")

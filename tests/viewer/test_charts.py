@@ -255,7 +255,7 @@ def test_vast_and_hostile_answers_do_not_stop_the_page(chromium: Chromium, tmp_p
     run = recorded_run(tmp_path / "run", steps=1)
     rows = list(read_jsonl(run / "episodes.jsonl"))
     vast = "9" * 1_000_000
-    tokens = {"tokens": [5] * 20_000, "acted": [1] * 20_000, "logprobs": [-0.5] * 20_000, "log_ratio": None}
+    tokens = {"tokens": [5] * 20_000, "action_mask": [1] * 20_000, "logprobs": [-0.5] * 20_000, "log_ratio": None}
     rows[1] |= {"text": vast + "<img src=x onerror=alert(1)>", **tokens}
     rows[2] |= {"text": "a\ud800b \x00 \u202eevil\u202c \u200f", "reference": "</script><b>"}
     rows = [{key: value for key, value in row.items() if value is not None} for row in rows]

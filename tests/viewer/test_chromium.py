@@ -115,7 +115,7 @@ def test_tokens_are_coloured_by_what_was_asked_for(chromium: Chromium, runs: tup
         page.until("document.querySelector('.colour') !== null")
     assert list(seen) == ["log-probability", "log-ratio, trainer to sampler", "advantage", "mask"]
     assert len(set(seen["log-ratio, trainer to sampler"])) > 1 == len(set(seen["mask"])) == len(set(seen["advantage"]))
-    signs = {"--bad" if ratio < 0 else "--good" for ratio, own in zip(rows[at]["log_ratio"], rows[at]["acted"], strict=True) if own}
+    signs = {"--bad" if ratio < 0 else "--good" for ratio, own in zip(rows[at]["log_ratio"], rows[at]["action_mask"], strict=True) if own}
     assert signs == {style.split("(")[1].split(")")[0] for style in seen["log-ratio, trainer to sampler"]}
 
 
@@ -177,8 +177,8 @@ def test_a_training_episode_shows_its_question_and_its_turns(chromium: Chromium,
     run = recorded_run(tmp_path / "run", steps=1)
     rows: list[dict[str, Any]] = []
     for row in read_jsonl(run / "episodes.jsonl"):
-        tokens, acted = row["tokens"], row["acted"]
-        rows.append(row | {"turns": 2, "tokens": [*tokens, *tokens], "acted": [*acted, *acted]} if len(rows) == 2 else row)
+        tokens, acted = row["tokens"], row["action_mask"]
+        rows.append(row | {"turns": 2, "tokens": [*tokens, *tokens], "action_mask": [*acted, *acted]} if len(rows) == 2 else row)
         rows[-1] |= {"logprobs": [-0.1] * len(rows[-1]["tokens"])}
         rows[-1].pop("log_ratio", None)
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

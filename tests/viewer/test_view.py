@@ -35,7 +35,7 @@ def episode(step: int = 1, text: str = "12", **changes: Any) -> dict[str, Any]:
     row |= {"verdict": {"score": 1.0, "reason": "12 equals 12", "fault": "none"}}
     row |= {
         "tokens": [1, 5, 2, *[4 + int(c) if c in "0123456789" else 3 for c in text], 0],
-        "acted": acted,
+        "action_mask": acted,
         "logprobs": [-0.25] * len(acted),
     }
     return row | changes

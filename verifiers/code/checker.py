@@ -166,7 +166,7 @@ def check_calls() -> None:
 
 
 def check_asserts() -> None:
-    """Run the prepared tests (see `run_doctor.py`), and write the records."""
+    """Run the prepared tests (see `examine.py`), and write the records."""
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())
     max_message_bytes = brief["most"]

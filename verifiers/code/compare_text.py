@@ -7,7 +7,7 @@ rule        an output is right when it has
 exact       the same bytes
 tokens      the same words, with any whitespace between them (the default)
 lines       the same lines, without spaces at their ends
-tolerance   the same words; numbers may differ by `parse_absolute` or `relative`
+tolerance   the same words; numbers may differ by `absolute` or `relative`
 unordered   the same lines in any order
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 TEXT_RULES = ("tokens", "exact", "lines", "tolerance", "unordered")
 NUMBER = re.compile(rb"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?")
-MAX_NUMBER_BYTES = 1000  # every match of `NUMBER_PATTERN` is shorter
+MAX_NUMBER_BYTES = 1000  # every match of `NUMBER` is shorter
 CHUNK_BYTES = 1 << 18
 """Bytes that are split at a time: a few milliseconds of work."""
 

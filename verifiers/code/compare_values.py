@@ -2,7 +2,7 @@
 
 rule        a result is right when it is
 exact       equal; a list equals a tuple with the same items, True is not 1 (also in a set or as a key)
-tolerance   equal, but numbers at any depth may differ by `parse_absolute` or `relative`
+tolerance   equal, but numbers at any depth may differ by `absolute` or `relative`
 unordered   the same items in any order, at the top level
 """
 

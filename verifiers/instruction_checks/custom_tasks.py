@@ -1,5 +1,5 @@
 # ruff: noqa: E501 -- rows of tables read better in lines
-"""IFBench: tasks that are an instruction by themselves (`custom:`), and requests to repeat something (`repeat_per_entry:`)."""
+"""IFBench: tasks that are an instruction by themselves (`custom:`), and requests to repeat something (`repeat:`)."""
 
 from __future__ import annotations
 

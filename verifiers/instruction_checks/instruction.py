@@ -72,7 +72,7 @@ _EXPECTED_FORMS = {int: "a whole number of at least 0", str: "a text", list: "a 
 def is_relation_met(count: int, relation: str, number: int) -> bool:
     """Whether a count is at least, or less than, a number.
 
-    >>> compared(3, "at least", 3), compared(3, "subtract_baseline than", 3)
+    >>> compared(3, "at least", 3), compared(3, "less than", 3)
     (True, False)
     """
     return count >= number if relation == "at least" else count < number

@@ -15,7 +15,7 @@ ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
     "brackets": ("lenient", "strict"),
     "form": ("", "reduced", "factored", "expanded", "numeral"),
     "base": ("required", "optional"),
-    "several": ("refuse", "last"),
+    "multiple_answers": ("refuse", "last"),
 }
 
 
@@ -23,7 +23,7 @@ ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
 class MathPolicy:
     """How two answers are compared where conventions differ. A task overrides it with `meta["policy"]`.
 
-    >>> Policy().over({"percent": "strict"}).percent
+    >>> MathPolicy().override({"percent": "strict"}).percent
     'strict'
     """
 
@@ -61,12 +61,12 @@ class MathPolicy:
         for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {suggest(str(getattr(self, name)), allowed)}")
-        for name in ("evaluated", "symbol", "case"):
+        for name in ("require_evaluated", "allow_symbol", "case_sensitive"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:
             raise ConfigError(f"policy tolerance is {self.tolerance!r}; it must be a number from 0 to 0.1")
-        for name in ("places", "rounded"):
+        for name in ("min_gold_digits", "min_answer_digits"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
                 raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")

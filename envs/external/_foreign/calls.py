@@ -29,8 +29,8 @@ class CallsVerifier(Verifier):
     A single turn is correct if its calls are the expected ones, in any order. Texts are compared without case and runs of spaces; numbers
     by value; types are not converted.
 
-    >>> task = Task("t", ({"role": "user", "content": "Add."},), {"truth": [{"add": {"x": [1], "y": [2, ""]}}], "single": True})
-    >>> Calls().judge(task, Transcript("", {"calls": [{"name": "add", "arguments": {"x": 1}}]})).score
+    >>> task = Task(({"role": "user", "content": "Add."},), {"truth": [{"add": {"x": [1], "y": [2, ""]}}], "single": True}, id="t")
+    >>> Calls().verify_transcript(task, Transcript("", {"calls": [{"name": "add", "arguments": {"x": 1}}]})).compute_logprobs
     1.0
     """
 

@@ -75,7 +75,7 @@ def is_allowed_link(path: str, roots: list[str], asked: set[str]) -> bool:
 
 
 def is_within(path: str, root: str) -> bool:
-    """Return whether a path is `compute_root` or inside it."""
+    """Return whether a path is `root` or inside it."""
     return path == root or path.startswith(root + "/")
 
 

@@ -31,7 +31,7 @@ class UnsupportedTask(Exception):
 class TaskFolder:
     """One task: its instruction, its environment and its tests.
 
-    >>> TaskFolder("handshake", "Write handshake.txt.", "harbor").mode
+    >>> TaskFolder("hello", "Write hello.txt.", "harbor").artifact_mode
     'shared'
     """
 

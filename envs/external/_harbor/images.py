@@ -36,7 +36,7 @@ _build_lock = Lock()
 class Image:
     """An image that a sandbox session can start from.
 
-    >>> Image("rlvr-harbor:12ab", "/app", {}).home
+    >>> Image("rlvr-harbor:12ab", "/app", {}).relative_workdir
     'app'
     """
 

@@ -98,7 +98,7 @@ def collect_files(box: SandboxSession, image: Image, folder: TaskFolder) -> dict
 def list_artifact_paths(image: Image, folder: TaskFolder) -> list[str]:
     """Return the paths to collect, relative to the writable folder.
 
-    >>> judged(Image("i", "/app", {}), TaskFolder("handshake", "Write handshake.txt.", "harbor"))
+    >>> list_artifact_paths(Image("i", "/app", {}), TaskFolder("hello", "Write hello.txt.", "harbor"))
     ['app', 'logs/artifacts']
     """
     wanted = [image.relative_workdir] if folder.artifact_mode == "shared" else [_make_relative(path) for path in folder.artifacts]

@@ -129,7 +129,7 @@ def find_search_folders(image: Image, folder: TaskFolder, variable: str) -> list
     """Find the folders of a search path that have files of the answer, as paths of the image.
 
     >>> image = Image("i", "/app", {"PATH": "/app/bin:.:/usr/bin"})
-    >>> searched(image, TaskFolder("handshake", "Write handshake.txt.", "harbor"), "PATH")
+    >>> find_search_folders(image, TaskFolder("hello", "Write hello.txt.", "harbor"), "PATH")
     ['/app/bin', '/app']
     """
     roots = [f"/{path}" for path in list_artifact_paths(image, folder)]

@@ -32,7 +32,7 @@ COUNT_PATTERN = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|x
 class RewardReport:
     """Result of a test run: a reward, or why there is none.
 
-    >>> Found(1.0).trouble
+    >>> RewardReport(1.0).problem
     ''
     """
 
@@ -158,7 +158,7 @@ class TaskFolderVerifier(Verifier):
 def parse_pytest_summary(text: str, exit_code: int | None) -> RewardReport:
     """Parse the reward of a pytest run: 1 if it succeeded, and its last summary counts only passed tests.
 
-    >>> summed("=== 2 passed in 0.01s ===", 0).reward, summed("=== 1 failed, 1 passed in 0.01s ===", 1).reward
+    >>> parse_pytest_summary("=== 2 passed in 0.01s ===", 0).reward, parse_pytest_summary("=== 1 failed, 1 passed in 0.01s ===", 1).reward
     (1.0, 0.0)
     """
     found = SUMMARY_PATTERN.findall(text[-MAX_REPORT_BYTES:])
@@ -175,7 +175,7 @@ def parse_reward(text: str, *, structured: bool) -> RewardReport:
 
     >>> parse_reward("1", structured=False).reward, parse_reward('{"reward": 0.5, "style": 1}', structured=True).reward
     (1.0, 0.5)
-    >>> parse_reward("7.5", structured=False).trouble
+    >>> parse_reward("7.5", structured=False).problem
     'the reward is 7.5; it must be a number from 0 to 1'
     """
     try:

@@ -28,21 +28,21 @@ Function = Callable[..., Any]
 def component(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
     """Declare the traits of a component function.
 
-    company     compares the answers of a group, so that a single answer gives no signal
-    silent      returns 0 if all answers of a group have the same score
-    expand_to_tokens   returns one number per token, not one per answer
-    turns       requires a multi-turn environment
-    greedy      needs a greedy answer in each group
+    requires_group  compares the answers of a group, so that a single answer gives no signal
+    zero_variance   returns 0 if all answers of a group have the same score
+    per_token       returns one number per token, not one per answer
+    multi_turn      requires a multi-turn environment
+    greedy          needs a greedy answer in each group
     old, reference, entropy, values      needs these fields of `TokenStats`
-    teacher     needs a separate reference model, and learns from every answer
-    ratio       a loss whose settings have no effect if every ratio is 1
-    context     a loss that needs each token's id, completion and turn
+    teacher         needs a separate reference model, and learns from every answer
+    ratio           a loss whose settings have no effect if every ratio is 1
+    context         a loss that needs each token's id, completion and turn
 
-    `prepare` is called with the columns of all tokens before each optimizer step; the loss receives its result as `x.batch_stats`.
+    `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as `x.batch_stats`.
     """
 
     def marked(function: Function) -> Function:
-        vars(function).update(traits=frozenset(traits), prepare=compute_batch_stats)
+        vars(function).update(traits=frozenset(traits), compute_batch_stats=compute_batch_stats)
         return function
 
     return marked
@@ -104,19 +104,19 @@ class AlgorithmSpec:
 
     def __call__(self, **given: Any) -> Any:
         """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
-        recipe = self.replace_components(given)
+        spec = self.replace_components(given)
         for key, value in given.items():
-            if key not in recipe.default_settings:
-                raise ConfigError(format_unknown_setting(self.name, key, value, recipe.default_settings))
-        chosen = {key: coerce_setting(key, value, recipe.setting_types[key]) for key, value in given.items()}
-        settings = recipe.default_settings | chosen
+            if key not in spec.default_settings:
+                raise ConfigError(format_unknown_setting(self.name, key, value, spec.default_settings))
+        chosen = {key: coerce_setting(key, value, spec.setting_types[key]) for key, value in given.items()}
+        settings = spec.default_settings | chosen
         for key, value in settings.items():
             check_setting_value(key, value)
         reasons = find_inactive_settings(settings)
         for key, value in chosen.items():
-            if key in reasons and value != recipe.default_settings[key]:
+            if key in reasons and value != spec.default_settings[key]:
                 raise ConfigError(f"{key}={value!r} has no effect because {reasons[key]}; change that, or remove {key}")
-        return recipe.base(recipe, settings)
+        return spec.base(spec, settings)
 
     def bind_settings(self, key: str, settings: Mapping[str, Any]) -> Function:
         """Return a component with its settings bound."""
@@ -148,7 +148,7 @@ def load_component(key: str, target: Any) -> Function:
     if not isinstance(target, str):
         raise ConfigError(f"{key} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
     found = load_factory("algorithm", target)
-    parts = getattr(found, "parts", None)
+    parts = getattr(found, "components", None)
     if parts is None:
         return found
     if key not in parts:

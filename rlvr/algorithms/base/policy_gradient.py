@@ -37,7 +37,7 @@ class PolicyGradient(Algorithm):
     """An algorithm with an advantage for each token and a loss made of ratio and advantage.
 
     >>> from rlvr.algorithms.grpo import make
-    >>> make(scale_rewards="drop_all").needs_reference
+    >>> make(scale_rewards="none").needs_reference
     False
     """
 
@@ -62,8 +62,8 @@ class PolicyGradient(Algorithm):
         self.advantage, self.loss = spec.bind_settings("advantage", settings), spec.bind_settings("loss", settings)
         s, traits = self.settings, spec.traits
         self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
-        self.requires_group, self.skips_zero_variance = "company" in traits, "silent" in traits and "teacher" not in traits
-        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (need in traits for need in ("turns", "greedy", "values"))
+        self.requires_group, self.skips_zero_variance = "requires_group" in traits, "zero_variance" in traits and "teacher" not in traits
+        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (need in traits for need in ("multi_turn", "greedy", "values"))
         self.needs_teacher, divergence = "teacher" in traits, getattr(s, "divergence", "sampled")
         self.needs_divergence = "" if divergence == "sampled" else divergence
         self.needs_reference = s.beta > 0 or "reference" in traits or self.needs_teacher
@@ -78,7 +78,7 @@ class PolicyGradient(Algorithm):
         """True if the loss has no KL, entropy or critic term."""
         self.use_rollout_logprobs, self.needs_batch_stats = (
             s.old_from_sampler,
-            getattr(spec.components["loss"], "prepare", None) is not None,
+            getattr(spec.components["loss"], "compute_batch_stats", None) is not None,
         )
         if not self.use_rollout_logprobs:
             self.off_policy_defaults = {"importance_sampling_correction": "token_truncate"}
@@ -193,7 +193,7 @@ class PolicyGradient(Algorithm):
 
     def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: AllReduce = single_process_all_reduce) -> Tensor:
         """Compute the batch statistics that the loss needs."""
-        own: Callable[..., Tensor] = vars(self.spec.components["loss"])["prepare"]
+        own: Callable[..., Tensor] = vars(self.spec.components["loss"])["compute_batch_stats"]
         settings = vars(self.settings)
         return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_settings("loss")})
 
@@ -203,11 +203,11 @@ class PolicyGradient(Algorithm):
         loss: Tensor = policy.loss if isinstance(policy, SurrogateLoss) else policy
         if self.settings.importance_sampling_correction != "none":
             loss = loss * self._compute_correction(inputs)
-        figures = {"policy_loss": loss.detach()}
+        metrics = {"policy_loss": loss.detach()}
         if isinstance(policy, SurrogateLoss):
             sides = {"low": policy.clipped_low, "high": policy.clipped_high, "region": policy.clipped_low + policy.clipped_high}
-            figures |= {f"clip_ratio/{side}_mean": clipped.detach() for side, clipped in sides.items()}
-        return (loss if self.is_policy_loss_only else self._add_loss_terms(inputs, loss, figures)), figures
+            metrics |= {f"clip_ratio/{side}_mean": clipped.detach() for side, clipped in sides.items()}
+        return (loss if self.is_policy_loss_only else self._add_loss_terms(inputs, loss, metrics)), metrics
 
     def _compute_correction(self, x: LossInputs) -> Tensor:
         """Compute the weight of each token that corrects the mismatch between sampler and trainer."""
@@ -215,19 +215,19 @@ class PolicyGradient(Algorithm):
         cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
         return mismatch.compute_correction(x.old, x.sampler, x.rows, x.num_rows, s.importance_sampling_correction, cap=cap, floor=floor)
 
-    def _add_loss_terms(self, x: LossInputs, loss: Tensor, figures: dict[str, Tensor]) -> Tensor:
+    def _add_loss_terms(self, x: LossInputs, loss: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Add the KL, entropy and critic terms to the policy loss; each is logged if its inputs are available."""
         s = self.settings
         if x.reference is not None:
-            figures["kl"] = kl.estimate_kl(x.new.detach(), x.reference, "k3")
+            metrics["kl"] = kl.estimate_kl(x.new.detach(), x.reference, "k3")
             if s.kl_in == "loss" and self.beta:
                 loss = loss + terms.compute_kl_term(x, self.beta, s.kl_estimator)
         if x.entropy is not None:
-            figures["entropy"] = x.entropy.detach()
+            metrics["entropy"] = x.entropy.detach()
             loss = loss - s.entropy_coef * x.entropy if s.entropy_coef else loss
         if x.values is not None and x.old_values is not None and x.returns is not None:
             error = terms.compute_value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
-            figures["value_loss"] = error.detach()
+            metrics["value_loss"] = error.detach()
             # during critic warmup, 0.0 * loss gives every weight a gradient in every process
             loss = error + 0.0 * loss if self.is_critic_warmup else loss + s.vf_coef * error
         return loss
@@ -270,7 +270,7 @@ class PolicyGradient(Algorithm):
 def define_policy_gradient(name: str, about: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:
     """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults.
 
-    >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).usual["beta"]
+    >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).default_settings["beta"]
     0.0
     """
     return AlgorithmSpec(PolicyGradient, name, about, {"advantage": advantage, "loss": loss}, defaults)

@@ -26,7 +26,7 @@ OtherSettings = Mapping[str, Any]
 class Setting:
     """One setting: its description, its bounds or choices, and when it has no effect.
 
-    >>> SETTINGS["epsilon"].high
+    >>> SETTINGS["epsilon"].maximum
     1.0
     """
 

@@ -26,9 +26,9 @@ Advantages = Sequence[Sequence["float | Numbers"]]
 class AnswerBatch:
     """Groups of answers to the same prompt, with the rewards and statistics of their tokens.
 
-    >>> from rlvr.episode import End
+    >>> from rlvr.episode import StopReason
     >>> e = Episode("t", "g", [5, 6], [False, True], [0.0, 0.0], [0.0, 1.0], End.TERMINATED)
-    >>> Answers([[e]], earned=[[e.rewards]], counted=[[True]]).rewards
+    >>> Answers([[e]], step_rewards=[[e.rewards]], counted=[[True]]).rewards
     [[1.0]]
     """
 

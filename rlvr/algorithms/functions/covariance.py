@@ -22,7 +22,7 @@ def compute_covariance(columns: Mapping[str, Tensor], all_reduce: AllReduce) -> 
 
 
 def find_top_fraction_threshold(values: Any, fraction: float, all_reduce: AllReduce) -> float:
-    """Find the threshold of the largest `share` of the values of all processes (at least one); values are an array or a tensor.
+    """Find the threshold of the largest `fraction` of the values of all processes (at least one); values are an array or a tensor.
 
     >>> import numpy as np
     >>> bool(3.0 < find_top_fraction_threshold(np.array([1.0, 4.0, 2.0, 3.0]), 0.25, list) <= 4.0)

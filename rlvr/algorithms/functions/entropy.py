@@ -21,7 +21,7 @@ def get_token_entropies(answers: AnswerBatch) -> list[list[Numbers]]:
 def align_rows(rows: list[Numbers]) -> Numbers:
     """Align rows in one table [answers, max tokens]: the numbers that are not NaN, in order, then NaN.
 
-    >>> in_order([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
+    >>> align_rows([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
     [[1.0, 2.0], [3.0, nan]]
     """
     kept = [row[~np.isnan(row)] for row in rows]

@@ -38,8 +38,8 @@ class KLController:
 
     The KL is the mean of k3 per token; Ziegler's is per answer.
 
-    >>> c = KLController(0.1, target=1.0, horizon_episodes=10)
-    >>> c.observe(2.0, 10)
+    >>> c = KLController(0.1, target_kl=1.0, horizon_episodes=10)
+    >>> c.update(2.0, 10)
     >>> round(c.beta, 3)
     0.12
     """

@@ -40,7 +40,7 @@ class PreferenceAdvantages(NamedTuple):
 def find_best_worst_pair(rewards: Rewards) -> tuple[int, int] | None:
     """Find the best and the worst answer of a group; None if they tie.
 
-    >>> pair([0.0, 1.0, None, 0.5]), pair([1.0, 1.0])
+    >>> find_best_worst_pair([0.0, 1.0, None, 0.5]), find_best_worst_pair([1.0, 1.0])
     ((1, 0), None)
     """
     scored = [(reward, i) for i, reward in enumerate(rewards) if reward is not None]
@@ -53,7 +53,7 @@ def find_best_worst_pair(rewards: Rewards) -> tuple[int, int] | None:
 def compute_pair_loss(margin: float, beta: float, preference_loss: str, smoothing: float) -> float:
     """Compute the loss of one pair.
 
-    >>> loss(0.0, 0.1, "dpo", 0.0) == math.log(2)
+    >>> compute_pair_loss(0.0, 0.1, "dpo", 0.0) == math.log(2)
     True
     """
     if preference_loss == "ipo":
@@ -69,9 +69,9 @@ def compute_pair_gradient(margin: float, beta: float, preference_loss: str, smoo
 
 
 def select_pairs(rewards: Rewards, max_pairs: int = 1) -> list[tuple[int, int]]:
-    """Select up to `most` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
+    """Select up to `max_pairs` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
 
-    >>> pairs([0.0, 1.0, None, 0.5, 1.0], most=3)
+    >>> select_pairs([0.0, 1.0, None, 0.5, 1.0], max_pairs=3)
     [(1, 0), (4, 3)]
     """
     left, found = list(rewards), list[tuple[int, int]]()
@@ -119,7 +119,7 @@ def compute_kto_advantages(
     weights: tuple[float, float],
     all_reduce: AllReduce = single_process_all_reduce,
 ) -> PreferenceAdvantages:
-    """Compute KTO: an answer is desirable if it scores at least `desirable_threshold`; `elsewhere` has s of answers to other prompts."""
+    """Compute KTO: an answer is desirable if it scores at least `desirable_threshold`; `mismatched_rewards` has s of answers to other prompts."""
     added, count = all_reduce([math.fsum(mismatched_rewards), float(len(mismatched_rewards))])
     z = max(0.0, added / count) if count else 0.0
     [everyone] = all_reduce([float(sum(r is not None for group in rewards for r in group))])
@@ -147,7 +147,7 @@ def compute_kto_advantages(
 def select_best(rewards: Rewards, *, min_score: float = 0.0) -> int | None:
     """Return the index of the best answer of a group: the first with the highest score, if that is above `min_score`.
 
-    >>> best([0.0, 1.0, None, 1.0]), best([0.0, None]), best([0.0, 0.4], min_score=0.5)
+    >>> select_best([0.0, 1.0, None, 1.0]), select_best([0.0, None]), select_best([0.0, 0.4], min_score=0.5)
     (1, None, None)
     """
     scored = [(reward, -i) for i, reward in enumerate(rewards) if reward is not None and reward > min_score]

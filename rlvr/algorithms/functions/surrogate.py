@@ -63,7 +63,7 @@ def _compute_row_log_ratio(delta: Tensor, new: Tensor, rows: Tensor, count: int,
 def compute_clipped_loss(
     ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None
 ) -> SurrogateLoss:
-    """Compute PPO's clipped loss, from the smaller of r*A and its clipped form. `is_delta` bounds the ratio where A < 0 (dual clip)."""
+    """Compute PPO's clipped loss, from the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -(bounded * advantage).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
     low = ((ratio < 1 - epsilon) & (advantage < 0)).to(ratio.dtype)

@@ -32,7 +32,7 @@ TurnCohort = list[tuple[int, int]]
 def compute_turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount: float = 1.0) -> list[float]:
     """Compute the return of each turn: its reward plus `discount` times the return of the next turn.
 
-    >>> from rlvr.episode import End
+    >>> from rlvr.episode import StopReason
     >>> e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.25, 0.0, 0.5], End.TERMINATED)
     >>> turn_returns(e, e.rewards), turn_returns(e, e.rewards, 0.5)
     ([0.75, 0.5], [0.5, 0.5])
@@ -48,7 +48,7 @@ def compute_turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, d
 def group_comparable_turns(group: Sequence[Episode], comparison: str) -> list[TurnCohort]:
     """Partition the turns of a group into cohorts that are compared with each other.
 
-    >>> from rlvr.episode import End
+    >>> from rlvr.episode import StopReason
     >>> long = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
     >>> short = Episode("t", "g", [1, 5], [False, True], [0.0] * 2, [0.0] * 2, End.TERMINATED)
     >>> group_comparable_turns([long, short], "index")

@@ -1,6 +1,6 @@
 """The tool call formats of chat template families: formatting and parsing of calls.
 
->>> from rlvr.check_dialects.table import get
+>>> from rlvr.dialects.table import get
 >>> get("hermes").read('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [ToolSpec("now", "The time.")]).calls[0].status
 <CallStatus.OK: 'ok'>
 """

@@ -29,7 +29,7 @@ class UnwritableCallError(ValueError):
 class RawCall:
     """A call as written in the text, before validation against the tools.
 
-    >>> Found("search", {"query": "rain"}).status
+    >>> RawCall("search", {"query": "rain"}).status
     <CallStatus.OK: 'ok'>
     """
 
@@ -45,7 +45,7 @@ class RawCall:
 class ScanResult:
     """The result of scanning one call mark.
 
-    >>> Step((Found("now", {}),), 10).end
+    >>> ScanResult((RawCall("now", {}),), 10).stop_reason
     10
     """
 
@@ -58,7 +58,7 @@ class ScanResult:
 class TurnPiece:
     """A part of a turn: content, reasoning, or the calls after one mark.
 
-    >>> Piece("content", "handshake").found
+    >>> TurnPiece("content", "hello").raw_calls
     ()
     """
 
@@ -95,7 +95,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
-        """Parse the call that starts with the mark at `at`; None if it is plain text. Never raises."""
+        """Parse the call that starts with the mark at `start`; None if it is plain text. Never raises."""
 
     def parse_turn(
         self,
@@ -252,7 +252,7 @@ class Dialect(ABC):
 def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], number: str, raw: str, *, is_in_reasoning: bool = False) -> Call:
     """Validate a call and set its final status.
 
-    >>> checked(Found("now", {}), {"now": ToolSpec("now", "The time.")}, "0.0", "now()").status
+    >>> validate_call(RawCall("now", {}), {"now": ToolSpec("now", "The time.")}, "0.0", "now()").status
     <CallStatus.OK: 'ok'>
     """
     status, why, given = raw_call.status, raw_call.error_detail, raw_call.arguments

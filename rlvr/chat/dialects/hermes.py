@@ -13,7 +13,7 @@ from rlvr.turns import Call, CallStatus, ToolSpec
 def raw_call_from_object(parsed: Any, keys: Sequence[str] = ("arguments", "parameters")) -> RawCall:
     """Build a raw call from an object with a name and arguments.
 
-    >>> named({"name": "now", "arguments": {}})
+    >>> raw_call_from_object({"name": "now", "arguments": {}})
     Found(name='now', arguments={}, status=<CallStatus.OK: 'ok'>, why='', untyped=False)
     """
     if not isinstance(parsed, Mapping):

@@ -50,7 +50,7 @@ def skip_whitespace(text: str, at: int) -> int:
 def parse_value(text: str, at: int = 0) -> tuple[Any, int]:
     """Parse the JSON value that starts at `at`; return it and its end. Raises ValueSyntaxError.
 
-    >>> value('x {"a": 1} y', 1)
+    >>> parse_value('x {"a": 1} y', 1)
     ({'a': 1}, 10)
     """
     start = skip_whitespace(text, at)
@@ -82,7 +82,7 @@ def _is_partial_word(rest: str) -> bool:
 def parse_complete_value(text: str) -> Any:
     """Parse a text that is exactly one JSON value. Raises ValueSyntaxError.
 
-    >>> whole(" [1, 2] ")
+    >>> parse_complete_value(" [1, 2] ")
     [1, 2]
     """
     found, end = parse_value(text)

@@ -1,4 +1,4 @@
-"""The dialect `line`, for character tokenizers and small models: a call is `!tool parse_argument`, or `!parse_argument` with a single tool."""
+"""The dialect `line`, for character tokenizers and small models: a call is `!tool argument`, or `!argument` with a single tool."""
 
 from __future__ import annotations
 

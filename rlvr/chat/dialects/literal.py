@@ -36,7 +36,7 @@ PYTHON_STYLE = LiteralStyle()
 def parse_literal(text: str, at: int, style: LiteralStyle, depth: int = 0) -> tuple[Any, int]:
     """Parse the value that starts at `at`; return it and its end. Raises ValueSyntaxError.
 
-    >>> read("['a', {'b': True}] x", 0, PYTHON_STYLE)
+    >>> parse_literal("['a', {'b': True}] x", 0, PYTHON_STYLE)
     (['a', {'b': True}], 18)
     """
     at = skip_whitespace(text, at)
@@ -134,7 +134,7 @@ def parse_entries(
 def parse_bare_key(text: str, at: int) -> tuple[str, int]:
     """Parse an unquoted key; return it and its end.
 
-    >>> bare("ab:1", 0)
+    >>> parse_bare_key("ab:1", 0)
     ('ab', 2)
     """
     match = KEY_PATTERN.match(text, at)

@@ -56,7 +56,7 @@ class TaggedDialect(Dialect):
 def expect_mark(text: str, at: int, *marks: str) -> tuple[str, int]:
     """Return the mark after white space at `at`, and its end. Raises MissingTagError.
 
-    >>> expect("  <a>b", 0, "<b>", "<a>")
+    >>> expect_mark("  <a>b", 0, "<b>", "<a>")
     ('<a>', 5)
     """
     start = skip_whitespace(text, at)
@@ -69,7 +69,7 @@ def expect_mark(text: str, at: int, *marks: str) -> tuple[str, int]:
 def read_until(text: str, at: int, mark: str, last: str) -> tuple[str, int]:
     """Return the text up to a mark, and the mark's end. Raises MissingTagError if the mark is missing or `last` comes first.
 
-    >>> until("ab<c>d", 0, "<c>", "<end>")
+    >>> read_until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
     """
     end = text.find(mark, at)

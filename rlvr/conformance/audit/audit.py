@@ -34,7 +34,7 @@ NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 class PairFamily:
     """The counts of one family of pairs, and its shortest failures.
 
-    >>> Family("near miss", right=False, asked=10, failed=1).rate
+    >>> PairFamily("near miss", correct=False, asked=10, failed=1).failure_rate
     0.1
     """
 
@@ -79,7 +79,7 @@ class PairFamily:
 class AuditReport:
     """The results of an audit.
 
-    >>> Report("exact", []).rates()
+    >>> AuditReport("exact", []).compute_rates()
     {'given': {'false_positive': None, 'false_negative': None}, 'made': {'false_positive': None, 'false_negative': None}}
     """
 

@@ -25,7 +25,7 @@ NUMERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 class LabelledPair:
     """An answer with its reference, and whether it is right.
 
-    >>> LabelledPair("5", "4", right=False, family="near miss: one more").right
+    >>> LabelledPair("5", "4", is_correct=False, family="near miss: one more").is_correct
     False
     """
 

@@ -25,7 +25,7 @@ MAX_REPLY_BYTES = 1 << 20
 class VerifierReply:
     """The reply of a verifier to one answer.
 
-    >>> Reply(1.0, "12 equals 12").paid
+    >>> VerifierReply(1.0, "12 equals 12").is_rewarded
     True
     """
 

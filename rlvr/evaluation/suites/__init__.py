@@ -1,1 +1,1 @@
-"""Suites of environments to evaluate on, addressed by name: `rlvr eval fast_decode --policy ...`."""
+"""Suites of environments to evaluate on, addressed by name: `rlvr eval quick --policy ...`."""

@@ -28,7 +28,7 @@ from rlvr.integrations.formats.templates import (
 class ExportFormat:
     """The export format of one framework: file templates, the row function, and the use of the files.
 
-    >>> Format("TRL", "1.16.0", {"$module.py": "# $name"}, usage="load it").data
+    >>> ExportFormat("TRL", "1.16.0", {"$module.py": "# $name"}, usage="load it").data_file
     'rows.jsonl'
     """
 

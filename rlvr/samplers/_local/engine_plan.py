@@ -20,7 +20,7 @@ SHARED_MEMORY = Path("/dev/shm")
 class EnginePlan:
     """Number and devices of the local engines.
 
-    >>> EnginePlan(engines=2, gpus=("2", "3")).of(1)
+    >>> EnginePlan(num_engines=2, gpus=("2", "3")).get_devices(1)
     ('3',)
     """
 

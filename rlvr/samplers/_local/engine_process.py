@@ -104,7 +104,7 @@ class EngineProcess:
 def build_environment(outer: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
     """Build the environment variables of an engine's process: this rlvr, its own devices, no launcher variables.
 
-    >>> environment({"RANK": "1"}, ["3"])["CUDA_VISIBLE_DEVICES"]
+    >>> build_environment({"RANK": "1"}, ["3"])["CUDA_VISIBLE_DEVICES"]
     '3'
     """
     made = {name: value for name, value in outer.items() if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")}

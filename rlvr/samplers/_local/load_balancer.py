@@ -15,7 +15,7 @@ PREFIX_BONUS_REQUESTS = 8
 class EngineLoad:
     """The load of one engine.
 
-    >>> load = Load(most=2); load.add(1, Request([5, 6], 8), "a"); load.tokens, load.room
+    >>> load = EngineLoad(max_requests=2); load.add(1, Request([5, 6], 8), "a"); load.tokens, load.num_free
     (10, 1)
     """
 
@@ -66,7 +66,7 @@ def make_group_key(request: Request) -> str:
 def choose_engine(loads: Sequence[EngineLoad], request: Request, group: str) -> int | None:
     """Return the index of the engine for a request; None if all are full.
 
-    >>> chosen([Load(4, tokens=30), Load(4, tokens=10)], Request([1], 9), "a")
+    >>> choose_engine([EngineLoad(4, tokens=30), EngineLoad(4, tokens=10)], Request([1], 9), "a")
     1
     """
     free = [place for place, load in enumerate(loads) if load.num_free > 0]

@@ -13,7 +13,7 @@ class Reload:
     """Extension of vLLM's workers: every process of an engine reads the weights by itself, from shared memory."""
 
     def reload_from(self, folder: str, twins: dict[str, str]) -> None:
-        """Load the tensors in a folder; `find_tied_weights` are names under which a tensor is loaded a second time."""
+        """Load the tensors in a folder; `twins` are names under which a tensor is loaded a second time."""
         self.reload_weights(weights_iterator=iter_tensors(folder, twins))  # type: ignore[attr-defined]
 
 

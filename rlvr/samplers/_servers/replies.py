@@ -69,7 +69,7 @@ def parse_choice(server: HttpClient, reply: HttpResponse) -> dict[str, Any]:
 
 
 def parse_completion(server: HttpClient, choice: dict[str, Any], weights_name: str, sampling: Sampling, max_tokens: int) -> Completion:
-    """Parse the completion of a choice, of at most `most` tokens.
+    """Parse the completion of a choice, of at most `max_tokens` tokens.
 
     Raises BadServerReply if it was sampled by weights of another name, or is not a usable completion.
     """
@@ -96,7 +96,7 @@ def parse_completion(server: HttpClient, choice: dict[str, Any], weights_name: s
 def parse_token_id(token: Any) -> int:
     """Check and return a token id.
 
-    >>> whole(7)
+    >>> parse_token_id(7)
     7
     """
     if type(token) is not int or not 0 <= token < 1 << 31:
@@ -130,7 +130,7 @@ def wait_until_ready(
 ) -> int:
     """Wait for a server to start, and check its version and its log-probabilities; return its maximum length.
 
-    `choice` requests a completion from a server.
+    `request_choice` requests a completion from a server.
     """
     until = time.monotonic() + start_timeout_s
     while True:

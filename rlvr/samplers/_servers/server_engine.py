@@ -187,7 +187,7 @@ class ServerEngine:
         """Run calls in threads; yield each call's number and result as it finishes, and None from time to time.
 
         `calls(n)` returns at most n further calls, and None after the last one. If nothing finishes for a while, the servers' health is
-        checked; `told` describes the pending calls.
+        checked; `describe` describes the pending calls.
         """
         pool = ThreadPoolExecutor(self.concurrency * len(self.servers), thread_name_prefix="vllm")
         waiting: dict[Future[T], int] = {}

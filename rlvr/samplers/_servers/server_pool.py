@@ -22,7 +22,7 @@ FIRST_CHECK_INTERVAL_S, MAX_CHECK_INTERVAL_S = 1.0, 300.0
 class LostServer:
     """Returned instead of a result if the server was lost meanwhile, and others are left.
 
-    >>> Gone(HttpClient("http://localhost:8000"), "nothing listens").why
+    >>> LostServer(HttpClient("http://localhost:8000"), "nothing listens").reason
     'nothing listens'
     """
 
@@ -34,8 +34,8 @@ class ServerPool:
     """The servers of a run: the active ones, and the lost ones.
 
     >>> one, two = HttpClient("http://one:8000"), HttpClient("http://two:8000")
-    >>> pool = ServerPool([one, two], tell=lambda line: None)
-    >>> pool.lose(two, "nothing listens at http://two:8000"); pool.up == [one]
+    >>> pool = ServerPool([one, two], log=lambda line: None)
+    >>> pool.mark_lost(two, "nothing listens at http://two:8000"); pool.active == [one]
     True
     """
 
@@ -118,7 +118,7 @@ class ServerPool:
 def get_address(server: HttpClient) -> str:
     """Return the address that identifies a server in all processes. Several may share a host, under different paths.
 
-    >>> address(HttpClient("http://host:8000/a/"))
+    >>> get_address(HttpClient("http://host:8000/a/"))
     'http://host:8000/a'
     """
     return server.url + server.path

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Timeouts:
     """Timeouts in seconds.
 
-    >>> Timeouts(heartbeat_timeout_s=5.0).deadline_s
+    >>> Timeouts(heartbeat_timeout_s=5.0).completion_timeout_s
     600.0
     """
 

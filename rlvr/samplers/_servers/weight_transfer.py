@@ -48,7 +48,7 @@ class TransferClient:
     """Client that vLLM's sender uses to send commands to all servers at once. Records the first failure."""
 
     def __init__(self, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]]) -> None:
-        """Set up the client. `done` sends a command to servers, with one body or one for each, and returns their replies."""
+        """Set up the client. `send_command` sends a command to servers, with one body or one for each, and returns their replies."""
         self._servers, self._send_command, self.failure = servers, send_command, None
         sizes = [int(reply.json()["world_size"]) for reply in send_command(servers, "/get_world_size", method="GET").values()]
         self.group_size, self.rank_offsets = 1 + sum(sizes), [1 + sum(sizes[:i]) for i in range(len(sizes))]
@@ -109,7 +109,7 @@ class WeightTransfer:
     def __init__(
         self, backend: str, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]], timeout_s: float
     ) -> None:
-        """Set up the transfer. `done` sends a command to servers and returns their replies."""
+        """Set up the transfer. `send_command` sends a command to servers and returns their replies."""
         self.backend, self.url, self.timeout_s = backend, servers[0].url, timeout_s
         self.client, self._source, self._sender = TransferClient(servers, send_command), WeightSource(), None
         self._factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferTrainerFactory

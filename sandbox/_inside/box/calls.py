@@ -70,7 +70,7 @@ class CallDescriptors:
     """Descriptors of one call: those passed to the call, by their number there, and the ends that we read.
 
     >>> ports = CallDescriptors()
-    >>> ports.out(1, "stdout"), sorted(ports.theirs)
+    >>> ports.add_output(1, "stdout"), sorted(ports.child_fds)
     (None, [1])
     """
 

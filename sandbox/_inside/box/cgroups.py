@@ -89,7 +89,7 @@ class CallCgroup:
 class CgroupFactory:
     """Creates numbered call groups below a parent group, if there is one.
 
-    >>> CgroupFactory("").new() is None
+    >>> CgroupFactory("").create() is None
     True
     """
 

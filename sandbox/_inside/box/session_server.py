@@ -37,7 +37,7 @@ Reply = tuple[dict[str, Any], dict[str, bytes]]
 class PythonSession:
     """The Python interpreter of a session: its process, our end of its socket, its control group.
 
-    >>> Session(ChildProcess(1), None, socket.socket()).born.over
+    >>> PythonSession(ChildProcess(1), None, socket.socket()).process.done
     False
     """
 
@@ -50,7 +50,7 @@ class PythonSession:
 class WaitingShell:
     """A shell that waits for its call: its process, its control group, its descriptors, and where its source is written.
 
-    >>> Shell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).born.over
+    >>> WaitingShell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).process.done
     False
     """
 
@@ -70,7 +70,7 @@ class WaitingShell:
 class RunningCall:
     """A running call: its state so far, the descriptors that we read from it, and messages for the policy.
 
-    >>> Call(streams.RunState({"wall_s": 1})).notes
+    >>> RunningCall(streams.RunState({"wall_s": 1})).messages
     []
     """
 

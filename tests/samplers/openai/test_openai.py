@@ -44,7 +44,7 @@ def sampler(url: str, **settings: Any) -> OpenAISampler:
 
 
 def request(question: str = "1+1=", max_tokens: int = 20) -> Request:
-    task = Task("t", user(question), reference="2")
+    task = Task(user(question), id="t", reference="2")
     return Request(WORDS.render(task.prompt), max_tokens, seed=7, task=task)
 
 
@@ -64,7 +64,7 @@ def test_text_comes_back_as_tokens_that_say_it() -> None:
 
 
 def test_a_conversation_is_read_back_turn_by_turn() -> None:
-    task = Task("t", ({"role": "system", "content": "be brief"}, *user("1+1=")), reference="2")
+    task = Task(({"role": "system", "content": "be brief"}, *user("1+1=")), id="t", reference="2")
     tokens = [*WORDS.render(task.prompt), *WORDS.encode("é 3"), WORDS.eos_id, *WORDS.render_reply("no")]
     tokens += [WORDS.eos_id, *WORDS.render_reply("say something"), *WORDS.encode("4"), WORDS.eos_id, *WORDS.render_reply("")]
     assert decode_conversation(Request(tokens, 5, task=task), WORDS) == [

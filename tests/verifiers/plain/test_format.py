@@ -9,7 +9,7 @@ import pytest
 from rlvr import Task, make, user
 from rlvr.errors import ConfigError
 
-TASK = Task("t", user("2+2="), None)
+TASK = Task(user("2+2="), None, id="t")
 ENGLISH = "First we add the two numbers that are given in the question, and so the sum of three and four is $7$."
 GERMAN = "Zuerst addieren wir die beiden Zahlen, die in der Aufgabe stehen, und das ist dann nicht mehr als $7$."
 CHINESE = "首先我们把两个数相加，所以答案是 $7$。"

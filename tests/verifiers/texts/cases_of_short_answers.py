@@ -1,4 +1,4 @@
-"""Hostile and honest answers for `choice`, `regex`, `json_schema`, `span`, `table` and `split_unit`; written before the verifiers."""
+"""Hostile and honest answers for `choice`, `regex`, `json_schema`, `span`, `table` and `quantity`; written before the verifiers."""
 
 from __future__ import annotations
 

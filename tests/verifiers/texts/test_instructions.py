@@ -17,7 +17,7 @@ STRICT, LOOSE = make("verifier", "instructions"), make("verifier", "instructions
 
 
 def ask(instructions: Any, answer: str, verifier: Any = STRICT) -> Verdict:
-    verdict = verifier.verify(Task("t", user("q"), instructions), answer)
+    verdict = verifier.verify(Task(user("q"), instructions, id="t"), answer)
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -133,7 +133,7 @@ def test_loose_forgives_a_first_line_a_last_line_and_asterisks() -> None:
 
 def test_a_share_is_the_part_that_is_followed() -> None:
     both = [{"id": "punctuation:no_comma"}, {"id": "startend:quotation"}]
-    assert make("verifier", "instructions", score="share").verify(Task("t", user("q"), both), "no marks").score == 0.5
+    assert make("verifier", "instructions", score="share").verify(Task(user("q"), both, id="t"), "no marks").score == 0.5
     assert ask(both, "no marks").components == {"share": 0.5}
 
 

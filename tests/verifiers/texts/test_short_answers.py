@@ -1,4 +1,4 @@
-"""`choice`, `regex`, `json_schema`, `span`, `table` and `split_unit`: what they pay, what they refuse, what they cannot judge."""
+"""`choice`, `regex`, `json_schema`, `span`, `table` and `quantity`: what they pay, what they refuse, what they cannot judge."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def closing() -> Any:
 @pytest.mark.parametrize(("name", "case"), FLAT, ids=[f"{name}-{i}" for i, (name, _) in enumerate(FLAT)])
 def test_a_case(name: str, case: Case) -> None:
     settings, reference, meta, answer, score = case
-    verdict = built(name, settings).verify(Task("t", user("q"), reference, meta), answer)
+    verdict = built(name, settings).verify(Task(user("q"), reference, id="t", meta=meta), answer)
     assert verdict.score == (score if score is None else pytest.approx(score, abs=0.011)), (answer[:80], verdict)
     assert (verdict.fault is Fault.TASK) == (score is None), verdict

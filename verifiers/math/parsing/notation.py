@@ -78,7 +78,7 @@ _GUESS_WORDS = re.compile(
 def extract_stated_formula(text: str) -> str | None:
     r"""Extract the one formula of a sentence that states it: `The solution is $x > 2$.`; None for anything else.
 
-    >>> stated("Thus the required number is $17$."), stated("It is subtract_baseline than $17$.")
+    >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
     ('17', None)
     """
     text = text.strip()

@@ -32,7 +32,7 @@ def main() -> None:
     import resource
 
     answering = _load_module(file)
-    answering.start_workers()
+    answering.warm()
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,68 @@
+"""Plain Python functions as verifiers: `verify(answer, reference)`, TRL's reward functions over a batch, verl's `compute_score`.
+
+Which arguments a function wants is recognized by their names; see `adapt_reward_function`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr.errors import ConfigError
+
+ANSWER_ARGUMENTS = (
+    *("completions", "completion", "answer", "response", "solution_str", "prediction", "output", "text", "completion_text", "pred"),
+)
+REFERENCE_ARGUMENTS = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
+QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
+VERL_ARGUMENTS: Mapping[str, Any] = {"data_source": "rlvr", "extra_info": None}
+"""Arguments of verl's `compute_score` that a reward function may want."""
+
+RewardCall = Callable[[str, Any, str, Mapping[str, Any]], Any]
+"""Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it."""
+
+
+def adapt_reward_function(function: Any) -> RewardCall:
+    """Return a call for one answer of a plain function, recognized by the names of its arguments.
+
+    A function with an argument `completions` is called as TRL does, with lists of one element; its other arguments are columns of the
+    data, found in the task's meta. Any other function gets the answer and the reference.
+
+    >>> adapt_reward_function(lambda answer, reference: answer == reference)("4", "4", "2+2=", {})
+    True
+    >>> adapt_reward_function(lambda prompts, completions, **columns: [len(text) for text in completions])("four", "4", "2+2=", {})
+    4
+    """
+    if not callable(function):
+        raise ConfigError(f"a reward function is a {type(function).__name__}; give a function such as f(answer, reference) -> float")
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the arguments of {function!r:.80} cannot be read; wrap it in a Python function f(answer, reference)") from error
+    names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    is_batched = "completions" in names
+    answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
+    if not answer:
+        raise ConfigError(f"{getattr(function, '__name__', function)!s} takes no named argument; write it as f(answer, reference) -> float")
+    reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
+    if not reference and not is_batched:
+        others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
+        reference = others[0] if others else ""
+    takes_columns = any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+    def call(text: str, expected: Any, question: str, meta: Mapping[str, Any]) -> Any:
+        given: dict[str, Any] = {name: value for name, value in meta.items() if name in names or (is_batched and takes_columns)}
+        given |= {answer: text, **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
+        given |= {name: question for name in QUESTION_ARGUMENTS if name in names}
+        if reference:
+            given[reference] = expected
+        elif takes_columns:
+            given |= {name: expected for name in REFERENCE_ARGUMENTS if name != answer}
+        if not is_batched:
+            return function(**given)
+        given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
+        returned = function(**given)
+        return returned[0] if isinstance(returned, list | tuple) and returned else returned
+
+    return call

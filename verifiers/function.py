@@ -1,0 +1,71 @@
+"""A plain Python function as a verifier: `f(answer, reference)`, or a reward function in TRL's shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr.contracts import Example, Verifier
+from rlvr.contracts.reward_function import adapt_reward_function
+from rlvr.errors import ConfigError
+from rlvr.extraction import extract_answer
+from rlvr.task import Fault, Task, Verdict
+
+
+def match_exactly(answer: str, reference: str) -> bool:
+    """Return whether the answer is the reference, character by character: the function of the verifier's own examples."""
+    return answer == reference
+
+
+class FunctionVerifier(Verifier):
+    """Scores with a function of yours: its return value is the score.
+
+    `f(answer, reference)` returns a number from 0 to 1, True or False, or None for *not scored*. A reward function of TRL,
+    `f(prompts, completions, **columns) -> list`, works too.
+
+    >>> import rlvr
+    >>> rlvr.verify(lambda answer, reference: answer == reference, answer="4", reference="4").score
+    1.0
+    """
+
+    examples = (Example(reference="4", correct=("4",), incorrect=("5", "44")),)
+
+    def __init__(self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] = (0.0, 1.0)) -> None:
+        """Set the function.
+
+        Args:
+            function: the function, with arguments named as in TRL (prompts, completions, columns) or f(answer, reference).
+            extractor: where the answer is in the completion, one of `rlvr.extraction`; whole: the function gets the whole text.
+            score_range: the lowest and the highest value that the function returns, which become the scores 0 and 1.
+        """
+        low, high = score_range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigError(f"score_range is {score_range!r}; it must be two numbers, the lowest and the highest, such as (0, 5)")
+        self.function, self.extractor, self.score_range = function, extractor, (float(low), float(high))
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._call = adapt_reward_function(function)
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Call the function; what is not a number in the range is no score, with the value in the reason."""
+        text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text
+        if text is None:
+            return Verdict(0.0, f"no answer was found (extractor {self.extractor})")
+        returned = self._call(text, task.reference, task.question, task.meta)
+        value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
+        low, high = self.score_range
+        if value is None:
+            return Verdict(None, f"{self.name} returned None", fault=Fault.INFRA)
+        if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
+            return Verdict(None, f"{self.name} returned {value!r:.80}; it must return a number, True, False or None", fault=Fault.INFRA)
+        number = float(value)
+        if not low <= number <= high:  # NaN too
+            return Verdict(
+                None,
+                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or set score_range to its lowest and highest value",
+                fault=Fault.INFRA,
+            )
+        return Verdict((number - low) / (high - low), f"{self.name} returned {number:g}")
+
+
+make = FunctionVerifier
