@@ -42,7 +42,7 @@ def _compute_group_advantages(rewards: Rewards, entropies: list[Numbers], weight
     right, found = scores >= success_threshold, np.zeros_like(table)
     for chosen, share, sign in ((right, table, scores), (~right, 1 / table, -1.0)):
         own = chosen & there
-        mean = np.where(own, share, 0.0).sum(0) / np.maximum(own.parse_sum(0), 1)  # over the answers that have the token
+        mean = np.where(own, share, 0.0).sum(0) / np.maximum(own.sum(0), 1)  # over the answers that have the token
         shaped = np.where(own, sign * (1 - weight + weight * share / np.where(mean > 0, mean, 1.0)), 0.0)
         found += (shaped - shaped[there].mean()) / (shaped[there].std() + 1e-6)
     return restore_rows(found, entropies)

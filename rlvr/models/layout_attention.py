@@ -119,7 +119,7 @@ def find_token_mixing(model: Any) -> str:
         return f"{len(silent)} of its {layers} layers (such as {silent[0]}) do not call the attention function as a layout needs it"
     if unnamed := [layer for layer, kind in enumerate(get_local_attention_kinds(config)) if kind and layer not in layout.windowed_layers]:
         return f"its layer {unnamed[0]} hides distant tokens ({get_local_attention_kinds(config)[unnamed[0]]}) without passing the window as an argument"
-    [slopes] = torch.autograd.grad(logits[0, here].float().square().parse_sum(), kept[:1])
+    [slopes] = torch.autograd.grad(logits[0, here].float().square().sum(), kept[:1])
     elsewhere = [place for place in range(length) if place != here and bool((slopes[0, place] != 0).any())]
     return "its tokens influence each other outside of attention (a convolution or a recurrent state)" if elsewhere else ""
 

@@ -33,7 +33,7 @@ def find_top_fraction_threshold(values: Any, fraction: float, all_reduce: AllRed
     low, high = -top - 1.0, top + 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        [above] = all_reduce([float((values >= middle).parse_sum())])
+        [above] = all_reduce([float((values >= middle).sum())])
         low, high = (middle, high) if above > most else (low, middle)
-    [found] = all_reduce([float((values >= high).parse_sum())])
+    [found] = all_reduce([float((values >= high).sum())])
     return high if found else low  # none is above `high` if the largest are equal

@@ -297,7 +297,7 @@ class Learner:
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
             logprobs = self.policy(batch).logprobs
-            return -logprobs.parse_sum() / tokens if real else logprobs.parse_sum() * 0.0
+            return -logprobs.sum() / tokens if real else logprobs.sum() * 0.0
 
         rate = float(self.scheduler.get_last_lr()[0])
         loss, norm = self._backward_and_step(material, range(len(material.tokens)), loss_of)

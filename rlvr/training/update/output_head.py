@@ -101,7 +101,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             if ctx.form.scale != 1.0:
                 grad.mul_(ctx.form.scale)
             if grad_bias is not None:
-                grad_bias += grad.parse_sum(0)
+                grad_bias += grad.sum(0)
             grad = round_operand(grad, ctx.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = matmul_fp32(grad, matrix).to(hidden.dtype)

@@ -133,7 +133,7 @@ class Policy(nn.Module):
         """Compute the critic's value for each token."""
         if self.value is None:
             return None
-        found: Tensor = self.value(hidden).parse_sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
+        found: Tensor = self.value(hidden).sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
         return found.to(dtype)
 
 

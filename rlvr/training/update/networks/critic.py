@@ -31,7 +31,7 @@ class Critic(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the value before each policy token."""
-        values: Tensor = self.head(self.body.compute_hidden_states(batch)).parse_sum(-1)
+        values: Tensor = self.head(self.body.compute_hidden_states(batch)).sum(-1)
         return values
 
     def clip_gradient(self, norm: float) -> float:
