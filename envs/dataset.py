@@ -48,6 +48,7 @@ class Dataset(Environment):
         self,
         *,
         path: str = "",
+        rows: Sequence[Mapping[str, Any]] | None = None,
         test: str = "",
         verifier: Any = "symbolic",
         question: str = "",
@@ -68,7 +69,8 @@ class Dataset(Environment):
         """Read the data.
 
         Args:
-            path: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of those, or hf:ORG/NAME[:CONFIG]; empty: only `test`.
+            path: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of those, or hf:ORG/NAME[:CONFIG]; empty: `rows`, or only `test`.
+            rows: the data itself, one mapping for each question; from Python only.
             test: the rows that are held out, in the same formats.
             verifier: verifies an answer: a name, a mapping with name and settings (a setting may be a column: tolerance: "{tol}"),
                 or several with their weights: {symbolic: 0.9, format: 0.1}.
@@ -87,7 +89,8 @@ class Dataset(Environment):
             skip_bad_rows: leave rows out that have no question or no reference; by default they are an error.
             meta: columns that go into the tasks' meta, for a curriculum or a verifier that reads them.
         """
-        _check_settings(path, test, extract, holdout, shots, limit, max_question_chars)
+        self._rows = None if rows is None else [Row(f"row {number}", dict(row)) for number, row in enumerate(rows, 1)]
+        _check_settings(path or ("rows" if self._rows else ""), test, extract, holdout, shots, limit, max_question_chars)
         self._column_settings = {"question": question, "reference": reference, "solution": solution}
         self._prompt_settings, self._extract, self._meta = {"system": system, "instruction": instruction}, extract, tuple(meta)
         self._where, self._max_question_chars, self._skip_bad_rows = dict(where or {}), max_question_chars, skip_bad_rows
@@ -150,10 +153,10 @@ class Dataset(Environment):
 
     def _load_splits(self, path: str, test: str, split: str, holdout: float) -> dict[str, list[Task]]:
         """Load the tasks of each split, without overlap."""
-        given = load_source(path) if path else {}
+        given = load_source(path) if path else {"": self._rows} if self._rows else {}
         if test:
             other = load_source(test)
-            given = {"train": given["train"] if "train" in given else given.get("", [])} if path else {}
+            given = {"train": given["train"] if "train" in given else given.get("", [])} if given else {}
             given["test"] = other.get("test", other.get("", other.get("train", [])))
         if split:
             given = split_by_column([row for rows in given.values() for row in rows], split)
@@ -309,7 +312,7 @@ def _check_settings(
 ) -> None:
     """Raise ConfigError for invalid settings."""
     if not path and not test:
-        raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), or test")
+        raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), rows, or test")
     if extract not in EXTRACT_MODES:
         raise ConfigError(f"extract is {extract!r}; {suggest(extract, EXTRACT_MODES)}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:

@@ -1,79 +1,129 @@
 """rlvr: environments and verifiers for reinforcement learning from verifiable rewards.
 
-The face of the package. It is light: no torch, transformers, vllm, sympy or docker is imported here.
+Everything a user of the library needs is here, and is loaded when it is first used: `import rlvr` imports no torch, transformers, vllm,
+sympy or docker. `docs/library.md` is the tour.
 
 >>> import rlvr
->>> verifier = rlvr.make("verifier", "numeric")
->>> verifier.verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").score
+>>> rlvr.verify("numeric", answer="4", reference="4").score
 1.0
 """
 
-from rlvr.contracts import (
-    Completion,
-    Environment,
-    Example,
-    ExecutionResult,
-    ExitStatus,
-    Limits,
-    Program,
-    Request,
-    Sampler,
-    Sampling,
-    Sandbox,
-    SandboxSession,
-    SandboxSpec,
-    Session,
-    StepResult,
-    Tokenizer,
-    Transcript,
-    Verifier,
-)
-from rlvr.contracts.algorithm import Algorithm
-from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.episode import Episode, StopReason
-from rlvr.errors import RlvrError, ToolError
-from rlvr.mdp._gymnasium import register_when_imported as _announce
-from rlvr.registry.plugins import build as make
-from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
-from rlvr.turns import Turn
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlvr.mdp._gymnasium import register_when_imported as _register_when_imported
+
+if TYPE_CHECKING:
+    from rlvr.api import (
+        evaluate,
+        list,
+        load_model,
+        load_run,
+        load_tokenizer,
+        make,
+        make_algorithm,
+        make_env,
+        make_sampler,
+        make_sandbox,
+        make_tool,
+        make_verifier,
+        train,
+        verify,
+    )
+    from rlvr.contracts import (
+        Checker,
+        Completion,
+        Environment,
+        Example,
+        ExecutionResult,
+        ExitStatus,
+        Limits,
+        Program,
+        Request,
+        Sampler,
+        Sampling,
+        Sandbox,
+        SandboxSession,
+        SandboxSpec,
+        Session,
+        StepResult,
+        Tokenizer,
+        Transcript,
+        Verifier,
+    )
+    from rlvr.contracts.algorithm import Algorithm
+    from rlvr.contracts.tool import Tool, ToolExample, tool
+    from rlvr.episode import Episode, StopReason
+    from rlvr.errors import RlvrError, ToolError
+    from rlvr.mdp.env import TokenEnv
+    from rlvr.rollout.rollout import Rollout
+    from rlvr.runs.run import Run
+    from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
+    from rlvr.training.callbacks import Callback
+    from rlvr.training.trainer import Trainer
+    from rlvr.training.update.learner import Learner
+    from rlvr.turns import Turn
 
 __version__ = "0.1.0"
 
-_announce()
+_SOURCES = {
+    "rlvr.api": (
+        *("evaluate", "list", "load_model", "load_run", "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler"),
+        *("make_sandbox", "make_tool", "make_verifier", "train", "verify"),
+    ),
+    "rlvr.contracts": (
+        *("Checker", "Completion", "Environment", "Example", "ExecutionResult", "ExitStatus", "Limits", "Program", "Request", "Sampler"),
+        *("Sampling", "Sandbox", "SandboxSession", "SandboxSpec", "Session", "StepResult", "Tokenizer", "Transcript", "Verifier"),
+    ),
+    "rlvr.contracts.algorithm": ("Algorithm",),
+    "rlvr.contracts.tool": ("Tool", "ToolExample", "tool"),
+    "rlvr.episode": ("Episode", "StopReason"),
+    "rlvr.errors": ("RlvrError", "ToolError"),
+    "rlvr.mdp.env": ("TokenEnv",),
+    "rlvr.rollout.rollout": ("Rollout",),
+    "rlvr.runs.run": ("Run",),
+    "rlvr.task": ("Fault", "Message", "StepReward", "Task", "Verdict", "user"),
+    "rlvr.training.callbacks": ("Callback",),
+    "rlvr.training.trainer": ("Trainer",),
+    "rlvr.training.update.learner": ("Learner",),
+    "rlvr.turns": ("Turn",),
+}
+_MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names}
+_EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
-__all__ = [
-    "Algorithm",
-    "Completion",
-    "Environment",
-    "Episode",
-    "Example",
-    "ExecutionResult",
-    "ExitStatus",
-    "Fault",
-    "Limits",
-    "Message",
-    "Program",
-    "Request",
-    "RlvrError",
-    "Sampler",
-    "Sampling",
-    "Sandbox",
-    "SandboxSession",
-    "SandboxSpec",
-    "Session",
-    "StepResult",
-    "StepReward",
-    "StopReason",
-    "Task",
-    "Tokenizer",
-    "Tool",
-    "ToolError",
-    "ToolExample",
-    "Transcript",
-    "Turn",
-    "Verdict",
-    "Verifier",
-    "make",
-    "tool",
-    "user",
-]
+__all__ = [  # noqa: RUF022 -- by subject
+    "Algorithm", "Callback", "Checker", "Completion", "Environment", "Episode", "Example", "ExecutionResult", "ExitStatus", "Fault",
+    "Learner", "Limits", "Message", "Program", "Request", "RlvrError", "Rollout", "Run", "Sampler", "Sampling", "Sandbox",
+    "SandboxSession", "SandboxSpec", "Session", "StepResult", "StepReward", "StopReason", "Task", "TokenEnv", "Tokenizer", "Tool",
+    "ToolError", "ToolExample", "Trainer", "Transcript", "Turn", "Verdict", "Verifier", "evaluate", "list", "load_model", "load_run",
+    "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler", "make_sandbox", "make_tool", "make_verifier", "tool", "train",
+    "user", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if (module := _MODULE_OF.get(name)) is None:
+        from rlvr.errors import suggest
+
+        raise AttributeError(f"rlvr has no {name!r}; {suggest(name, _MODULE_OF)}. `help(rlvr)` lists all names", name=name, obj=None)
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (package := (error.name or "").partition(".")[0]) in _EXTRA_OF:
+            from rlvr.errors import MissingExtra
+
+            raise MissingExtra(package, _EXTRA_OF[package]) from error
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> Any:
+    """All public names, for completion in a notebook."""
+    return sorted([*globals(), *_MODULE_OF])
+
+
+_register_when_imported()

@@ -1,0 +1,339 @@
+"""The front door: what `import rlvr` offers as functions. Each is a short call into the package that does the work.
+
+    verify             score one answer
+    make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
+    load_model         a Hugging Face model with its tokenizer
+    train, evaluate    whole runs
+    load_run           a run folder as data frames
+
+Everything here accepts names and objects alike. Heavy packages (torch, transformers) are imported when a function needs them.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.contracts.tool import Tool
+from rlvr.errors import ConfigError, suggest
+from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_kind, list_entries
+from rlvr.task import Message, Task, Verdict
+
+if TYPE_CHECKING:
+    from rlvr.evaluation.evaluate import EvalReport
+    from rlvr.runs.run import Run
+    from rlvr.training.train import TrainReport
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+# ---- plugins ----------------------------------------------------------------------------------------------------------
+
+
+def list(kind: str) -> builtins.list[str]:
+    """List the names of all plugins of a kind: "env", "verifier", "sandbox", "sampler", "tool" or "algorithm".
+
+    >>> "numeric" in list("verifier")
+    True
+    """
+    return [entry.name for entry in list_entries(kind)]
+
+
+def make(kind: str, name: Any, /, **settings: Any) -> Any:
+    """Build a plugin of a kind; `make_env`, `make_verifier`, ... do the same with types for editors.
+
+    >>> make("verifier", "numeric", tolerance=0.01).tolerance
+    0.01
+    """
+    if isinstance(name, str) and kind in PLUGIN_KINDS:
+        return build(kind, name, **settings)
+    known = [k.name for k in PLUGIN_KINDS.values()]
+    if kind not in known:
+        hint = f"write rlvr.make_env({kind!r})" if kind in list("env") else suggest(str(kind), known)
+        raise ConfigError(f"there is no kind of plugin {kind!r}; {hint}")
+    makers: Mapping[str, Callable[..., Any]] = {
+        "env": make_env,
+        "verifier": make_verifier,
+        "sampler": make_sampler,
+        "algorithm": make_algorithm,
+        "tool": make_tool,
+        "sandbox": make_sandbox,
+    }
+    return makers[get_kind(kind).name](name, **settings)
+
+
+def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, **settings: Any) -> Environment:
+    """Build an environment.
+
+    Args:
+        env: a name (`rlvr.list("env")`), a mapping with a name and settings, a class, an environment, or data: a file, a list of dicts,
+            a data frame, or a `datasets.Dataset`.
+        settings: the settings of the environment, such as `levels=["2+2"]`; of data, such as `verifier="numeric"`.
+
+    >>> make_env("arithmetic", levels=["1+1"]).task("train", 0).reference.isdigit()
+    True
+    >>> make_env([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).task("train", 0).reference
+    '4'
+    """
+    from rlvr.config.data_source import is_data_source
+
+    if isinstance(env, Path):
+        env = str(env)
+    if isinstance(env, str) and env not in list("env") and is_data_source(env):
+        return _check_made(Environment, build("env", "dataset", path=env, **settings))
+    if _is_rows(env):
+        return _check_made(Environment, build("env", "dataset", rows=_to_rows(env), **settings))
+    return _check_made(Environment, _make("env", env, settings))
+
+
+def make_verifier(verifier: str | Mapping[str, Any] | type | Verifier | Callable[..., Any], **settings: Any) -> Verifier:
+    """Build a verifier.
+
+    Args:
+        verifier: a name (`rlvr.list("verifier")`), a mapping with a name and settings or with weights ({"symbolic": 0.9, "format": 0.1}),
+            a class, a verifier, or a function: `f(answer, reference)`, or TRL's `f(prompts, completions, **columns)`.
+        settings: the settings of the verifier, such as `tolerance=0.01`.
+
+    >>> make_verifier("numeric", tolerance=0.1).verify(Task("?", "3"), "3.05").score
+    1.0
+    """
+    if not isinstance(verifier, str | Mapping | type | Verifier) and callable(verifier):
+        return _check_made(Verifier, build("verifier", "function", function=verifier, **settings))
+    return _check_made(Verifier, _make("verifier", verifier, settings))
+
+
+def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, *, model: Any = None, **settings: Any) -> Sampler:
+    """Build a sampler.
+
+    Args:
+        sampler: a name (`rlvr.list("sampler")`), a mapping, a class, or a sampler.
+        model: the model to sample from: a folder or a Hub id, or a loaded model.
+        settings: the settings of the sampler, such as `batch_size=64`.
+    """
+    if model is None or isinstance(model, str | Path):
+        named = {} if model is None else {"model": str(model)}
+        return _check_made(Sampler, _make("sampler", sampler, {**named, **settings}))
+    made = _check_made(Sampler, _make("sampler", sampler, settings))
+    made.load_model(model, 0)
+    return made
+
+
+def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, **settings: Any) -> Algorithm:
+    """Build an algorithm: a name (`rlvr.list("algorithm")`), a mapping, a class, or an algorithm; settings such as `epsilon=0.1`.
+
+    >>> make_algorithm("grpo", beta=0.0).beta
+    0.0
+    """
+    return _check_made(Algorithm, _make("algorithm", algorithm, settings))
+
+
+def make_tool(tool: str | Mapping[str, Any] | type | Tool, **settings: Any) -> Tool:
+    """Build a tool: a name (`rlvr.list("tool")`), a mapping, a class, or a tool.
+
+    >>> make_tool("calculator").name
+    'calculator'
+    """
+    return _check_made(Tool, _make("tool", tool, settings))
+
+
+def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox, **settings: Any) -> Sandbox:
+    """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`."""
+    return _check_made(Sandbox, _make("sandbox", sandbox, settings))
+
+
+def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
+    if isinstance(wanted, str):
+        return build(kind, wanted, **settings)
+    if isinstance(wanted, Mapping):
+        return build_from_config(kind, {**wanted, **settings})
+    if isinstance(wanted, type) or (callable(wanted) and settings):
+        return build(kind, wanted, **settings)
+    if settings:
+        key = next(iter(settings))
+        raise ConfigError(f"{key} is given for a {kind} that is built already ({type(wanted).__name__}); set it when you build the object")
+    return build_from_config(kind, wanted)
+
+
+def _check_made(contract: Any, made: Any) -> Any:
+    if not isinstance(made, contract):
+        raise ConfigError(f"{made!r:.80} is a {type(made).__name__}, not an rlvr.{contract.__name__}; derive its class from that one")
+    return made
+
+
+def _is_rows(env: Any) -> bool:
+    return not isinstance(env, str | Mapping | type | Environment) and (
+        isinstance(env, Sequence) or hasattr(env, "to_dict") or hasattr(env, "column_names")
+    )
+
+
+def _to_rows(data: Any) -> builtins.list[dict[str, Any]]:
+    """Convert a data frame, a `datasets.Dataset` or a list of mappings to rows."""
+    if hasattr(data, "column_names"):
+        return [dict(row) for row in data]
+    if hasattr(data, "to_dict"):
+        return [{str(key): value for key, value in row.items()} for row in data.to_dict("records")]
+    if wrong := [row for row in data if not isinstance(row, Mapping)]:
+        raise ConfigError(f"a row of the data is {wrong[0]!r:.80}; each must be a dict such as {{'question': ..., 'answer': ...}}")
+    return [dict(row) for row in data]
+
+
+# ---- one answer -------------------------------------------------------------------------------------------------------
+
+
+def verify(
+    verifier: str | Mapping[str, Any] | type | Verifier | Callable[..., Any],
+    answer: str,
+    reference: Any = None,
+    *,
+    prompt: str | Sequence[Message] = "?",
+    meta: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Verdict:
+    r"""Score one answer; returns a verdict with `score` (None: not scored) and `reason`.
+
+    Args:
+        verifier: the verifier, as in `make_verifier`.
+        answer: the completion of the policy, with the answer in it.
+        reference: the right answer.
+        prompt: the question, for verifiers that read it.
+        meta: further columns of the task.
+        settings: the settings of the verifier.
+
+    >>> verify("symbolic", answer=r"\boxed{0.5}", reference=r"\frac12").score
+    1.0
+    """
+    made = make_verifier(verifier, **settings)
+    try:
+        return made.verify(Task(prompt, reference=reference, meta=meta or {}), answer)
+    finally:
+        if made is not verifier:
+            made.close()
+
+
+# ---- models -----------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(tokenizer: str | Tokenizer | Any) -> Tokenizer:
+    """Load a tokenizer: `chars`, `chars:ALPHABET`, `bytes`, a folder or a Hub id, or a tokenizer object of transformers.
+
+    >>> load_tokenizer("chars:01").vocab_size
+    6
+    """
+    from rlvr.mdp import tokenizers
+
+    if isinstance(tokenizer, str | Path):
+        return tokenizers.load_tokenizer(str(tokenizer))
+    if hasattr(tokenizer, "apply_chat_template"):
+        return tokenizers.HFTokenizer(tokenizer)
+    if hasattr(tokenizer, "render") and hasattr(tokenizer, "stop_ids"):
+        return tokenizer  # type: ignore[no-any-return]
+    raise ConfigError(f"a tokenizer is a {type(tokenizer).__name__}; give a name, a folder, a Hub id, or a tokenizer of transformers")
+
+
+def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None, *, dtype: str = "float32") -> tuple[Any, Tokenizer]:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        model: a folder, an id of the Hugging Face Hub such as Qwen/Qwen2.5-0.5B-Instruct, or a model that is loaded already.
+        tokenizer: its tokenizer; None: the one in the model's folder.
+        dtype: float32 or bfloat16, of a model that is loaded here.
+
+    Returns:
+        The model, on the accelerator if there is one, and the tokenizer.
+    """
+    from rlvr.config.config import ModelConfig
+    from rlvr.models.device import resolve_device
+    from rlvr.models.model_loading import load_model as load
+
+    if isinstance(model, str | Path):
+        config = ModelConfig.model_validate({"path": str(model), "dtype": dtype})
+        return load(config).to(resolve_device()), load_tokenizer(str(model) if tokenizer is None else tokenizer)
+    if tokenizer is None:
+        name = getattr(getattr(model, "config", None), "_name_or_path", "")
+        if not name:
+            raise ConfigError("the model is an object and no tokenizer is given; write load_model(model, tokenizer)")
+        tokenizer = name
+    return model, load_tokenizer(tokenizer)
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------------
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Sequence[str] | None = None,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    env: Any = None,
+    data: Any = None,
+    verifier: Any = None,
+    algorithm: Any = None,
+    callbacks: Sequence[Any] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    **sections: Any,
+) -> TrainReport:
+    """Train a policy and return the report of the run (`accuracy_before`, `accuracy_after`, `run`).
+
+    Args:
+        recipe: the name of a recipe (`rlvr list recipes`), a YAML file, or a mapping; None: everything comes from the keywords.
+        settings: what replaces the recipe's values, by dotted key: {"train.steps": 5}.
+        model: a folder, a Hub id, or a model object.
+        tokenizer: the tokenizer of a model object.
+        env: an environment, as in `make_env`.
+        data: questions with answers instead of an environment: a file, a list of dicts, a data frame, a `datasets.Dataset`.
+        verifier: with `data`: how answers are scored, as in `make_verifier`.
+        algorithm: an algorithm, as in `make_algorithm`.
+        callbacks: objects with methods such as `on_step_end`; see `rlvr.Callback`.
+        out: the run folder; it must not exist yet.
+        resume: whether to resume the run in `out`.
+        sections: sections of the configuration, such as `train={"steps": 5}, rollout={"num_generations": 4}`.
+    """
+    from rlvr.training.trainer import Trainer
+
+    with Trainer(
+        recipe,
+        settings,
+        model=model,
+        tokenizer=tokenizer,
+        env=env,
+        data=data,
+        verifier=verifier,
+        algorithm=algorithm,
+        callbacks=callbacks,
+        out=out,
+        resume=resume,
+        **sections,
+    ) as trainer:
+        return trainer.fit()
+
+
+def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, **settings: Any) -> EvalReport:
+    """Measure a policy on a suite or an environment.
+
+    Args:
+        env: a suite or an environment by name, a YAML file, a mapping, an environment object, or data as in `make_env`.
+        policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; a model object; or a function from the text of a prompt to a completion.
+        tokenizer: the tokenizer of a model object.
+        settings: `n` answers for each task, `tasks`, `temperature`, `out`, ...; see `rlvr.evaluation.evaluate.evaluate`.
+
+    >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
+    1.0
+    """
+    from rlvr.evaluation.evaluate import evaluate as run
+
+    if _is_rows(env):
+        env = make_env(env)
+    return run(env, policy, tokenizer=tokenizer, **settings)
+
+
+def load_run(folder: str | Path) -> Run:
+    """Open a run folder: `.metrics` and `.episodes` as data frames, `.config`, `.report`, `.plot()`."""
+    from rlvr.runs.run import Run
+
+    return Run(folder)

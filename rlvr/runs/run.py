@@ -1,0 +1,84 @@
+"""A run folder, opened to look at: its configuration, metrics and episodes as data frames, and its curves."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvr.errors import ConfigError, MissingExtra, NotFound
+from rlvr.runs.run_log import load_run_config, read_jsonl
+
+if TYPE_CHECKING:
+    import pandas
+
+    from rlvr.config.config import RunConfig
+
+
+class Run:
+    """A finished or running training run, read from its folder.
+
+    >>> run = Run("runs/quickstart")                                            # doctest: +SKIP
+    >>> run.metrics[["step", "reward"]].tail(3)                                 # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "config.yaml").is_file():
+            raise NotFound(f"{self.folder} is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return load_run_config(self.folder)
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The final report; empty while the run is not finished."""
+        path = self.folder / "report.json"
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """One row for each step, with every metric."""
+        return self._frame("metrics.jsonl")
+
+    @property
+    def episodes(self) -> pandas.DataFrame:
+        """One row for each episode, with tokens, text, reward and verdict; needs `log.episodes`."""
+        return self._frame("episodes.jsonl")
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest checkpoint, a folder that transformers can load."""
+        return self.folder / "checkpoints" / "last"
+
+    def plot(self, *metrics: str) -> Any:
+        """Plot metrics over the steps with matplotlib, by default the reward; returns the figure."""
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise MissingExtra("matplotlib", "train") from error
+        frame = self.metrics
+        names = metrics or ("reward",)
+        if missing := [name for name in names if name not in frame.columns]:
+            raise ConfigError(f"the run has no metric {missing[0]!r}; it has {', '.join(map(str, frame.columns))}")
+        figure = Figure(figsize=(8, 1 + 2.2 * len(names)), layout="constrained")
+        for place, name in enumerate(names, 1):
+            axes = figure.add_subplot(len(names), 1, place)
+            axes.plot(frame["step"], frame[name])
+            axes.set_ylabel(name)
+        axes.set_xlabel("step")
+        return figure
+
+    def _frame(self, name: str) -> pandas.DataFrame:
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MissingExtra("pandas", "train") from error
+        path = self.folder / name
+        return pandas.DataFrame(list(read_jsonl(path)) if path.is_file() else [])
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
