@@ -52,38 +52,38 @@ class _RolloutActor:
     """Actor in the process of a rollout worker. `begin` imports the large packages, so the driver does not need them."""
 
     def __init__(self) -> None:
-        self.collector: Any = None
+        self.worker: Any = None
         self.log = ""
 
     def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
         """Build the rollout worker in the driver's working folder; return its location."""
         change_to_folder(folder)
-        self.collector = facts.build_worker(config)
+        self.worker = facts.build_worker(config)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = find_stderr_file()
         return describe_process() | {"node": context.get_node_id(), "log": self.log}
 
-    def load(self, version: int, parcels: Sequence[WeightUpdate], limit_s: float) -> None:
+    def load_weights(self, version: int, parcels: Sequence[WeightUpdate], limit_s: float) -> None:
         ray: Any = importlib.import_module("ray")  # the buckets are not copied, and only one is here at a time
         gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
-        self.collector.load_weights(version, gotten)
+        self.worker.load_weights(version, gotten)
 
     def collect(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> tuple[bytes, float]:
         from rlvr.cluster.rollout_worker import RolloutCancelled
 
         try:
-            found: tuple[bytes, float] = self.collector.collect(order.version, unit, sampling, label, order)
+            found: tuple[bytes, float] = self.worker.collect(order.version, unit, sampling, label, order)
         except RolloutCancelled:
             return b"", 0.0
         return found
 
     def cancel(self, order: Dispatch) -> None:
-        self.collector.cancel(order)
+        self.worker.cancel(order)
 
-    def name_judges(self, handles: dict[str, Any], number: int) -> None:
-        self.collector.verifier_client.set_workers({name: make_ask(handle) for name, handle in handles.items()}, number)
+    def set_verifier_workers(self, handles: dict[str, Any], number: int) -> None:
+        self.worker.verifier_client.set_workers({name: make_ask(handle) for name, handle in handles.items()}, number)
 
-    def pulse(self) -> list[str]:
+    def heartbeat(self) -> list[str]:
         return read_last_lines(self.log)
 
 
@@ -132,7 +132,7 @@ class RayTransport:
         asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
         actor = self._actor_class.options(**asked).remote()
         self._actors[worker] = actor
-        self._pending_placements[worker] = (actor.heartbeat_call.options(concurrency_group="control").remote(), time.monotonic())
+        self._pending_placements[worker] = (actor.heartbeat.options(concurrency_group="control").remote(), time.monotonic())
         self._calls[actor.begin.remote(*self.start_arguments)] = WorkerStarted(worker)
 
     def stop_worker(self, worker: str) -> None:
@@ -162,7 +162,7 @@ class RayTransport:
     def load_weights(self, order: LoadWeights) -> int:
         """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
         parcels = self._weight_history.get_updates(order.version, self._loaded_versions.get(order.worker))
-        self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.startup_timeout_s)] = WeightsLoaded(order)
+        self._calls[self._actors[order.worker].load_weights.remote(order.version, parcels, self.settings.startup_timeout_s)] = WeightsLoaded(order)
         return sum(parcel.num_bytes for parcel in parcels)
 
     def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
@@ -240,7 +240,7 @@ class RayTransport:
                 with suppress(Exception):  # the heartbeat failed; the other calls give the reason
                     self._last_output[worker] = self.ray.get(pulse, timeout=FETCH_TIMEOUT_S)
             elif pulse is None and now - since >= self.heartbeat_interval_s:
-                self._heartbeats[worker] = (self._actors[worker].heartbeat_call.options(concurrency_group="control").remote(), now)
+                self._heartbeats[worker] = (self._actors[worker].heartbeat.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MAX_MISSED_HEARTBEATS - 1) * self.heartbeat_interval_s:
                 lost.append(WorkerLost(worker, f"no heartbeat in {self.settings.heartbeat_timeout_s:g} s (cluster.heartbeat_timeout_s)"))
         for worker, (pulse, since) in list(self._pending_placements.items()):
@@ -262,7 +262,7 @@ class RayTransport:
         if self.verifier_workers is not None:
             self._num_announcements += 1  # two threads of a worker receive these messages, in any order
             for worker in workers or self._locations:
-                self._actors[worker].name_judges.options(concurrency_group="control").remote(
+                self._actors[worker].set_verifier_workers.options(concurrency_group="control").remote(
                     self.verifier_workers.ready_actors, self._num_announcements
                 )
 

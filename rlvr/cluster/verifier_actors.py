@@ -41,7 +41,7 @@ class VerifierActor:
         self.host = await asyncio.to_thread(lambda: VerifierWorker(validate_config(config, "the run")))
         return describe_process()
 
-    async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
+    async def verify(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
         """Return one verdict."""
         found: Verdict = await self.host.verify(task, transcript, alone)
         return found
@@ -50,9 +50,9 @@ class VerifierActor:
         """Reserve the worker for a completion that must be verified alone."""
         self.host.reserve()
 
-    async def pulse(self) -> float:
+    async def heartbeat(self) -> float:
         """Return the share of its threads that were busy since the last heartbeat; RuntimeError if all of them hang."""
-        if self.host is not None and self.host.judges.usage_totals:
+        if self.host is not None and self.host.executor.is_exhausted:
             raise RuntimeError("hanging verifications occupy all its threads")
         return self.host.take_busy_fraction() if self.host is not None else 0.0
 
@@ -124,7 +124,7 @@ class VerifierActors:
             elif slot.heartbeat_call is not None and now - slot.last_change > (self.max_missed - 1) * self.heartbeat_interval_s:
                 self._handle_loss(slot, f"no heartbeat in {self.max_missed * self.heartbeat_interval_s:g} s (cluster.heartbeat_timeout_s)")
             elif slot.location is not None and slot.heartbeat_call is None and now - slot.last_change >= self.heartbeat_interval_s:
-                slot.heartbeat_call, slot.last_change = slot.actor.heartbeat_call.remote(), now
+                slot.heartbeat_call, slot.last_change = slot.actor.heartbeat.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
             raise RolloutWorkersLost(
                 f"no verifier worker is left: each was started {self.settings.max_restarts + 1} times; "
@@ -196,7 +196,7 @@ def make_ask(actor: Any) -> AskVerdict:
         if alone:
             await reserved()
         try:
-            found: Verdict = await actor.judge.remote(task, transcript, alone)
+            found: Verdict = await actor.verify.remote(task, transcript, alone)
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except errors.RayError as error:

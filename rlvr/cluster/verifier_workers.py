@@ -56,7 +56,7 @@ class VerifierWorker:
     def __init__(self, config: RunConfig) -> None:
         asked = config.rollout
         self.environment: Environment = build_from_config("env", config.env)
-        self.environment.ready()
+        self.environment.check_ready()
         self.verify_timeout_s, self.executor = asked.verify_timeout_s, VerifierExecutor(asked.verify_workers)
         self._num_running, self._is_exclusive = 0, False
         """Number of running verifications, and whether the one that runs is exclusive."""

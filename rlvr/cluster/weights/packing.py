@@ -203,17 +203,17 @@ def apply_updates(model: Any, updates: Iterable[WeightUpdate]) -> None:
     for parcel in updates:
         given = dict.fromkeys(places, 0)
         for bucket in parcel.buckets:
-            if compute_checksum(bucket.components) != bucket.checksum:
-                raise RlvrError(f"{len(bucket.components)} parts of the weights arrived with a wrong checksum")
-            for part in bucket.components:
-                if part.name not in places or describe_tensor(places[part.name]) != part.form:
+            if compute_checksum(bucket.parts) != bucket.checksum:
+                raise RlvrError(f"{len(bucket.parts)} parts of the weights arrived with a wrong checksum")
+            for part in bucket.parts:
+                if part.name not in places or describe_tensor(places[part.name]) != part.type_and_shape:
                     here = describe_tensor(places[part.name]) if part.name in places else "no such tensor"
-                    raise RlvrError(f"the weights that were sent are those of another model: {part.name} is {part.form}, here {here}")
+                    raise RlvrError(f"the weights that were sent are those of another model: {part.name} is {part.type_and_shape}, here {here}")
                 if part.num_changed:
                     _apply_changes(places[part.name], part)
                     continue
-                if part.begin != given[part.name] or part.begin + part.data.nbytes > places[part.name].nbytes:
-                    size = f"{part.data.nbytes:,} bytes from {part.begin:,} where byte {given[part.name]:,} of {places[part.name].nbytes:,}"
+                if part.offset != given[part.name] or part.offset + part.data.nbytes > places[part.name].nbytes:
+                    size = f"{part.data.nbytes:,} bytes from {part.offset:,} where byte {given[part.name]:,} of {places[part.name].nbytes:,}"
                     raise RlvrError(f"the parts of {part.name} do not follow each other: {size} comes next")
                 given[part.name] += part.data.nbytes
                 desk = _copy_bytes(places[part.name], part, desk)
