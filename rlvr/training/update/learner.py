@@ -242,7 +242,7 @@ class Learner:
             known["old"] = new.detach()
         if algorithm.needs_token_context:
             known |= step.get_context(batch, has_rows)
-        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.settings())
+        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_terms())
         losses, figures = algorithm.compute_token_losses(inputs)
         mean_metrics.add(
             figures, tokens=batch.entry_positions.numel() if has_rows else 0, computed=batch.input_ids.numel() if has_rows else 0
