@@ -50,7 +50,7 @@ def step(sampler: Any, tokenizer: Any, seconds: float, repeat: int, prompts: int
     environment = build("env", "arithmetic", verifier=Sleeping(seconds))
     tasks = [environment.task("train", prompts * repeat + i) for i in range(prompts)]
     draws = [RolloutRequest(task, f"g{i}", derive_seed(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]
-    with Rollout(TokenMDP(environment, tokenizer, max_new_tokens=128), sampler) as rollout:
+    with Rollout(TokenMDP(environment, tokenizer, max_new_tokens=128), sampler=sampler) as rollout:
         began = time.perf_counter()
         rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
         return time.perf_counter() - began, rollout.timing.hidden

@@ -207,7 +207,7 @@ def collected(options: argparse.Namespace, mdp: TokenMDP, sampler: Timed, enviro
     sampler.idle, sampler.worked, environment.wrong = [], [], []
     environment.spans = {"open": [], "call": [], "held": []}
     draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
-    with Rollout(mdp, sampler, open_sessions=options.open, lockstep=options.lockstep) as rollout:
+    with Rollout(mdp, sampler=sampler, open_sessions=options.open, lockstep=options.lockstep) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))
         seconds = time.perf_counter() - began

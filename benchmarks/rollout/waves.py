@@ -94,7 +94,7 @@ def collection(options: argparse.Namespace, *, sync_turns: bool) -> dict[str, An
     draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
     known = "sync_turns" in inspect.signature(Rollout.__init__).parameters
     settings: dict[str, Any] = {"sync_turns": sync_turns} if known else {}
-    with Rollout(TokenMDP(environment, tokenizer, max_length=600), sampler, **settings) as rollout:
+    with Rollout(TokenMDP(environment, tokenizer, max_length=600), sampler=sampler, **settings) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
         seconds = time.perf_counter() - began

@@ -49,8 +49,8 @@ class TokenEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        *,
         env: str | dict[str, Any] | Environment,
+        *,
         tokenizer: str | Tokenizer = "chars",
         obs: str = "dict",
         split: str = "",

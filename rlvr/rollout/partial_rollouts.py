@@ -6,7 +6,7 @@ The partial completion is part of the rollout request, so any process can contin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -95,9 +95,9 @@ class PartialRollout(Rollout):
 
     def __init__(self, mdp: TokenMDP, sampler: Sampler, max_tokens: int, **settings: Any) -> None:
         self.partial_sampler = PartialSampler(sampler, max_tokens, mdp.tokenizer)
-        super().__init__(mdp, self.partial_sampler, **settings)
+        super().__init__(mdp, sampler=self.partial_sampler, **settings)
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
+    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode."""
         begun = {_derive_request_seed(draw): draw.partial_completion for draw in requests if draw.partial_completion is not None}
         if not begun:
@@ -111,7 +111,7 @@ class PartialRollout(Rollout):
 def build_rollout(mdp: TokenMDP, sampler: Sampler, *, partial_rollout_tokens: int | None, **settings: Any) -> Rollout:
     """Build a rollout; a partial rollout if a number of tokens is given."""
     return (
-        Rollout(mdp, sampler, **settings)
+        Rollout(mdp, sampler=sampler, **settings)
         if partial_rollout_tokens is None
         else PartialRollout(mdp, sampler, partial_rollout_tokens, **settings)
     )
@@ -120,7 +120,7 @@ def build_rollout(mdp: TokenMDP, sampler: Sampler, *, partial_rollout_tokens: in
 def get_partial_completion(episode: Episode) -> PartialCompletion | None:
     """Return the partial completion of an interrupted episode; None if it has ended or failed.
 
-    >>> get_partial_completion(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CUT, meta={"versions": [[3, 1]]}))
+    >>> get_partial_completion(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CONTINUES_ERROR, meta={"versions": [[3, 1]]}))
     Part(tokens=[7], logprobs=[-0.5], versions=[[3, 1]])
     """
     if episode.error != CONTINUES_ERROR or "versions" not in episode.meta:

@@ -6,20 +6,26 @@ verification runs in another; the sampler and the tokenizer are used only in the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from rlvr.contracts import Sampler, Sampling
+from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import is_async_verifier
 from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
 from rlvr.rollout.rollout_request import derive_seed as derive_seed
 from rlvr.rollout.scheduler import RolloutScheduler
 from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.rollout.timing import RolloutTiming as RolloutTiming
 from rlvr.rollout.timing import measure_covered_time as measure_covered_time
+from rlvr.task import Task
 
 DEFAULT_CALL_TIMEOUT_S = 600.0
 """The default timeout of one verification or one session call."""
@@ -28,8 +34,8 @@ DEFAULT_CALL_TIMEOUT_S = 600.0
 class Rollout:
     """Samples episodes of one environment with one sampler.
 
-    >>> with Rollout(mdp, sampler) as rollout:                                        # doctest: +SKIP
-    ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
+    >>> with Rollout("arithmetic", "chars", "scripted") as rollout:                    # doctest: +SKIP
+    ...     groups = rollout.sample(rollout.mdp.environment.task("train", 0), n=8, seed=1)
     """
 
     main_process_samples = False
@@ -37,9 +43,13 @@ class Rollout:
 
     def __init__(
         self,
-        mdp: TokenMDP,
-        sampler: Sampler,
+        environment: TokenMDP | Environment | str | Mapping[str, Any],
+        tokenizer: Tokenizer | str | None = None,
+        sampler: Sampler | str | Mapping[str, Any] = "hf",
         *,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        max_turn_tokens: int | None = None,
         verify_workers: int = 32,
         session_workers: int = 64,
         max_open_sessions: int = 256,
@@ -51,8 +61,12 @@ class Rollout:
         """Create the rollout with its thread pools.
 
         Args:
-            mdp: the environment and the tokenizer.
+            environment: the environment, by name, as a mapping or as an object; or a `TokenMDP`, which has its own tokenizer and limits.
+            tokenizer: the tokenizer of the policy: an object, a folder, a Hub id, or `chars`.
             sampler: the sampler of the policy.
+            max_new_tokens: the maximum number of tokens of the policy in one episode; None: the environment's default.
+            max_length: the maximum number of tokens of a prompt and all that follows.
+            max_turn_tokens: the maximum number of tokens of one turn.
             verify_workers: the number of concurrent verifications.
             session_workers: the number of concurrent session calls.
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
@@ -73,7 +87,14 @@ class Rollout:
             raise ConfigError(f"episode_s is {episode_timeout_s}; it must be above 0")
         if straggler_policy not in ("wait", "truncate"):
             raise ConfigError(f"straggler_policy is {straggler_policy!r}; allowed: truncate, wait")
+        limits = {"max_new_tokens": max_new_tokens, "max_length": max_length, "max_turn_tokens": max_turn_tokens}
+        mdp = _make_mdp(environment, tokenizer, limits)
+        sampler = build_from_config("sampler", sampler)
+        if not isinstance(sampler, Sampler):
+            raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, or an rlvr.Sampler")
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
+        self.version = 0
+        """The version of the weights that sample, counted by `update_weights`."""
         self.episode_timeout_s, self.straggler_policy = episode_timeout_s, straggler_policy
         self.sync_turns = (
             bool(sampler.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
@@ -83,13 +104,67 @@ class Rollout:
         self.timing = RolloutTiming()
         self.verifier_executor, self.session_executor = VerifierExecutor(verify_workers), VerifierExecutor(session_workers, name="session")
 
+    def sample(
+        self,
+        tasks: Task | Sequence[Task],
+        *,
+        n: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> list[list[Episode]]:
+        """Sample `n` episodes of each task; returns one group per task, in order. The same arguments give the same episodes.
+
+        Args:
+            tasks: the tasks, or a single one.
+            n: the number of episodes of each task.
+            seed: the seed of all randomness, for example the number of the training step.
+            temperature: 0 is greedy.
+            top_p: sample from the likeliest tokens of this total probability.
+            top_k: sample from so many of the likeliest tokens; 0: all.
+        """
+        if n < 1:
+            raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
+        requests = make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
+        episodes = self.collect(requests, Sampling(temperature, top_p, top_k), version=self.version)
+        return [episodes[start : start + n] for start in range(0, len(episodes), n)]
+
+    async def stream_groups(self, tasks: Sequence[Task], *, n: int = 1, seed: int = 0, **sampling: Any) -> AsyncIterator[list[Episode]]:
+        """Yield each group as soon as its episodes are verified; the arguments are those of `sample`. Order is by completion."""
+        requests = make_group_requests(tasks, n, seed)
+        stream = self.stream(requests, Sampling(**sampling), version=self.version)
+        found: dict[int, dict[int, Episode]] = {}
+        try:
+            while (item := await asyncio.to_thread(next, stream, None)) is not None:
+                number, episode = item
+                group = found.setdefault(number // n, {})
+                group[number % n] = episode
+                if len(group) == n:
+                    yield [group[member] for member in range(n)]
+        finally:
+            stream.close()
+
+    def update_weights(self, source: Any, version: int | None = None) -> None:
+        """Give the sampler the weights of a learner, or of a model; the version of the episodes that follow goes up by one."""
+        self.version = self.version + 1 if version is None else version
+        weights = getattr(source, "weights", None)
+        if weights is None:
+            self.sampler.load_model(source, self.version)
+        else:
+            self.sampler.update_weights(weights, self.version)
+
     def collect(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """Return one episode per request, in order."""
         found = dict(self.stream(requests, sampling, version=version))
         return [found[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
-        """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end."""
+    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Generator[tuple[int, Episode]]:
+        """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end.
+
+        The stop ids of the tokenizer are filled in where `sampling` has none: without them, a completion would go on after its end.
+        """
+        sampling = self._fill_stop_ids(sampling)
         self.timing = RolloutTiming()
         schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
@@ -97,6 +172,15 @@ class Rollout:
                 yield talk.number, talk.build_episode(version)
         finally:
             schedule.close()
+
+    def _fill_stop_ids(self, sampling: Sampling) -> Sampling:
+        stop_ids = self.mdp.tokenizer.stop_ids
+        if sampling.stop_ids and sampling.stop_ids != stop_ids:
+            raise ConfigError(
+                f"the stop ids of the sampling are {sorted(sampling.stop_ids)}, but those of the tokenizer are {sorted(stop_ids)}; "
+                "leave stop_ids out, and the tokenizer's are used"
+            )
+        return sampling if sampling.stop_ids else replace(sampling, stop_ids=stop_ids)
 
     def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return additional timing metrics of a step, given its times; for remote rollouts."""
@@ -112,3 +196,23 @@ class Rollout:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def make_group_requests(tasks: Sequence[Task], n: int, seed: int) -> list[RolloutRequest]:
+    """Make the requests of `n` episodes for each task. Members of a group share the seed of their session, and no other randomness."""
+    return [
+        RolloutRequest(task, f"{seed}:{place}", derive_seed(seed, place, member)) for place, task in enumerate(tasks) for member in range(n)
+    ]
+
+
+def _make_mdp(
+    environment: TokenMDP | Environment | str | Mapping[str, Any], tokenizer: Tokenizer | str | None, limits: Mapping[str, int | None]
+) -> TokenMDP:
+    if isinstance(environment, TokenMDP):
+        if tokenizer is not None or any(value is not None for value in limits.values()):
+            raise ConfigError("a TokenMDP has its own tokenizer and limits; give the environment instead, or leave them out")
+        return environment
+    if tokenizer is None:
+        raise ConfigError("no tokenizer is given; write Rollout(environment, tokenizer, sampler), for example with tokenizer='chars'")
+    made = build_from_config("env", environment)
+    return TokenMDP(made, load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer, **limits)

@@ -27,7 +27,7 @@ TOK = load_tokenizer("chars:0123456789+-*=! ")
 def episode(environment: Environment, answers: Sequence[str], index: int = 0) -> Episode:
     mdp, sampler = TokenMDP(environment, TOK), ScriptedSampler(answers=list(answers))
     sampler.attach(environment, TOK)
-    with Rollout(mdp, sampler) as rollout:
+    with Rollout(mdp, sampler=sampler) as rollout:
         (found,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
     return found
 
@@ -106,7 +106,7 @@ def test_an_answer_by_submit_is_judged() -> None:
         tokenizer = load_tokenizer("bytes")
         sampler = ScriptedSampler(answers=[f"!submit {task.reference}"])
         sampler.attach(environment, tokenizer)
-        with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
+        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             (found,) = rollout.collect([RolloutRequest(task, "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
         assert (found.reward, found.text, found.stop_reason) == (1.0, task.reference, StopReason.TERMINATED)
 
@@ -167,7 +167,7 @@ def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
         task, tokenizer = environment.task("train", 0), load_tokenizer("bytes")
         sampler = ScriptedSampler(answers=[f"!x = {task.question[:-1]}", "!print(x)", task.reference])
         sampler.attach(environment, tokenizer)
-        with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
+        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
     for one in found:
         results = [heard["results"][0] for heard in one.meta["session"]["heard"][:2]]

@@ -120,7 +120,7 @@ class Rambling(Sampler):
 def test_what_a_sampler_gives_beyond_the_call_is_cut_off_with_its_log_probabilities(sampler: Any) -> None:
     mdp = TokenMDP(Desks(), TOK)
     sampler.attach(mdp.environment, TOK)
-    with Rollout(mdp, sampler) as rollout:
+    with Rollout(mdp, sampler=sampler) as rollout:
         [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
     assert (
         episode.stop_reason is StopReason.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0

@@ -29,7 +29,7 @@ class Hangs(Verifier):
 
 environment, tokenizer, sampler = Sums(verifier=Hangs()), tokenizer_from(TOKENS), Scripted()
 sampler.bind(environment, tokenizer)
-with Rollout(TokenMDP(environment, tokenizer), sampler, deadline_s=0.2) as rollout:
+with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, call_timeout_s=0.2) as rollout:
     [episode] = rollout.collect([Draw(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
 print(episode.error)
 """

@@ -247,7 +247,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     sampler = build_from_config("sampler", config.rollout.sampler)
     sampler.attach(env.environment, env.tokenizer)
     run = RunLog.create(tmp_path / "run", config)
-    with Rollout(env.mdp, sampler) as rollout:
+    with Rollout(env.mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
     run.log_episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
@@ -262,7 +262,7 @@ def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> No
     env = TokenEnv(env=boards, tokenizer=TOKENS, obs="ids")
     sampler.attach(boards, env.tokenizer)
     draws = [RolloutRequest(boards.task("train", i), "g", derive_seed(i), {"split": "train", "index": i}) for i in range(20)]
-    with Rollout(env.mdp, sampler) as rollout:
+    with Rollout(env.mdp, sampler=sampler) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
     rows = [json.loads(json.dumps({**row(e, "train", i), **e.meta})) for i, e in enumerate(episodes)]
     assert {len(r["session"]["heard"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)

@@ -28,7 +28,7 @@ def recorded(desks: Desks) -> dict[str, Any]:
     sampler = ScriptedSampler(answers=SAID)
     sampler.attach(desks, TOK)
     draw = RolloutRequest(desks.task("train", 5), "g", 0, {"split": "train", "index": 5})
-    with Rollout(TokenMDP(desks, TOK), sampler) as rollout:
+    with Rollout(TokenMDP(desks, TOK), sampler=sampler) as rollout:
         (episode,) = rollout.collect([draw], Sampling(stop_ids=TOK.stop_ids))
     row: dict[str, Any] = json.loads(json.dumps(episode_to_json(1, episode, [])))
     return row

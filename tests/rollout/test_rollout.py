@@ -25,7 +25,7 @@ from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 def rollout_of(environment: Environment, sampler: Sampler, **settings: Any) -> Rollout:
     tokenizer = CharTokenizer(DIGITS)
     sampler.attach(environment, tokenizer)
-    return Rollout(TokenMDP(environment, tokenizer), sampler, **settings)
+    return Rollout(TokenMDP(environment, tokenizer), sampler=sampler, **settings)
 
 
 def draws(environment: Environment, count: int) -> list[RolloutRequest]:
@@ -220,7 +220,7 @@ def test_seeds_are_functions_of_their_parts_alone() -> None:
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="workers 0"):
-        Rollout(TokenMDP(Sums(), ByteTokenizer()), ScriptedSampler(), verify_workers=0)
+        Rollout(TokenMDP(Sums(), ByteTokenizer()), sampler=ScriptedSampler(), verify_workers=0)
 
 
 class Mute(Sampler):

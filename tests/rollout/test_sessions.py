@@ -36,7 +36,7 @@ STOPS = Sampling(stop_ids=TOK.stop_ids)
 
 def rollout_of(environment: Any, sampler: Sampler, **options: Any) -> Rollout:
     sampler.attach(environment, TOK)
-    return Rollout(TokenMDP(environment, TOK), sampler, **options)
+    return Rollout(TokenMDP(environment, TOK), sampler=sampler, **options)
 
 
 def draws(environment: Any, count: int, start: int = 0) -> list[RolloutRequest]:

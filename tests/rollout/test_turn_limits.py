@@ -70,14 +70,14 @@ def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
     sampler = ScriptedSampler(answers=["1", "2", "3"])
     sampler.attach(environment, TOK)
     draws = [RolloutRequest(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
-    with Rollout(TokenMDP(environment, TOK), sampler, straggler_policy=overlong) as rollout:
+    with Rollout(TokenMDP(environment, TOK), sampler=sampler, straggler_policy=overlong) as rollout:
         return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
 
 
 def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | None = None, **limits: Any) -> Any:
     sampler = ScriptedSampler(answers=answers)
     sampler.attach(environment, TOK)
-    with Rollout(TokenMDP(environment, TOK, **limits), sampler, episode_timeout_s=episode_timeout_s) as rollout:
+    with Rollout(TokenMDP(environment, TOK, **limits), sampler=sampler, episode_timeout_s=episode_timeout_s) as rollout:
         (episode,) = rollout.collect([RolloutRequest(environment.task("train", 3), "g", 1, {"index": 3})], STOPS)
     return episode
 
@@ -175,6 +175,6 @@ def test_limits_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_turn_tokens is 0"):
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_s is 0"):
-        Rollout(TokenMDP(Sums(), TOK), ScriptedSampler(), episode_timeout_s=0)
+        Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), episode_timeout_s=0)
     with pytest.raises(ConfigError, match="overlong is 'drop'; allowed: cut, wait"):
-        Rollout(TokenMDP(Sums(), TOK), ScriptedSampler(), straggler_policy="drop")
+        Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_policy="drop")

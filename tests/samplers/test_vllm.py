@@ -261,7 +261,7 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
     for lockstep in (True, False):
         boards = Boards(happens=happens)
         draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(40)]
-        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), vllm, sync_turns=lockstep, max_open_sessions=16) as rollout:
+        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), sampler=vllm, sync_turns=lockstep, max_open_sessions=16) as rollout:
             episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
         found.append([(e.tokens, e.action_mask, e.reward, e.turns) for e in episodes])
         assert all(e.is_scored for e in episodes) and boards.settled and rollout.sync_turns == lockstep
@@ -356,7 +356,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     environment: Environment = make()
     mdp = TokenMDP(environment, TOKENIZER, **lengths)
     draws = [RolloutRequest(environment.task("train", i), f"g{i}", derive_seed(i), {"split": "train", "index": i}) for i in range(count)]
-    with Rollout(mdp, vllm) as rollout:
+    with Rollout(mdp, sampler=vllm) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
     rows = [
         {**e.meta, "tokens": e.tokens, "action_mask": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward}

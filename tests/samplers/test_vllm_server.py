@@ -298,7 +298,7 @@ def test_a_server_gets_another_request_as_soon_as_one_ends() -> None:
     draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(16)]
     with endpoint(script) as seen, served(seen.url, concurrency=3) as sampler:
         sampler.load(fresh(), 0)
-        with Rollout(TokenMDP(boards, TOKENIZER), sampler, sync_turns=False) as rollout:
+        with Rollout(TokenMDP(boards, TOKENIZER), sampler=sampler, sync_turns=False) as rollout:
             order = list[int]()
             for number, episode in rollout.stream(draws, Sampling(stop_ids=STOPS)):
                 assert episode.is_scored, episode.error

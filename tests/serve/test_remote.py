@@ -150,7 +150,7 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
         done = threading.Event()
         watching = threading.Thread(target=watch)
         watching.start()
-        with Rollout(TokenMDP(environment, tokenizer), sampler, verify_workers=2) as rollout:
+        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=2) as rollout:
             episodes = rollout.collect([RolloutRequest(environment.task("train", i), "g", i) for i in range(40)], Sampling())
         done.set()
         watching.join()
