@@ -14,11 +14,13 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from rlvr.algorithms.functions import mismatch
@@ -26,9 +28,10 @@ from rlvr.algorithms.functions.advantages import AllReduce
 from rlvr.contracts import Weights
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import ConfigError, RlvrError, suggest
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_token_budget
+from rlvr.registry.plugins import build_from_config
 from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.update import fsdp as sharded
 from rlvr.training.update import learner_state as state
@@ -54,20 +57,32 @@ LOSS_COLUMNS = ("sampler", "advantages", "old", "reference", "old_values", "retu
 """The columns of a step that are inputs of the loss."""
 
 
+CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""The schedules of the learning rate that do not depend on the number of steps."""
+
+
+def _make_optimization(settings: Mapping[str, Any]) -> Optimization:
+    names = [field.name for field in fields(Optimization)]
+    if unknown := [name for name in settings if name not in names]:
+        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {suggest(unknown[0], names)}")
+    return Optimization(**settings)
+
+
 class Learner:
     """Trains a causal language model with an algorithm.
 
-    >>> Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=100)    # doctest: +SKIP
+    >>> learner = Learner(model, "grpo", learning_rate=1e-6)                              # doctest: +SKIP
+    >>> learner.update(rollout.sample(tasks, n=8, seed=0))["loss"]                        # doctest: +SKIP
     """
 
     def __init__(
         self,
         model: Any,
-        algorithm: Algorithm,
-        optimization: Optimization,
+        algorithm: Algorithm | str | Mapping[str, Any] = "grpo",
+        optimization: Optimization | None = None,
         *,
-        accelerator: Any,
-        total_steps: int,
+        accelerator: Any = None,
+        total_steps: int | None = None,
         temperature: float = 1.0,
         reference: Any = None,
         weight_loader: sharded.WeightLoader | None = None,
@@ -76,7 +91,38 @@ class Learner:
         max_completion_length: int = 0,
         has_sampling_temperature: bool = True,
         fp32_head: bool = False,
+        **settings: Any,
     ) -> None:
+        """Set up the policy, its optimizer and, where the algorithm needs them, the reference and the critic.
+
+        Args:
+            model: the causal language model that is trained, in place.
+            algorithm: the algorithm, by name, as a mapping or as an object.
+            optimization: the settings of the optimizer; or give them as keywords, such as learning_rate=1e-6.
+            accelerator: accelerate's object for devices and processes; None: one for this process.
+            total_steps: the number of steps of the whole run, for schedules that end; None: only for a constant learning rate.
+            temperature: the temperature at which the episodes are sampled.
+            reference: the reference model; None: a frozen copy of the model as it is now, if the algorithm needs one.
+            weight_loader: loads the weights of a sharded model; None: the model has its weights.
+            reference_weight_loader: likewise, for the reference.
+            seed: the seed of the order of the minibatches.
+            max_completion_length: the limit on the tokens of an answer, which some algorithms need; 0: none.
+            has_sampling_temperature: whether the episodes were sampled at `temperature`, so that their log-probabilities compare.
+            fp32_head: whether the output head is computed in float32.
+            settings: the fields of `Optimization`, such as learning_rate, if `optimization` is not given.
+        """
+        if optimization is not None and settings:
+            raise ConfigError(f"{next(iter(settings))} is given beside `optimization`; give one of them")
+        optimization = _make_optimization(settings) if optimization is None else optimization
+        if total_steps is None and optimization.lr_scheduler not in CONSTANT_SCHEDULERS:
+            raise ConfigError(
+                f"lr_scheduler is {optimization.lr_scheduler!r}, which ends; give total_steps, the number of updates of the run"
+            )
+        algorithm = build_from_config("algorithm", algorithm)
+        if not isinstance(algorithm, Algorithm):
+            raise ConfigError(f"the algorithm is a {type(algorithm).__name__}; give a name such as grpo, or an rlvr.Algorithm")
+        accelerator = Accelerator() if accelerator is None else accelerator
+        model = model.to(accelerator.device) if weight_loader is None else model
         if not temperature > 0:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
@@ -98,7 +144,7 @@ class Learner:
         reshard(policy)  # so that the optimizer gets shards
         self.max_tokens_per_microbatch = resolve_token_budget(optimization.max_tokens_per_microbatch, self.device)
         fused, trained = get_device_defaults(self.device).fused_optimizer, build_parameter_groups(policy, optimization)
-        optimizer, self.scheduler = optimization.build_optimizer(trained, total_steps, fused=fused)
+        optimizer, self.scheduler = optimization.build_optimizer(trained, total_steps or 1, fused=fused)
         scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapted_model is None else [])]
         computed = sharded.get_compute_precision(model, accelerator)
         self.packing = packing.choose_packing(scored, self.device, computed, None if self.is_sharded else accelerator.autocast)
