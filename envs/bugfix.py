@@ -67,7 +67,9 @@ class Bugfix(SandboxEnvironment):
             f"Only the files {', '.join(sorted(posed.files))} count, and other calls will be tried. When you have finished, say so."
         )
         reference = {"files": sorted(posed.files), "cases": copy.deepcopy(posed.cases)}
-        return Task(user(question, system=self.instruction), reference, id=f"bugfix/{split}/{self.seed}.{index}", meta={"kind": kind, "name": name})
+        return Task(
+            user(question, system=self.instruction), reference, id=f"bugfix/{split}/{self.seed}.{index}", meta={"kind": kind, "name": name}
+        )
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the files are verified."""

@@ -81,7 +81,9 @@ class CalculatorSums(Environment):
             left, right = (_draw_number(draw, draw.randint(self.min_digits, self.max_digits)) for _ in range(2))
             if compute_split(left, right) == split:
                 prompt = user(f"{left}+{right}=", system=self.instruction)
-                return Task(prompt, str(left + right), id=f"calculator_sums/{split}/{self.seed}.{index}", meta={"left": left, "right": right})
+                return Task(
+                    prompt, str(left + right), id=f"calculator_sums/{split}/{self.seed}.{index}", meta={"left": left, "right": right}
+                )
         raise ConfigError(f"calculator_sums has no {split!r} questions with {self.min_digits} to {self.max_digits} digits; use more digits")
 
     def gold(self, task: Task) -> str:

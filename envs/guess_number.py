@@ -81,7 +81,11 @@ class GuessNumber(Environment):
             secret = draw.randint(1, self.max_number)
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction), str(secret), id=f"guess_number/{split}/{self.seed}.{index}")
+                return Task(
+                    user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction),
+                    str(secret),
+                    id=f"guess_number/{split}/{self.seed}.{index}",
+                )
         raise ConfigError(f"there is no {split!r} number up to {self.max_number}; raise max_number")
 
     def gold(self, task: Task) -> str:

@@ -118,7 +118,9 @@ class SearchQa(Environment):
             question, path, answer = walk
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(user(_format_prompt(question)), answer, id=f"search_qa/{name}", meta={"hops": hops, "path": path, "world": name})
+                return Task(
+                    user(_format_prompt(question)), answer, id=f"search_qa/{name}", meta={"hops": hops, "path": path, "world": name}
+                )
         raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `num_entities`")
 
     def gold(self, task: Task) -> str:

@@ -83,7 +83,9 @@ class Sql(Environment):
             if split == ("test" if held_out else "train"):
                 shown, *hidden = _draw_databases(layout, asked, self.hidden, dice.random())
                 reference = {"query": asked.query, "databases": hidden, "ordered": asked.is_ordered}
-                return Task(user(_format_prompt(asked)), reference, id=f"sql/{split}/{self.seed}.{index}", meta={"kind": kind, "script": shown})
+                return Task(
+                    user(_format_prompt(asked)), reference, id=f"sql/{split}/{self.seed}.{index}", meta={"kind": kind, "script": shown}
+                )
         raise ConfigError(f"there is no question of the kinds {list(self.kinds)} in {split!r}; allow more kinds")
 
     def gold(self, task: Task) -> str:

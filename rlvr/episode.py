@@ -33,7 +33,7 @@ class Episode:
     """One trajectory. All lists have the same length T, checked on construction.
 
     >>> Episode(task_id="arithmetic/train/7", group="g0", tokens=[5, 6, 2], action_mask=[False, True, True],
-    ...         logprobs=[0.0, -0.1, -0.2], rewards=[0.0, 0.0, 1.0], stop_reason=End.TERMINATED).reward
+    ...         logprobs=[0.0, -0.1, -0.2], rewards=[0.0, 0.0, 1.0], stop_reason=StopReason.TERMINATED).reward
     1.0
     """
 
@@ -110,7 +110,7 @@ class Episode:
     def turn_spans(self) -> list[tuple[int, int]]:
         """The start and end in `tokens` of each policy turn: the runs of tokens that the policy generated.
 
-        >>> Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED).turn_spans
+        >>> Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, StopReason.TERMINATED).turn_spans
         [(1, 2), (3, 4)]
         """
         found, edges = list[tuple[int, int]](), [*self.action_mask, True, False]  # `index` looks at a million tokens in milliseconds

@@ -49,11 +49,14 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further data for the environment or the verifier, such as the level or the source."""
 
-    def __init__(
-        self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None) -> None:
         prompt = user(prompt) if isinstance(prompt, str) else tuple(prompt)
-        for name, value in (("prompt", prompt), ("reference", reference), ("id", id or _digest_task(prompt, reference)), ("meta", {} if meta is None else meta)):
+        for name, value in (
+            ("prompt", prompt),
+            ("reference", reference),
+            ("id", id or _digest_task(prompt, reference)),
+            ("meta", {} if meta is None else meta),
+        ):
             object.__setattr__(self, name, value)
         said = [set(message) == {"role", "content"} and isinstance(message["content"], str) for message in self.prompt]
         if not (self.id and isinstance(self.id, str) and said and all(said)):
@@ -95,7 +98,7 @@ class StepReward:
     """A part of a score and its position: the end of a turn, or a number of characters into it.
 
     >>> StepReward(0.25, turn=0), StepReward(0.75, characters=12).turn
-    (Earned(amount=0.25, turn=0, characters=None), -1)
+    (StepReward(amount=0.25, turn=0, characters=None), -1)
     """
 
     amount: float

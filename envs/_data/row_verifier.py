@@ -59,7 +59,7 @@ class RowVerifier(Verifier):
     def check_ready(self) -> None:
         """Check that every verifier works here."""
         for verifier in (self.default_verifier, *self.verifiers.values()):
-            verifier.ready()
+            verifier.check_ready()
 
     def close(self) -> None:
         """Close every verifier."""

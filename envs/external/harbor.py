@@ -111,7 +111,9 @@ class Harbor(Environment):
             raise ConfigError(f"harbor has no {split} task {index}; it has 0 to {len(rows) - 1}")
         folder = rows[index]
         reference = {"folder": folder.name, "digest": folder.digest}
-        return Task(user(folder.instruction, system=self.instruction), reference, id=f"harbor/{split}/{folder.name}", meta=dict(folder.metadata))
+        return Task(
+            user(folder.instruction, system=self.instruction), reference, id=f"harbor/{split}/{folder.name}", meta=dict(folder.metadata)
+        )
 
     def gold(self, task: Task) -> str:
         """Return a placeholder answer: only the files are verified."""

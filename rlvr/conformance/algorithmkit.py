@@ -140,7 +140,7 @@ class _AlgorithmKit:
                 torch.cat([leaves[k] for k in part]), columns, take, torch.arange(len(part)).repeat_interleave(sizes)
             )
             weight = torch.tensor([weights[k] for k in part], dtype=torch.float64).repeat_interleave(sizes)
-            total = total - (algorithm.compute_token_losses(inputs)[0] * weight).parse_sum()
+            total = total - (algorithm.compute_token_losses(inputs)[0] * weight).sum()
         found = torch.autograd.grad(total, leaves, allow_unused=True)
         return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)], [e for e, _ in rows]
 
@@ -168,8 +168,8 @@ class _AlgorithmKit:
         if self.algorithm.needs_greedy_sample:
             groups = [[*group, make_episode([2], 0.5, group[0].group, greedy=True)] for group in groups]
         slopes, rows = self.compute_gradients(groups)
-        up = sum(float(g.parse_sum()) for g, e in zip(slopes, rows, strict=True) if e.reward > 0.5)
-        down = sum(float(g.parse_sum()) for g, e in zip(slopes, rows, strict=True) if e.reward < 0.5)
+        up = sum(float(g.sum()) for g, e in zip(slopes, rows, strict=True) if e.reward > 0.5)
+        down = sum(float(g.sum()) for g, e in zip(slopes, rows, strict=True) if e.reward < 0.5)
         return "" if up > down else f"the loss raises the log-probability of right answers by {up:g} and of wrong ones by {down:g}"
 
     def check_bandit(self) -> str:
@@ -187,8 +187,8 @@ class _AlgorithmKit:
             chance = math.prod(chances[arm] for arm in pulled)
             for arm, g in zip(pulled, slopes, strict=True):
                 towards = torch.tensor([float(k == arm) - chances[k] for k in arms], dtype=torch.float64)  # d log p(arm) / d logits
-                step += chance * float(g.parse_sum()) * towards
-        cosine = float((step * truth).parse_sum() / (step.norm() * truth.norm()).clamp(min=1e-30))
+                step += chance * float(g.sum()) * towards
+        cosine = float((step * truth).sum() / (step.norm() * truth.norm()).clamp(min=1e-30))
         return "" if cosine > 0.1 else f"the mean step and the gradient of the expected reward have the cosine {cosine:.3f}"
 
     def check_micro_batches(self) -> str:

@@ -35,7 +35,7 @@ JUNK_ARGUMENTS = (
 def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> list[CheckResult]:
     """Run the kit on a tool with a given context: a sandbox session, or the database of a task.
 
-    >>> from rlvr.conformance import failures
+    >>> from rlvr.conformance import list_failures
     >>> failures(check_tool_in_context("calculator", ToolContext()))
     []
     """

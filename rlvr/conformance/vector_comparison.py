@@ -37,7 +37,7 @@ def digest_tasks(name: str, settings: dict[str, Any]) -> str:
     made = hashlib.sha256()
     with build("env", name, **settings) as env:
         for split in env.splits:
-            size = env.size(split)
+            size = env.num_tasks(split)
             for index in range(NUM_COMPARED_TASKS if size is None else min(NUM_COMPARED_TASKS, size)):
                 made.update(task_to_text(env.task(split, index)).encode())
     return made.hexdigest()

@@ -85,7 +85,7 @@ class ExecutionResult:
     """The result of running a program.
 
     >>> ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"hello").status
-    <Stop.OK: 'OK'>
+    <ExitStatus.OK: 'OK'>
     """
 
     status: ExitStatus

@@ -3,12 +3,12 @@
 >>> class Counter(Tool):
 ...     '''Count.'''
 ...     def begin(self) -> None:
-...         self.num_rows = 0
+...         self.count = 0
 ...     @tool
 ...     def add(self, number: int = 1) -> str:
 ...         '''Add to the count and return it.'''
-...         self.num_rows += number
-...         return str(self.num_rows)
+...         self.count += number
+...         return str(self.count)
 >>> with Counter().session() as counter:
 ...     run_call(counter, Call("0.0", "add", {"number": 5})).text
 '5'
@@ -39,7 +39,7 @@ Method = TypeVar("Method", bound=Callable[..., str])
 class ToolContext:
     """The resources of one conversation that a tool can use.
 
-    >>> ToolContext(tool_data={"database": "sales.db"}).sandbox_session is None
+    >>> ToolContext(data={"database": "sales.db"}).sandbox_session is None
     True
     """
 

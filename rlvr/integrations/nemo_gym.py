@@ -63,7 +63,7 @@ def extract_final_text(response: Mapping[str, Any]) -> str:
 class ServerSession:
     """A session of the server: its conversation, and later its verdict.
 
-    >>> ServerSession("sums/train/7").get_verdict is None
+    >>> ServerSession("sums/train/7").verdict is None
     True
     """
 

@@ -60,7 +60,7 @@ class TokenRow:
 def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     """Convert an episode to a row. Without a token of the policy it gets the token `pad_id`, with mask 0, since trainers need a response.
 
-    >>> make_token_row(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], End.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
+    >>> make_token_row(Episode("t", "g", [5, 6], [False, True], [0.0, -0.1], [0.0, 1.0], StopReason.TERMINATED, verdict=Verdict(1.0, "")), 0).response_ids
     [6]
     """
     start = episode.prompt_length

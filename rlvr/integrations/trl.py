@@ -267,7 +267,7 @@ class RolloutFunction:
         tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model))
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
         self.sampler.attach(self.environment, tokenizer)
-        return Rollout(mdp, self.sampler, call_timeout_s=self.call_timeout_s)
+        return Rollout(mdp, sampler=self.sampler, call_timeout_s=self.call_timeout_s)
 
     def _make_request(self, prompt: Any, place: int, trainer: Any) -> RolloutRequest:
         task = self.tasks.get(_make_prompt_key(prompt) if not isinstance(prompt, str) else "")

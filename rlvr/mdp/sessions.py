@@ -37,7 +37,7 @@ class SessionHandle:
         self.environment, self.task, self.seed = environment, task, seed
         self.warnings = ""
         """Problems that do not change the verdict, for the record."""
-        self.current_call = f"{type(environment).__name__}.open"
+        self.current_call = f"{type(environment).__name__}.new_session"
         """The name of the last method called, for error messages when it raises or hangs."""
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
@@ -53,7 +53,7 @@ class SessionHandle:
 
     def step(self, turn: Turn) -> StepResult:
         """Step the session with a turn and return its reply."""
-        heard = self._call_session("hear", lambda session: session.step(turn))
+        heard = self._call_session("step", lambda session: session.step(turn))
         if heard is None:
             return StepResult(done=True)
         if not isinstance(heard, StepResult):
@@ -117,7 +117,7 @@ class SessionHandle:
         self.tools = tuple(session.tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:
             raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
-        self.current_call = f"{type(session).__name__}.opening"
+        self.current_call = f"{type(session).__name__}.initial_messages"
         self.initial_messages = tuple(session.initial_messages())
         if wrong_messages := [
             said for said in self.initial_messages if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()

@@ -117,6 +117,6 @@ def _parse_autoreset_mode(wanted: str | AutoresetMode) -> AutoresetMode:
 
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
     """Build a TokenVectorEnv, as the entry point of `gymnasium.make_vec`; unknown settings are passed to the environment."""
-    own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "deadline_s") if key in kwargs}
+    own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "verify_timeout_s") if key in kwargs}
     settings, rest = split_token_env_settings(kwargs)
     return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)

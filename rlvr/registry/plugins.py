@@ -89,7 +89,7 @@ class PluginEntry:
 class PluginSpec:
     """The data from which another process can build the same plugin.
 
-    >>> PluginSpec("verifier", "numeric", {"tolerance": 0.01}).kwargs
+    >>> PluginSpec("verifier", "numeric", {"tolerance": 0.01}).settings
     {'tolerance': 0.01}
     """
 

@@ -80,11 +80,11 @@ class Rollout:
                 timing. None: only for such samplers, with a stateless interactive environment.
         """
         if verify_workers < 1 or call_timeout_s <= 0:
-            raise ConfigError(f"workers {verify_workers} and deadline_s {call_timeout_s} must be above 0")
+            raise ConfigError(f"verify_workers {verify_workers} and call_timeout_s {call_timeout_s} must be above 0")
         if session_workers < 1 or max_open_sessions < 1:
             raise ConfigError(f"actors {session_workers} and open_sessions {max_open_sessions} must be at least 1")
         if episode_timeout_s is not None and episode_timeout_s <= 0:
-            raise ConfigError(f"episode_s is {episode_timeout_s}; it must be above 0")
+            raise ConfigError(f"episode_timeout_s is {episode_timeout_s}; it must be above 0")
         if straggler_policy not in ("wait", "truncate"):
             raise ConfigError(f"straggler_policy is {straggler_policy!r}; allowed: truncate, wait")
         limits = {"max_new_tokens": max_new_tokens, "max_length": max_length, "max_turn_tokens": max_turn_tokens}

@@ -42,7 +42,7 @@ class SamplingSupport:
     """Masks the trainer's logits of each scored token to the tokens that the sampler could have chosen.
 
     >>> s = SamplingSupport(top_k=2, top_p=1.0)
-    >>> s.mask_logits(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([0]))[0, 2].item() == CUT
+    >>> s.mask_logits(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([0]))[0, 2].item() == MASKED_LOGIT
     True
     """
 

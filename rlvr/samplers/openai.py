@@ -55,12 +55,12 @@ CONNECT_TIMEOUT_S = 30.0
 class OpenAISampler(Sampler):
     """Sends requests to an endpoint, up to `concurrency` at a time.
 
-    >>> OpenAISampler(url="http://localhost:8000/v1", gather_model="tiny").concurrency
+    >>> OpenAISampler(url="http://localhost:8000/v1", model="tiny").concurrency
     16
     """
 
     cli_syntax = "openai:URL#MODEL[#TOKENIZER]"
-    non_semantic_settings = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_s", "deadline_s"))
+    non_semantic_settings = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_timeout_s", "completion_timeout_s"))
 
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class OpenAISampler(Sampler):
         """
         for name, value in {
             "concurrency": concurrency,
-            "attempt_s": attempt_timeout_s,
-            "deadline_s": completion_timeout_s,
+            "attempt_timeout_s": attempt_timeout_s,
+            "completion_timeout_s": completion_timeout_s,
             "retries": retries + 1,
         }.items():
             if not value > 0:

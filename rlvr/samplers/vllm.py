@@ -79,7 +79,7 @@ class VLLMSampler(Sampler):
 
     cli_syntax = "vllm:DIR"
     non_semantic_settings = frozenset(
-        ("concurrency", "startup_timeout_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls")
+        ("concurrency", "start_timeout_s", "heartbeat_timeout_s", "completion_timeout_s", "memory_fraction", "kv_cache_gb", "gpus", "urls")
     )
     eval_batch_size = 1024
     runs_model = False
@@ -152,9 +152,9 @@ class VLLMSampler(Sampler):
         check_positive(
             max_num_seqs=max_num_seqs,
             concurrency=concurrency,
-            start_s=start_timeout_s,
-            heartbeat_s=heartbeat_timeout_s,
-            deadline_s=completion_timeout_s,
+            start_timeout_s=start_timeout_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            completion_timeout_s=completion_timeout_s,
         )
         check_positive(memory_fraction=memory_fraction, max_value=1)
         self.placement, self.tokenizer, self.probe_tolerance, self._model = placement, model, probe_tolerance, model

@@ -37,7 +37,7 @@ class Search(Tool):
     """BM25 search over a folder of text files or a JSONL file of passages. All conversations share one index.
 
     >>> from rlvr.contracts.tool import ToolContext
-    >>> own = ToolContext(tool_data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
+    >>> own = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
     >>> with Search().session(own) as search:
     ...     print(search.search("snow"))
     [1] Snow (b)

@@ -31,8 +31,8 @@ class BinaryCache:
     """LRU cache of binaries by source: a program with twenty test cases is compiled once in each container.
 
     >>> kept = BinaryCache()
-    >>> kept.write_file("cpp", b"int main() {}", b"ELF")
-    >>> kept.read_file("cpp", b"int main() {}"), kept.read_file("cpp", b"other")
+    >>> kept.put("cpp", b"int main() {}", b"ELF")
+    >>> kept.get("cpp", b"int main() {}"), kept.get("cpp", b"other")
     (b'ELF', None)
     """
 

@@ -107,7 +107,7 @@ def remove_orphaned_containers(client: docker.DockerClient) -> int:
     """Remove the containers of killed runs on this machine. Returns how many there were."""
     removed = 0
     with wrap_engine_errors():
-        for container in client.list_container_ids.list(all=True, filters={"label": LABEL}, ignore_removed=True):
+        for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
             if is_owner_dead(container.labels.get(LABEL) or ""):
                 remove_container(client, str(container.id))
                 removed += 1

@@ -126,12 +126,12 @@ def test_the_reference_moves_every_so_many_steps() -> None:
     algorithm, moved = factory("grpo")(beta=0.1, ref_model_sync_steps=3, ref_model_mixup_alpha=0.7), []
     for _ in range(7):
         algorithm.observe([1.0], None)
-        moved.append(algorithm.refresh())
+        moved.append(algorithm.reference_mixup())
     assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
     still = factory("grpo")(beta=0.1)
     assert not still.syncs_reference and factory("grpo")(beta=0.1, ref_model_sync_steps=1).syncs_reference
     still.observe([1.0], None)
-    assert still.refresh() == 0.0
+    assert still.reference_mixup() == 0.0
 
 
 def test_beta_is_steered_by_the_samples_of_the_step() -> None:
@@ -304,7 +304,7 @@ def test_what_can_be_learned_from_stored_groups() -> None:
     assert [[e.reward for e in g] for g in factory("dpo")().select_offline(groups)] == [[1.0, 0.0]]
     assert [[e.reward for e in g] for g in factory("dpo")(pairs_per_group=2).select_offline(groups)] == [[1.0, 0.0]]
     assert factory("kto")().select_offline(groups) == groups
-    assert factory("kto")(desirable_from=0.7).select_offline(groups) == groups  # one is above it, and none upon it
+    assert factory("kto")(desirable_threshold=0.7).select_offline(groups) == groups  # one is above it, and none upon it
     assert [[e.reward for e in g] for g in factory("sft")().select_offline(groups)] == [[1.0]]
     for name, given, reason in (
         ("dpo", groups[1:], "no pair"), ("kto", groups[1:], "are undesirable"), ("kto", [[said(0.5)]], "are desirable"),

@@ -253,7 +253,7 @@ def test_gtpo_is_the_naive_loop(weight: float) -> None:
 def test_gtpo_takes_the_score_of_a_right_answer() -> None:
     groups = [[said(0.0), said(1.0), said(None)]]
     for row, wanted in zip(
-        factory("gtpo")(right_from=0.0, entropy_weight=0.0).compute_advantages(groups, entropy=entropies(groups))[0],
+        factory("gtpo")(success_threshold=0.0, entropy_weight=0.0).compute_advantages(groups, entropy=entropies(groups))[0],
         (-1.0, 1.0, 0.0),
         strict=True,
     ):

@@ -101,9 +101,9 @@ def test_a_game_that_hangs_is_no_score_and_costs_no_other_game() -> None:
 
 
 def test_a_game_that_breaks_off_is_not_won() -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "cut"}, won=1.0) as env:
+    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "cut"}, success_threshold=1.0) as env:
         assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 0.0
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}, won=1.0) as env:
+    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}, success_threshold=1.0) as env:
         assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 1.0
 
 

@@ -32,7 +32,7 @@ def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int
         replies.append(heard.messages[0]["content"])
     transcript = Transcript(session.answer(turns), session.artifacts(), tuple(turns))
     session.close()
-    return env.verifier.judge(task, transcript), replies, len(turns)
+    return env.verifier.verify_transcript(task, transcript), replies, len(turns)
 
 
 @pytest.mark.parametrize("settings", [{}, {"length": 3, "symbols": "1234", "turns": 3}, {"length": 5}], ids=str)

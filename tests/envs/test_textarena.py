@@ -29,7 +29,7 @@ def game(env: Any, *turns: str, index: int = 0) -> Verdict:
 
 
 def test_a_game_that_is_won_scores_1_and_one_that_is_not_scores_0(guess: Any) -> None:
-    guess.ready()
+    guess.check_ready()
     for index in range(4):
         task = guess.task("test", index)
         assert play_conversation(guess, task, guess.script(task))[0].score == 1.0

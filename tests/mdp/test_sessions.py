@@ -359,7 +359,7 @@ def test_parts_of_a_composite_see_the_evidence() -> None:
     part = Counted()
     composite.components = {"part": part}
     composite.weights = {"part": 1.0}
-    verdict = composite.judge(Task(({"role": "user", "content": "?"},), "4", id="t"), Transcript("4", {"total": 4}))
+    verdict = composite.verify_transcript(Task(({"role": "user", "content": "?"},), "4", id="t"), Transcript("4", {"total": 4}))
     assert verdict.score == 1.0 and part.seen == [{"total": 4}]
 
 

@@ -113,7 +113,7 @@ class WaitingReply(Talk):
 def test_a_reply_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     environment = WaitingReply()
     began = time.perf_counter()
-    with rollout_of(environment, ScriptedSampler(answers=["1"]), deadline_s=0.3) as rollout:
+    with rollout_of(environment, ScriptedSampler(answers=["1"]), call_timeout_s=0.3) as rollout:
         hung, other = rollout.collect(draws(environment, 2), Sampling())
     assert (
         hung.stop_reason is StopReason.FAILED
@@ -135,7 +135,7 @@ class Hangs(Match):
 def test_a_verifier_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     verifier = Hangs()
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, ScriptedSampler(answer="gold"), deadline_s=0.2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), call_timeout_s=0.2) as rollout:
         episodes = rollout.collect(draws(environment, 3), Sampling())
     verifier.release.set()
     assert all(not e.is_scored and "no verdict within 0.2 s" in e.error for e in episodes)
@@ -267,7 +267,7 @@ class Patient(Match):
 def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
     verifier = Patient("")
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=1, deadline_s=0.5) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=1, call_timeout_s=0.5) as rollout:
         assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), Sampling()))
         verifier.hangs_on = draws(environment, 3)[2].task.id
         found = rollout.collect(draws(environment, 8), Sampling())
@@ -288,7 +288,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
             return super().answer(task, said)
 
     environment = Late()
-    with rollout_of(environment, Slow(answer="gold"), workers=1, deadline_s=0.4) as rollout:
+    with rollout_of(environment, Slow(answer="gold"), workers=1, call_timeout_s=0.4) as rollout:
         for _ in range(4):
             assert [e.reward for e in rollout.collect(draws(environment, 1), Sampling())] == [1.0]
 

@@ -206,7 +206,7 @@ def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_
             release.wait(60)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), deadline_s=0.3, actors=2) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), call_timeout_s=0.3, actors=2) as rollout:
         episodes = rollout.collect(draws(boards, 6), STOPS)
         assert [e.is_scored for e in episodes] == [True, False, True, False, True, True]
         assert all("gave nothing within 0.3 s" in e.error for e in episodes if not e.is_scored)
@@ -388,7 +388,7 @@ def test_a_session_that_is_slow_to_close_leaves_the_verdict_alone() -> None:
 
     boards = Boards(happens=happens)
     try:
-        with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), deadline_s=0.3) as rollout:
+        with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), call_timeout_s=0.3) as rollout:
             episodes = rollout.collect(draws(boards, 3, start=9), STOPS)
     finally:
         release.set()
@@ -456,7 +456,7 @@ def test_a_thread_that_hangs_keeps_one_conversation_alive_and_not_the_collection
             release.wait(60)
 
     boards = Boards(happens=happens)
-    with pytest.MonkeyPatch.context() as patch, rollout_of(boards, ScriptedSampler(answers=["7"]), deadline_s=0.2) as rollout:
+    with pytest.MonkeyPatch.context() as patch, rollout_of(boards, ScriptedSampler(answers=["7"]), call_timeout_s=0.2) as rollout:
         patch.setattr("rlvr.rollout.rollout.SessionRolloutScheduler", Watched)
         assert sum(e.is_scored for e in rollout.collect(draws(boards, 4), STOPS)) == 3
         gc.collect()

@@ -114,7 +114,7 @@ def test_an_answer_that_is_cut_in_its_turn_is_truncated() -> None:
 
 def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     long = talked(Slow(), ["1", "2", "3"])
-    short = talked(Slow(), ["1", "2", "3"], episode_s=0.2)
+    short = talked(Slow(), ["1", "2", "3"], episode_timeout_s=0.2)
     assert (long.turns, long.meta["truncated"]) == (3, "turns")
     assert (short.turns, short.meta["truncated"], short.end, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
     assert short.is_scored and stepped(Slow(), short) == ""
@@ -158,7 +158,7 @@ def test_waiting_for_other_requests_is_not_the_conversation_s_time() -> None:
         return 200, {"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}]}
 
     with endpoint(talks) as seen:  # eight conversations of three turns, one request at a time: 2 s, of which each has 0.25 s
-        report = evaluate(Talk(), f"openai:{seen.url}/v1#m", tasks=8, concurrency=1, episode_s=1.0)
+        report = evaluate(Talk(), f"openai:{seen.url}/v1#m", tasks=8, concurrency=1, episode_timeout_s=1.0)
     assert report.envs["Talk"].cut == {"turns": 8}
 
 
@@ -167,7 +167,7 @@ def test_a_reply_that_takes_too_long_leaves_its_sample_without_a_score() -> None
         return 200, {"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}]}
 
     with endpoint(talks) as seen:
-        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, deadline_s=0.1).envs["Slow"]
+        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, call_timeout_s=0.1).envs["Slow"]
     assert summary.unscored == 1 and list(summary.reasons) == ["Slow.reply gave nothing within 0.1 s"]
 
 

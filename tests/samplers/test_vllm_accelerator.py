@@ -156,8 +156,8 @@ def test_memory_is_returned_before_the_engine_wakes_and_after_it_sleeps(engine: 
     engine.model = long()
     with VLLMSampler() as sampler:
         sampler.load(long(), 0)
-        sampler.rest()
-        sampler.rest()
+        sampler.sleep()
+        sampler.sleep()
         sampler.load(long(), 1)
     assert engine.told["enable_sleep_mode"]
     assert engine.done == ["free", "reload_weights", "sleep", "free", "free", "wake weights", "reload_weights", "wake kv_cache"]

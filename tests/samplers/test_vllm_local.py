@@ -125,7 +125,7 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
     assert len({tuple(c.tokens) for c in greedy}) == 1 and set(greedy[0].logprobs) == {0.0}
     with pytest.raises(ConfigError, match="134 tokens, and the vLLM engines beside the trainer allows 128"):
         sampler.sample([Request([2] * 34, 100)], SAMPLING)
-    inside(sampler).rest()
+    inside(sampler).sleep()
     assert [slot.reply for slot in inside(sampler).slots] == [{"told": "rested"}] * 2
 
 
@@ -518,7 +518,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
     monkeypatch.setattr(fleet, "SHARED_MEMORY", Path("/dev/shm"))
     monkeypatch.setenv("TMPDIR", folder := tempfile.mkdtemp())  # of the engine's processes
     model, asked = fresh(), requests(12)
-    with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
+    with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(3):
             sampler.load(nudged(model, 0.05, version), version)
             assert sampler.metrics()["probe/difference"] < 1e-4
@@ -540,7 +540,7 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
     monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.engine_worker")
     adapted, asked = moved(adapter.add_adapter(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
     weights = AdapterWeights(adapted)
-    with beside(engines=1, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
+    with beside(engines=1, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         sampler.receive(weights, 0)
         sent = inside(sampler)._sent
         written = (sent / "base").stat().st_mtime_ns

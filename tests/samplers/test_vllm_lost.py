@@ -113,7 +113,7 @@ def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_
 @pytest.mark.parametrize("how", [hang_up, silent])
 def test_a_server_that_dies_while_it_takes_weights_leaves_the_run_to_the_others(path: str, how: Any) -> None:
     mortal, model = Mortal(None, how, path), fresh()
-    with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, heartbeat_s=0.3) as sampler:
+    with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, heartbeat_timeout_s=0.3) as sampler:
         sampler.load(model, 0)
         mortal.left = 0
         sampler.load(nudged(model, 0.05, 1), 1)

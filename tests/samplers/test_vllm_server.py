@@ -348,7 +348,7 @@ def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse
     stand: tuple[Stand, str], trouble: dict[str, Any], words: str
 ) -> None:
     script, url = stand
-    with served(url, heartbeat_s=0.5) as sampler:
+    with served(url, heartbeat_timeout_s=0.5) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = trouble
         began = time.monotonic()
@@ -366,7 +366,7 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
         del script.trouble["/collective_rpc"]
         handler.say(200, {"results": [None]})
 
-    with served(url, heartbeat_s=0.1) as sampler:
+    with served(url, heartbeat_timeout_s=0.1) as sampler:
         script.keeps_its_weights, script.model, script.trouble = True, model, {"/collective_rpc": slow}
         sampler.load(model, 0)
         assert script.name.endswith("-0")
@@ -374,7 +374,7 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
 
 def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
     script, url = stand
-    with served(url, deadline_s=5.0) as sampler:
+    with served(url, completion_timeout_s=5.0) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
         with pytest.raises(SamplerError, match="did not respond in time, with 3 answers in progress"):
@@ -421,7 +421,7 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
         return ask(self, method, path, body, deadline=until)
 
     monkeypatch.setattr(HttpClient, "request", hesitates)
-    with served(url, heartbeat_s=0.2) as sampler:
+    with served(url, heartbeat_timeout_s=0.2) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
         stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
@@ -459,13 +459,13 @@ STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_what_cannot_work_is_said_at_once(stand: tuple[Stand, str], trouble: dict[str, Any], error: type[Exception], words: str) -> None:
     script, url = stand
     script.trouble = trouble
-    with served(url, start_s=1.0) as sampler, pytest.raises(error, match=words):
+    with served(url, start_timeout_s=1.0) as sampler, pytest.raises(error, match=words):
         sampler.load(fresh(), 0)
 
 
 def test_a_closed_port_is_said_within_its_deadline() -> None:
     began = time.monotonic()
-    with served(closed_port(), start_s=1.0) as sampler, pytest.raises(SamplerError, match=r"within 1 s \(nothing listens at"):
+    with served(closed_port(), start_timeout_s=1.0) as sampler, pytest.raises(SamplerError, match=r"within 1 s \(nothing listens at"):
         sampler.load(fresh(), 0)
     assert time.monotonic() - began < 20
     with pytest.raises(ConfigError, match=r"placement is 'server' and urls is None"):
@@ -556,7 +556,7 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
 
     monkeypatch.setattr(HttpClient, "request", noted)
     weights = AdapterWeights(adapted)
-    with served(real[1], start_s=500.0, deadline_s=120.0) as sampler:
+    with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
             moved(adapted, version)
             sampler.receive(weights, version)
@@ -573,7 +573,7 @@ def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Pop
     monkeypatch.setitem(transfer.TRANSFER_BACKENDS, "gloo", importlib.import_module("tests.samplers.gloo_transfer").gloo)
     model, asked = fresh(), requests(24)
     for run in range(2):  # the second one finds the group that the first one left
-        with served(real[1], start_s=500.0, deadline_s=120.0, transfer="gloo") as sampler:
+        with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0, transfer="gloo") as sampler:
             for version in range(2):
                 sampler.load(nudged(model, 0.03, 2 * run + version), version)
                 assert largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
@@ -584,7 +584,7 @@ def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Pop
 def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_told(real: tuple[subprocess.Popen[bytes], str]) -> None:
     server, url = real
     model, asked, found = fresh(), requests(40), list[Completion]()
-    with served(url, start_s=500.0, heartbeat_s=10.0, deadline_s=120.0) as sampler:
+    with served(url, start_timeout_s=500.0, heartbeat_timeout_s=10.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
             sampler.load(nudged(model, 0.03, version), version)
             for temperature in (0.7, 1.0):

@@ -75,7 +75,7 @@ def sent(request: pytest.FixtureRequest) -> Iterator[tuple[list[Member], VLLMSam
     with (
         endpoint(members[0]) as one,
         endpoint(members[1]) as two,
-        served(one.url, two.url, transfer="gloo", deadline_s=deadline_s) as sampler,
+        served(one.url, two.url, transfer="gloo", completion_timeout_s=deadline_s) as sampler,
     ):
         try:
             yield members, sampler

@@ -45,7 +45,7 @@ def test_a_sandbox_without_boxes_says_so() -> None:
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_boxes_are_bounded_and_their_supervisors_reused(kind: str, settings: dict[str, Any]) -> None:
-    with build("sandbox", kind, boxes=1, queue_s=0.5, **settings) as sandbox:
+    with build("sandbox", kind, max_sessions=1, queue_timeout_s=0.5, **settings) as sandbox:
         one = sandbox.open()
         with pytest.raises(
             SandboxError, match="no session became free within 0 s; all 1 are open: close some, or raise the sandbox's setting"
@@ -81,7 +81,7 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
         box.run("x = 1", language="python")
         kill_supervisor(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice")
-        assert (first.status, second.status, box.lost) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
+        assert (first.status, second.status, box.failure) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
         assert " failed: " in first.reason and second.reason == first.reason
         with pytest.raises(SandboxError, match=" failed: "):
             box.put("a", b"")
@@ -144,7 +144,7 @@ def left_over(kind: str, name: str) -> list[str]:
 
         client = engine.connect(10)
         try:
-            return [str(one["Id"]) for one in client.api.list_container_ids(all=True) if str(one["Id"]).startswith(name)]
+            return [str(one["Id"]) for one in client.api.containers(all=True) if str(one["Id"]).startswith(name)]
         finally:
             client.close()
     return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [
@@ -201,7 +201,7 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
     with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open(SandboxSpec(files={"a": b"1"})) as box:
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
-        assert (first.status, second.status, box.lost) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
+        assert (first.status, second.status, box.failure) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
             first,
             second,
         )

@@ -52,7 +52,7 @@ def one() -> Iterator[Any]:
 
 
 def there(engine: Any, name: str) -> bool:
-    return any(name in (container.id, container.name) for container in engine.list_container_ids.list(all=True, ignore_removed=True))
+    return any(name in (container.id, container.name) for container in engine.containers.list(all=True, ignore_removed=True))
 
 
 @pytest.mark.docker
@@ -114,7 +114,7 @@ def test_a_container_killed_from_outside_is_nobodys_fault_and_is_replaced(engine
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.append(one.run(LONG)))
     thread.start()
-    container = engine.list_container_ids.get(name)
+    container = engine.containers.get(name)
     until(lambda: any(row[0] not in ("root", "0") for row in container.parse_all()["Processes"]))  # the program, under its own user id
     if how == "the container":
         container.kill()
@@ -147,7 +147,7 @@ def test_a_supervisor_that_the_kernel_kills_for_a_programs_memory_gives_the_prog
     """The container has less memory than the program's limit, as if it had been faster than the measurement."""
     one.run(Program("print(1)"))
     (name,) = one.list_container_ids()
-    engine.list_container_ids.get(name).update(mem_limit="300m", memswap_limit="300m")
+    engine.containers.get(name).update(mem_limit="300m", memswap_limit="300m")
     outcome = one.run(Program(HIDES, limits=Limits(memory_mb=800, wall_s=10, cpu_s=10)))
     assert outcome.status is ExitStatus.MEMORY_LIMIT, outcome  # in the second container
     assert one.list_container_ids() != [name]
@@ -157,7 +157,7 @@ def test_a_supervisor_that_the_kernel_kills_for_a_programs_memory_gives_the_prog
 def test_a_container_that_died_while_idle_costs_no_verdict(engine: Any, one: Any) -> None:
     one.run(Program("print(1)"))
     (name,) = one.list_container_ids()
-    engine.list_container_ids.get(name).kill()
+    engine.containers.get(name).kill()
     until(lambda: not there(engine, name))
     assert one.run(Program("print(2)")).stdout == b"2\n"
 
@@ -166,7 +166,7 @@ def test_a_container_that_died_while_idle_costs_no_verdict(engine: Any, one: Any
 def test_a_disk_filled_from_outside_is_nobodys_fault(engine: Any, one: Any) -> None:
     assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).status is ExitStatus.OK
     (name,) = one.list_container_ids()
-    engine.list_container_ids.get(name).exec_run(["sh", "-c", "cat /dev/zero >/tmp/filled"], user="0:0")
+    engine.containers.get(name).exec_run(["sh", "-c", "cat /dev/zero >/tmp/filled"], user="0:0")
     outcome = one.run(Program("open('x', 'wb').write(bytes(1 << 20))"))
     assert outcome.status is ExitStatus.INTERNAL_ERROR and "filled" in outcome.reason
     assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).status is ExitStatus.OK
@@ -268,7 +268,7 @@ def test_an_image_that_is_not_there_is_said() -> None:
 @pytest.mark.docker
 def test_the_container_is_as_hard_as_we_say(engine: Any, one: Any) -> None:
     one.run(Program("print(1)"))
-    config = engine.list_container_ids.get(one.list_container_ids()[0]).attrs
+    config = engine.containers.get(one.list_container_ids()[0]).attrs
     host = config["HostConfig"]
     assert host["NetworkMode"] == "none" and host["ReadonlyRootfs"] and not host["Privileged"] and not host["Binds"]
     assert host["CapDrop"] == ["ALL"] and sorted(host["CapAdd"]) == ["KILL", "SETGID", "SETPCAP", "SETUID"]

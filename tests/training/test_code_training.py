@@ -109,7 +109,7 @@ def belonging(pid: int) -> tuple[list[str], list[int]]:
     """The containers of one run, by their label, and the processes in them."""
     client = engine.connect()
     try:
-        found = client.list_container_ids.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True)
+        found = client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True)
         mine = [container for container in found if container.labels[engine.LABEL].split("|")[3] == str(pid)]
         return [str(container.id) for container in mine], [container.attrs["State"]["Pid"] for container in mine]
     finally:

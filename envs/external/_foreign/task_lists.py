@@ -55,7 +55,9 @@ class TaskListEnvironment(GameEnvironment):
                 f"task {number} of {self.id_prefix} has the prompt {prompt!r:.200}; messages with a role and a text are needed"
             )
         head: list[Any] = [{"role": "system", "content": self.instruction}] if self.instruction else []
-        return Task(tuple(cast("list[Message]", [*head, *prompt])), {**self.reference, "seed": number}, id=f"{self.id_prefix}/{split}/{number}")
+        return Task(
+            tuple(cast("list[Message]", [*head, *prompt])), {**self.reference, "seed": number}, id=f"{self.id_prefix}/{split}/{number}"
+        )
 
     def format_unreadable(self) -> str:
         """Return the reply to a turn without text."""

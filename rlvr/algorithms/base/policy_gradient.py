@@ -63,7 +63,9 @@ class PolicyGradient(Algorithm):
         s, traits = self.settings, spec.traits
         self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
         self.requires_group, self.skips_zero_variance = "requires_group" in traits, "zero_variance" in traits and "teacher" not in traits
-        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (need in traits for need in ("multi_turn", "greedy", "values"))
+        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (
+            need in traits for need in ("multi_turn", "greedy", "values")
+        )
         self.needs_teacher, divergence = "teacher" in traits, getattr(s, "divergence", "sampled")
         self.needs_divergence = "" if divergence == "sampled" else divergence
         self.needs_reference = s.beta > 0 or "reference" in traits or self.needs_teacher

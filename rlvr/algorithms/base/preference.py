@@ -35,7 +35,7 @@ class WholeAnswerAlgorithm(Algorithm):
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
-        self.select_offline_function = spec.bind_settings("learnable", settings)
+        self.select_offline_function = spec.bind_settings("select_offline", settings)
 
     def describe_settings(self) -> list[tuple[str, Any, bool]]:
         """Return every setting: its name, its value, and whether it differs from the default."""
@@ -79,16 +79,16 @@ class Preference(WholeAnswerAlgorithm):
     needs_reference = one_optimizer_step = True
     advantage_inputs = frozenset({"penalties"})
 
-    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
-        super().__init__(recipe, settings)
-        s, traits = self.settings, recipe.traits
+    def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        super().__init__(spec, settings)
+        s, traits = self.settings, spec.traits
         if not s.beta:
             raise ConfigError(f"beta is 0, but {self.name} trains relative to a reference; set it above 0, such as 0.1")
         self.requires_group = self.skips_zero_variance = "pairs" in traits
         if s.dynamic_sampling_rounds > 1 and not self.skips_zero_variance:
             raise ConfigError(f"{self.name} also learns from groups whose rewards are all equal; set dynamic_sampling_rounds=1")
         self.sampling_rounds, self.needs_kl_samples = s.dynamic_sampling_rounds, "mismatched" in traits
-        self.prefer_function = recipe.bind_settings("prefer", settings)
+        self.prefer_function = spec.bind_settings("prefer", settings)
         self.controller = kl.KLController(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)
         self.syncs_reference = s.ref_model_sync_steps > 0
 
@@ -147,9 +147,9 @@ class Imitation(WholeAnswerAlgorithm):
     """The loss has no ratio, so no forward pass for old log-probabilities is needed."""
     count_zero_advantage = False
 
-    def __init__(self, recipe: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
-        super().__init__(recipe, settings)
-        self.num_iterations, self.choose_function = self.settings.num_iterations, recipe.bind_settings("choose", settings)
+    def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
+        super().__init__(spec, settings)
+        self.num_iterations, self.choose_function = self.settings.num_iterations, spec.bind_settings("choose", settings)
         if self.settings.loss_aggregation == "seq-mean-token-sum-norm":
             raise ConfigError("loss_aggregation=seq-mean-token-sum-norm is for policy gradients; use token-mean or seq-mean-token-mean")
 
@@ -171,9 +171,9 @@ class Imitation(WholeAnswerAlgorithm):
 
 def define_preference(name: str, about: str | None, prefer: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define a preference algorithm: its `__name__`, docstring, loss on whole answers, and selection of recorded answers."""
-    return AlgorithmSpec(Preference, name, about, {"prefer": prefer, "learnable": select_offline}, defaults)
+    return AlgorithmSpec(Preference, name, about, {"prefer": prefer, "select_offline": select_offline}, defaults)
 
 
 def define_imitation(name: str, about: str | None, choose: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define an imitation algorithm; `choose` returns the index of the best answer of a group, or None."""
-    return AlgorithmSpec(Imitation, name, about, {"choose": choose, "learnable": select_offline}, defaults)
+    return AlgorithmSpec(Imitation, name, about, {"choose": choose, "select_offline": select_offline}, defaults)

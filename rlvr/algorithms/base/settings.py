@@ -145,7 +145,7 @@ SETTINGS: Mapping[str, Setting] = {
     # single tokens
     "entropy_share": Setting("The share of the tokens that are trained on: those where the policy is least certain.", 0.0, 1.0),
     "entropy_weight": Setting("The share of the reward that is divided by entropy.", 0.0, 1.0),
-    "right_from": Setting("An answer with at least this score is right."),
+    "success_threshold": Setting("An answer with at least this score is right."),
     "clip_cov_ratio": Setting("The share of the tokens that get no gradient.", 0.0, 1.0),
     "clip_cov_lb": Setting("Only tokens with a covariance above this are candidates."),
     "clip_cov_ub": Setting("Only tokens with a covariance below this are candidates."),
@@ -163,10 +163,10 @@ SETTINGS: Mapping[str, Setting] = {
                                find_inactive_reason=_inactive_with_ipo),
     "pairs_per_group": Setting("The number of pairs per group: best with worst answer, second best with second worst, and so on.", 1),
     "length_normalised": Setting("Use the mean log-probability over the tokens of an answer instead of the sum."),
-    "desirable_from": Setting("An answer with at least this score is desirable."),
+    "desirable_threshold": Setting("An answer with at least this score is desirable."),
     "desirable_weight": Setting("The weight of a desirable answer.", 0.0),
     "undesirable_weight": Setting("The weight of an undesirable answer.", 0.0),
-    "at_least": Setting("The best answer of a group is trained on if its score is above this."),
+    "min_score": Setting("The best answer of a group is trained on if its score is above this."),
 }  # fmt: skip
 
 UNKNOWN_SETTING = Setting("")

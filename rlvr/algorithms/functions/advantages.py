@@ -49,7 +49,7 @@ def compute_std(values: Sequence[float]) -> float:
 def subtract_group_mean(rewards: Rewards) -> list[float]:
     """Subtract the group mean from each reward.
 
-    >>> centred([1.0, 0.0, None])
+    >>> subtract_group_mean([1.0, 0.0, None])
     [0.5, -0.5, 0.0]
     """
     scored, flat = drop_missing(rewards), has_no_signal(rewards)
@@ -146,7 +146,7 @@ def sum_normalized_rewards(components: Mapping[str, Sequence[Rewards]], weights:
 def compute_overlong_penalty(length: int, max_length: int, buffer: int) -> float:
     """Compute DAPO's soft penalty for an answer close to the length limit: 0 before the buffer, -1 from the limit on.
 
-    >>> [overlong(n, 10, 4) for n in (6, 8, 10, 12)]
+    >>> [compute_overlong_penalty(n, 10, 4) for n in (6, 8, 10, 12)]
     [0.0, -0.5, -1.0, -1.0]
     """
     return max(-1.0, min(0.0, (max_length - buffer - length) / buffer))

@@ -27,8 +27,8 @@ class AnswerBatch:
     """Groups of answers to the same prompt, with the rewards and statistics of their tokens.
 
     >>> from rlvr.episode import StopReason
-    >>> e = Episode("t", "g", [5, 6], [False, True], [0.0, 0.0], [0.0, 1.0], End.TERMINATED)
-    >>> Answers([[e]], step_rewards=[[e.rewards]], counted=[[True]]).rewards
+    >>> e = Episode("t", "g", [5, 6], [False, True], [0.0, 0.0], [0.0, 1.0], StopReason.TERMINATED)
+    >>> AnswerBatch([[e]], token_rewards=[[e.rewards]], is_counted=[[True]]).rewards
     [[1.0]]
     """
 

@@ -38,7 +38,7 @@ class KLController:
 
     The KL is the mean of k3 per token; Ziegler's is per answer.
 
-    >>> c = KLController(0.1, target_kl=1.0, horizon_episodes=10)
+    >>> c = KLController(0.1, target=1.0, horizon=10)
     >>> c.update(2.0, 10)
     >>> round(c.beta, 3)
     0.12

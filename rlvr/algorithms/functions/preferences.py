@@ -195,14 +195,14 @@ def select_best_answers(groups: Sequence[Sequence[Episode]], min_score: float) -
 def add_mismatched_answers(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
     """Add KTO's baseline episodes to each group: its prompt with the answers of the next group that has another prompt.
 
-    They have `meta["add_mismatched_answers"]`. If there is no other prompt, nothing is added; KTO then uses z = 0.
+    They have `meta["mismatched"]`. If there is no other prompt, nothing is added; KTO then uses z = 0.
     """
     asked = [[e.tokens[: e.prompt_length] for e in group[:1]] for group in groups]
     longest = max((len(e.tokens) for group in groups for e in group), default=0)
     found = []
     for g, group in enumerate(groups):
         following = next((groups[k] for k in [*range(g + 1, len(groups)), *range(g)] if asked[k] != asked[g]), ())
-        answers = [e for e in following if e.is_scored and e.length]
+        answers = [e for e in following if e.is_scored and e.num_policy_tokens]
         pairs_ = zip([e for e in group if e.is_scored and e.num_policy_tokens], answers, strict=False)
         found.append([*group, *(_combine_prompt_and_answer(e, other, longest) for e, other in pairs_)])
     return found

@@ -23,7 +23,7 @@ class SurrogateLoss(NamedTuple):
     """The loss of each token, and where it was clipped.
 
     >>> SurrogateLoss._fields
-    ('loss', 'low', 'high')
+    ('loss', 'clipped_low', 'clipped_high')
     """
 
     loss: Tensor

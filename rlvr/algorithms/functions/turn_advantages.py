@@ -33,7 +33,7 @@ def compute_turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, d
     """Compute the return of each turn: its reward plus `discount` times the return of the next turn.
 
     >>> from rlvr.episode import StopReason
-    >>> e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.25, 0.0, 0.5], End.TERMINATED)
+    >>> e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.25, 0.0, 0.5], StopReason.TERMINATED)
     >>> turn_returns(e, e.rewards), turn_returns(e, e.rewards, 0.5)
     ([0.75, 0.5], [0.5, 0.5])
     """
@@ -49,8 +49,8 @@ def group_comparable_turns(group: Sequence[Episode], comparison: str) -> list[Tu
     """Partition the turns of a group into cohorts that are compared with each other.
 
     >>> from rlvr.episode import StopReason
-    >>> long = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
-    >>> short = Episode("t", "g", [1, 5], [False, True], [0.0] * 2, [0.0] * 2, End.TERMINATED)
+    >>> long = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, StopReason.TERMINATED)
+    >>> short = Episode("t", "g", [1, 5], [False, True], [0.0] * 2, [0.0] * 2, StopReason.TERMINATED)
     >>> group_comparable_turns([long, short], "index")
     [[(0, 0), (1, 0)], [(0, 1)]]
     """

@@ -45,7 +45,7 @@ class RawCall:
 class ScanResult:
     """The result of scanning one call mark.
 
-    >>> ScanResult((RawCall("now", {}),), 10).stop_reason
+    >>> ScanResult((RawCall("now", {}),), 10).end
     10
     """
 

@@ -14,7 +14,7 @@ def raw_call_from_object(parsed: Any, keys: Sequence[str] = ("arguments", "param
     """Build a raw call from an object with a name and arguments.
 
     >>> raw_call_from_object({"name": "now", "arguments": {}})
-    Found(name='now', arguments={}, status=<CallStatus.OK: 'ok'>, why='', untyped=False)
+    RawCall(name='now', arguments={}, status=<CallStatus.OK: 'ok'>, error_detail='', is_untyped=False)
     """
     if not isinstance(parsed, Mapping):
         return RawCall("", None, CallStatus.MALFORMED, 'it must be an object with "name" and "arguments"')

@@ -18,7 +18,7 @@ MAX_HEAD_CHARACTERS = 400
 class SectionMarks:
     """The marks of one family of models.
 
-    >>> MARKS["kimi"].call
+    >>> SECTION_MARKS["kimi"].call
     '<|tool_call_begin|>'
     """
 

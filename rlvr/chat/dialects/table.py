@@ -41,7 +41,7 @@ DIALECTS: Mapping[str, Dialect] = {
 def get_dialect(name: str) -> Dialect:
     """Return the dialect of a name.
 
-    >>> get_dialect("glm").about
+    >>> get_dialect("glm").description
     'GLM-4.5 and later: <arg_key> and <arg_value> tags, values without types'
     """
     if name not in DIALECTS:

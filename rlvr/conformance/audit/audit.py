@@ -34,7 +34,7 @@ NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 class PairFamily:
     """The counts of one family of pairs, and its shortest failures.
 
-    >>> PairFamily("near miss", correct=False, asked=10, failed=1).failure_rate
+    >>> PairFamily("near miss", right=False, asked=10, failed=1).failure_rate
     0.1
     """
 

@@ -49,7 +49,9 @@ def load_verify_function(target: str, settings: Mapping[str, Any]) -> VerifyRow:
     verifier = found if isinstance(found, Verifier) else build("verifier", target, **settings)
 
     def judge(row: dict[str, Any]) -> dict[str, Any]:
-        verdict = verifier.verify(Task(user(row.get("question") or "?"), row["reference"], id="audit", meta=row.get("meta") or {}), row["answer"])
+        verdict = verifier.verify(
+            Task(user(row.get("question") or "?"), row["reference"], id="audit", meta=row.get("meta") or {}), row["answer"]
+        )
         return {"score": verdict.score, "reason": verdict.reason[:200], "fault": verdict.fault.value}
 
     return judge

@@ -53,7 +53,7 @@ def plan_engines(engines: int | None, gpus: Sequence[int] | None, width: int, de
     """Plan the engines of this process: on its share of `gpus` if several processes train, or all on the trainer's `device`.
 
     >>> plan_engines(None, [2, 3], 1, None)
-    Fleet(engines=2, gpus=('2', '3'))
+    EnginePlan(num_engines=2, gpus=('2', '3'))
     """
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if gpus is None:

@@ -13,7 +13,7 @@ NAME_FORMAT = "the vLLM engine {} beside the trainer"
 class EngineSlot:
     """State of one engine, which persists across restarts of its process.
 
-    >>> EngineSlot(0, Load(64)).state
+    >>> EngineSlot(0, EngineLoad(64)).state
     'starting'
     """
 

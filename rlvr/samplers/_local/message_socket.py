@@ -18,7 +18,7 @@ class MessageSocket:
     """One end of a socket pair. Any thread may send; one thread receives.
 
     >>> ours, theirs = map(MessageSocket, socket.socketpair())
-    >>> ours.send({"do": "score", "tokens": [1, 2]}); theirs.update_weights()
+    >>> ours.send({"do": "score", "tokens": [1, 2]}); theirs.receive()
     {'do': 'score', 'tokens': [1, 2]}
     """
 

@@ -81,7 +81,7 @@ class TransferClient:
 
     def _send_all(self, path: str, *bodies: Any) -> None:
         try:
-            self._send_command(self._servers, path, *bodies, hasty=True)
+            self._send_command(self._servers, path, *bodies, fail_fast=True)
         except BaseException as error:
             self.failure = self.failure or error
             raise

@@ -24,7 +24,7 @@ THEIRS = Path(__file__).parents[2] / "fixtures" / "theirs"
 def env_of(monkeypatch: pytest.MonkeyPatch, category: str) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(THEIRS))
     with rlvr.make("env", "bfcl", category=category) as env:
-        env.ready()
+        env.check_ready()
         yield env
 
 
@@ -137,7 +137,7 @@ def test_services_that_are_gone_are_no_score(long: Any) -> None:
     from rlvr.turns import Turn
 
     session.step(Turn("", calls=(call("show", id=1),)))
-    verdict = long.verifier.judge(task, rlvr.Transcript("", session.artifacts()))
+    verdict = long.verifier.verify_transcript(task, rlvr.Transcript("", session.artifacts()))
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
     session.close()
 

@@ -56,7 +56,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def harbor(folders: Path, docker_sandbox: Any) -> Iterator[Any]:
     env = rlvr.make("env", "harbor", path=str(folders), sandbox=docker_sandbox)
-    env.ready()
+    env.check_ready()
     yield env
 
 
@@ -147,7 +147,7 @@ def test_an_image_that_cannot_be_built_is_one_sentence(tmp_path: Path, docker_sa
     lay(tmp_path / "one", {**FOLDERS["hello"], "environment/Dockerfile": dockerfile})
     env = rlvr.make("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
     with pytest.raises(ConfigError, match="the image of the task 'one' cannot be built here: no such mirror") as caught:
-        env.ready()
+        env.check_ready()
     assert "\n" not in str(caught.value)
 
 
@@ -155,7 +155,7 @@ def test_without_an_engine_it_says_so(folders: Path, monkeypatch: pytest.MonkeyP
     env = rlvr.make("env", "harbor", path=str(folders))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(SandboxError, match="no Docker Engine"):
-        env.ready()
+        env.check_ready()
 
 
 # ---- reading
@@ -254,6 +254,6 @@ def test_a_changed_folder_is_not_judged(tmp_path: Path) -> None:
     task = env.task(env.splits[0], 0)
     lay(tmp_path / "hello", {"tests/check.py": ""})
     again = rlvr.make("env", "harbor", path=str(tmp_path))
-    verdict = again.verifier.judge(task, rlvr.Transcript("", {"left": b"x"}))
+    verdict = again.verifier.verify_transcript(task, rlvr.Transcript("", {"left": b"x"}))
     assert verdict.fault is Fault.TASK and "has changed" in verdict.reason
     assert json.dumps(task.reference)

@@ -46,7 +46,7 @@ def judged(env: Any, *turns: str, index: int = 0) -> Verdict:
 @pytest.fixture
 def sums(theirs: None, rows: Path) -> Iterator[Any]:
     with rlvr.make("env", "skyrl_gym", rows=str(rows)) as env:
-        env.ready()
+        env.check_ready()
         yield env
 
 
@@ -122,12 +122,12 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, rows: Path, line: str, t
 
 def test_a_missing_package_is_one_message(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rlvr.make("env", "skyrl_gym", rows=str(rows)) as env, pytest.raises(MissingExtra, match="skyrl_gym"):
-        env.ready()
+        env.check_ready()
     with (
         rlvr.make("env", "skyrl_gym", rows=str(rows), python="/nowhere/python") as env,
         pytest.raises(ConfigError, match="python is '/nowhere/python', which cannot be started"),
     ):
-        env.ready()
+        env.check_ready()
 
 
 def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: P
 @pytest.fixture
 def story(theirs: None) -> Iterator[Any]:
     with rlvr.make("env", "textworld") as env:
-        env.ready()
+        env.check_ready()
         yield env
 
 
@@ -181,8 +181,8 @@ def test_wrong_settings_of_textworld_are_refused(settings: dict[str, Any]) -> No
 
 @pytest.fixture
 def taskset(theirs: None) -> Iterator[Any]:
-    with rlvr.make("env", "verifiers_env", id="sums", score_s=5.0) as env:
-        env.ready()
+    with rlvr.make("env", "verifiers_env", id="sums", score_timeout_s=5.0) as env:
+        env.check_ready()
         yield env
 
 
@@ -209,11 +209,11 @@ def test_a_reward_that_is_missing_or_makes_no_sense_pays_nothing(taskset: Any, a
 
 def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(theirs: None) -> None:
     with rlvr.make("env", "verifiers_env", id="image") as env, pytest.raises(ConfigError, match="task 1 needs a container"):
-        env.ready()
+        env.check_ready()
     with rlvr.make("env", "verifiers_env", id="runtime") as env, pytest.raises(ConfigError, match="needs a runtime for ran"):
-        env.ready()
+        env.check_ready()
     with rlvr.make("env", "verifiers_env", id="nothing") as env, pytest.raises(ConfigError, match="nothing"):
-        env.ready()
+        env.check_ready()
     with pytest.raises(ConfigError, match="give the id"):
         rlvr.make("env", "verifiers_env")
 
@@ -222,7 +222,7 @@ def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(t
 def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: None, tmp_path: Path, interface: str) -> None:
     loads = tmp_path / "loads"
     with rlvr.make("env", "verifiers_env", id="sums", interface=interface, settings={"counted": str(loads)}) as env:
-        env.ready()
+        env.check_ready()
         for index in range(3):
             task = env.task("train", index)
             number = int(task.question.split()[0])
@@ -235,7 +235,7 @@ def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: N
 
 def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
     with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
-        env.ready()
+        env.check_ready()
         for index in range(4):  # some prompts are texts, some are messages
             task = env.task("train", index)
             assert task.prompt[-1]["role"] == "user" and play_conversation(env, task, [env.gold(task)])[0].score == 1.0
@@ -264,7 +264,7 @@ def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None,
 @pytest.mark.parametrize("id, why", [("tools", "ToolEnv"), ("defined", "tools"), ("judged", "a judge"), ("group", "a whole group")])
 def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: str, why: str) -> None:
     with rlvr.make("env", "verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
-        env.ready()
+        env.check_ready()
 
 
 @pytest.mark.parametrize("settings", [{"interface": "v2"}, {"turns": 3}, {"interface": "v0", "turns": 0}])
@@ -277,7 +277,7 @@ def test_the_wrong_series_of_the_package_is_said(theirs: None) -> None:
     with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
         env.interface = "v1"
         with pytest.raises(ConfigError, match=r"verifiers 0\.3\.1 is installed, the interface v1 needs 0\.4\.x"):
-            env.ready()
+            env.check_ready()
 
 
 @pytest.mark.parametrize("name", ["harbor", "openenv", "skyrl_gym", "textworld", "verifiers_env", "bfcl", "inspect_task"])
@@ -298,7 +298,7 @@ EVALS = THEIRS / "their_evals.py"
 @pytest.fixture
 def inspected(theirs: None) -> Iterator[Any]:
     with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums") as env:
-        env.ready()
+        env.check_ready()
         yield env
 
 
@@ -331,7 +331,7 @@ def test_a_score_that_makes_no_sense_pays_nothing(inspected: Any, answer: str) -
 
 def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_path: Path) -> None:
     with rlvr.make("env", "inspect_task", task=f"{EVALS}:counted", settings={"loads": str(tmp_path / "loads")}) as env:
-        env.ready()
+        env.check_ready()
         for index in range(12):
             task = env.task("train", index)
             assert judged(env, env.gold(task), index=index).score == 1.0
@@ -354,7 +354,7 @@ def test_an_empty_target_is_no_answer(theirs: None) -> None:
 
 def test_tasks_of_inspect_that_cannot_be_played_are_refused(theirs: None) -> None:
     with rlvr.make("env", "inspect_task", task=f"{EVALS}:boxed") as env, pytest.raises(ConfigError, match="has a sandbox"):
-        env.ready()
+        env.check_ready()
     for wrong in ({"task": "sums"}, {"task": f"{EVALS}:sums", "turns": 0}):
         with pytest.raises(ConfigError):
             rlvr.make("env", "inspect_task", **wrong)

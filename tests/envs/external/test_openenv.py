@@ -22,8 +22,8 @@ SERVER = [sys.executable, str(Path(__file__).parents[2] / "fixtures" / "theirs" 
 
 @pytest.fixture(scope="module")
 def guess() -> Iterator[Any]:
-    with rlvr.make("env", "openenv", server=SERVER, won=1.0, turns=6) as env:
-        env.ready()
+    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, turns=6) as env:
+        env.check_ready()
         yield env
 
 
@@ -63,7 +63,7 @@ def test_a_reward_that_makes_no_sense_is_no_score(turn: str, how: dict[str, Any]
 
 @pytest.mark.parametrize("turn", ["raise", "noise", "exit"])
 def test_a_server_that_fails_or_is_gone_is_no_score_and_the_next_conversation_works(turn: str) -> None:
-    with rlvr.make("env", "openenv", server=SERVER, won=1.0) as env:
+    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0) as env:
         verdict = said(env, "0", turn, secret(env))
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
         assert said(env, secret(env)).score == 1.0  # the server is started again
@@ -102,14 +102,14 @@ def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(g
 
 def test_an_episode_that_is_over_before_the_first_action_cannot_be_played() -> None:
     with (
-        rlvr.make("env", "openenv", server=SERVER, won=1.0, reset={"fault": "over"}) as env,
+        rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, reset={"fault": "over"}) as env,
         pytest.raises(ConfigError, match="over before"),
     ):
         env.task("train", 0)
 
 
 def test_an_action_that_alone_breaks_a_step_is_the_answers_fault() -> None:
-    with rlvr.make("env", "openenv", server=SERVER, won=1.0, harmless=[{"guess": "0"}]) as env:
+    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, safe_actions=[{"guess": "0"}]) as env:
         verdict = said(env, "0", "raise")
         assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -126,7 +126,7 @@ def test_an_action_that_is_refused_changes_nothing(guess: Any) -> None:
 
 def test_a_server_that_is_ours_ends_with_the_environment() -> None:
     env = rlvr.make("env", "openenv", server=SERVER)
-    env.ready()
+    env.check_ready()
     process: Any = env.host._process
     env.close()
     assert process.poll() is not None
@@ -151,7 +151,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None
 
 def test_a_server_that_does_not_start_is_one_message() -> None:
     with rlvr.make("env", "openenv", server=["false", "{port}"]) as env, pytest.raises(ConfigError, match="ended at once with status 1"):
-        env.ready()
+        env.check_ready()
     with rlvr.make("env", "openenv", url="http://127.0.0.1:9") as env, pytest.raises(ConfigError, match="cannot be played"):
         env.task("train", 0)
 

@@ -100,7 +100,7 @@ def test_what_passes_is_asked_again_and_what_is_garbage_fails_alone(trouble: Any
 def test_a_slow_endpoint_is_given_up_at_the_deadline(trouble: Any) -> None:
     with endpoint(lambda path, body, before: trouble) as seen:
         began = time.monotonic()
-        (completion,) = ask(seen, attempt_s=0.4, deadline_s=1.0, retries=5)
+        (completion,) = ask(seen, attempt_timeout_s=0.4, completion_timeout_s=1.0, retries=5)
         took = time.monotonic() - began
     assert completion.finish == "error" and "did not respond in time" in completion.error and len(seen.asked) >= 2
     assert took < 10  # generous: the drip alone would take half an hour
@@ -121,7 +121,7 @@ def test_retry_after_is_obeyed_and_pauses_grow_out_of_step() -> None:
     pauses = [[compute_retry_delay(None, attempt) for _ in range(50)] for attempt in (0, 3, 30)]
     assert max(pauses[0]) < min(pauses[1]) and max(pauses[2]) <= openai.MAX_RETRY_DELAY_S and len(set(pauses[1])) == 50
     with endpoint(lambda path, body, before: (429, {}, {"Retry-After": "3600"})) as seen:
-        (completion,) = ask(seen, deadline_s=5.0)  # an hour is more than there is: not even begun
+        (completion,) = ask(seen, completion_timeout_s=5.0)  # an hour is more than there is: not even begun
     assert completion.finish == "error" and len(seen.asked) == 1
 
 
