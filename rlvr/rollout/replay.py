@@ -92,8 +92,8 @@ def find_mismatch(
     split: str,
     index: int,
     tokens: Sequence[int],
-    acted: Sequence[bool],
-    end: str,
+    action_mask: Sequence[bool],
+    stop_reason: str,
     reward: float,
     session: Mapping[str, Any] | None = None,
     ended_by_time: bool = False,
@@ -102,7 +102,7 @@ def find_mismatch(
     """Step an episode again and describe the first difference; empty if there is none. `session`: the session record to replay.
 
     `ended_by_time`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
-    compared, not the end. `other` replaces fields of the task, for canary tasks.
+    compared, not the end. `task_overrides` replaces fields of the task, for canary tasks.
 
     >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
@@ -114,7 +114,7 @@ def find_mismatch(
     prompt = env.state.tokens
     if list(tokens[: len(prompt)]) != prompt:
         return f"the prompt differs: {_describe_first_difference(prompt, tokens[: len(prompt)])}"
-    chosen = [token for token, own in zip(tokens, acted, strict=True) if own]
+    chosen = [token for token, own in zip(tokens, action_mask, strict=True) if own]
     paid, last = 0.0, ""
     for k, token in enumerate(chosen):
         if env.state.stop_reason is not None:
@@ -124,16 +124,16 @@ def find_mismatch(
         if not last and paid != 0.0:
             return f"token {k} of the policy has the reward {paid} before the end"
     if ended_by_time and env.state.stop_reason is None:
-        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.action_mask[: len(acted)] == [bool(own) for own in acted]
+        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.action_mask[: len(action_mask)] == [bool(own) for own in action_mask]
         return "" if same else f"the tokens differ: {_describe_first_difference(env.state.tokens[: len(tokens)], tokens)}"
     if env.state.stop_reason is None:
-        return f"the episode continues after the policy's {len(chosen)} tokens, and was recorded as {end}"
+        return f"the episode continues after the policy's {len(chosen)} tokens, and was recorded as {stop_reason}"
     if env.state.tokens != list(tokens):
         return f"the tokens differ: {_describe_first_difference(env.state.tokens, tokens)}"
-    if env.state.action_mask != [bool(own) for own in acted]:
-        return f"the action mask differs: {_describe_first_difference(env.state.action_mask, [bool(own) for own in acted])}"
-    if last != end:
-        return f"stepping ended {last}, recorded {end}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else "")
+    if env.state.action_mask != [bool(own) for own in action_mask]:
+        return f"the action mask differs: {_describe_first_difference(env.state.action_mask, [bool(own) for own in action_mask])}"
+    if last != stop_reason:
+        return f"stepping ended {last}, recorded {stop_reason}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else "")
     return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
 
 

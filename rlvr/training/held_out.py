@@ -10,7 +10,7 @@ from rlvr.evaluation.evaluate import compute_mean_reward, count_tasks, make_requ
 from rlvr.evaluation.statistics import estimate_mean
 from rlvr.task import Task
 from rlvr.training.processes import map_sharded
-from rlvr.training.task_sampling.task_order import TaskOrder
+from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
 from rlvr.training.trainer import Trainer
 
 
@@ -82,7 +82,7 @@ def count_contamination(crew: Trainer) -> tuple[int, int]:
     if config.sft_warmup:
         passed.append(
             (
-                TaskOrder(environment, "train", seed=config.seed, purpose="sft_warmup"),
+                TaskOrder(environment, "train", seed=config.seed, purpose=WARMUP_PURPOSE),
                 config.sft_warmup.steps * config.sft_warmup.batch_size,
             )
         )

@@ -11,7 +11,7 @@ from rlvr.training import sampler_mismatch as agreement
 from rlvr.training.held_out import evaluate_split
 from rlvr.training.processes import local_shard
 from rlvr.training.task_sampling.offline_dataset import tokenize_gold
-from rlvr.training.task_sampling.task_order import TaskOrder
+from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
 from rlvr.training.trainer import Trainer
 from rlvr.training.update.fsdp import MainProcessWeightLoader
 from rlvr.training.update.learner import Learner, Optimization
@@ -35,7 +35,7 @@ def run_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressRepor
 
 def train_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressReporter) -> Learner:
     """Train the SFT warmup, and return its learner."""
-    schedule = TaskOrder(crew.environment, "train", seed=crew.config.seed, purpose="sft_warmup")
+    schedule = TaskOrder(crew.environment, "train", seed=crew.config.seed, purpose=WARMUP_PURPOSE)
     learner = Learner(
         crew.model,
         build("algorithm", "grpo"),  # supervised steps do not use it; one with a critic would have an untrained head

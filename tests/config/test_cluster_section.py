@@ -14,18 +14,18 @@ from rlvr.errors import ConfigError
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"rollout_workers": -1}, "collectors: input should be greater than or equal to 0, got -1"),
-        ({"rollout_workers": "3"}, "collectors: input should be a valid integer, got '3'"),
-        ({"rollout_workers": 10**9}, "collectors: input should be less than or equal to 10000"),
+        ({"rollout_workers": -1}, "rollout_workers: input should be greater than or equal to 0, got -1"),
+        ({"rollout_workers": "3"}, "rollout_workers: input should be a valid integer, got '3'"),
+        ({"rollout_workers": 10**9}, "rollout_workers: input should be less than or equal to 10000"),
         ({"cpus": float("nan")}, "cpus: input should be a finite number"),
         ({"cpus": 0.00001}, "cpus: it is 1e-05; Ray shares processors out in steps of 0.0001; write for example 0.5"),
-        ({"verifier_cpus": 0.12345}, "judge_cpus: it is 0.12345; Ray shares processors out"),
+        ({"verifier_cpus": 0.12345}, "verifier_cpus: it is 0.12345; Ray shares processors out"),
         ({"gpus": 1.5}, "gpus: it is 1.5; more than one GPU must be a whole number of them, such as 1"),
         ({"address": "ray://head:10001"}, r"address: it is 'ray://head:10001'; allowed: local, auto, or HOST:PORT as `ray start --head`"),
         ({"address": ""}, "address: it is ''; allowed: local, auto, or HOST:PORT"),
         ({"address": "head:xx"}, "address: it is 'head:xx'; allowed: local, auto, or HOST:PORT"),
-        ({"heartbeat_timeout_s": 0}, "pulse_s: input should be greater than 0, got 0"),
-        ({"colectors": 2}, "there is no key 'colectors'; did you mean 'collectors'"),
+        ({"heartbeat_timeout_s": 0}, "heartbeat_timeout_s: input should be greater than 0, got 0"),
+        ({"rollout_worker": 2}, "there is no key 'rollout_worker'; did you mean 'rollout_workers'"),
     ],
 )
 def test_what_a_cluster_cannot_be_is_one_sentence(given: dict[str, Any], words: str) -> None:

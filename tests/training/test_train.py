@@ -95,12 +95,12 @@ def test_training_continues_while_a_checkpoint_is_written(
     """The checkpoint of step 2 is written when step 3 has ended, and is what it would have been."""
     write, lines, waited = checkpoint.publish_checkpoint, tmp_path / "a" / "metrics.jsonl", list[int]()
 
-    def late(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, keep: int | None) -> Path:
+    def late(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, save_total_limit: int | None) -> Path:
         until = time.monotonic() + 30
         while progress.num_completed_steps == 2 and len(lines.read_text().splitlines()) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         waited.append(len(lines.read_text().splitlines()) if lines.exists() else 0)
-        return write(partial, tokenizer, state, progress, save_total_limit=keep)
+        return write(partial, tokenizer, state, progress, save_total_limit=save_total_limit)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", late)
     run(tmp_path / "a", train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
@@ -131,9 +131,9 @@ def test_where_memory_is_short_a_checkpoint_is_written_before_training_continues
     monkeypatch.setattr(checkpoint, "measure_copy_budget_bytes", lambda: 1000)
     monkeypatch.setattr(checkpoint, "copy_to_host", lambda value: pytest.fail("it was copied"))
 
-    def noted(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, keep: int | None) -> Path:
+    def noted(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, save_total_limit: int | None) -> Path:
         threads.append(progress.num_completed_steps)
-        return write(partial, tokenizer, state, progress, save_total_limit=keep)
+        return write(partial, tokenizer, state, progress, save_total_limit=save_total_limit)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", noted)
     run(tmp_path / "a", train={"steps": 2, "learning_rate": 1e-3})

@@ -51,7 +51,7 @@ class CanaryTasks:
         found = []
         for number in range(first, first + count):
             index, task = dice.choice(tasks)
-            seed = derive_seed(self.seed, "canary", step, number)
+            seed = derive_seed(self.seed, "honeypot", step, number)
             pot = make_canary(task, seed)
             meta = {"split": "train", "index": index, "reference": pot.reference, "canary": True, "dropped": "canary"}
             found.append([RolloutRequest(pot, f"{step + 1}:honeypot:{number}", seed, meta)])

@@ -14,6 +14,9 @@ from rlvr.mdp.env import NUM_PROCEDURAL_TASKS
 from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 
+WARMUP_PURPOSE = "warmstart"
+"""Seeds the order of the tasks of an SFT warmup; another text would give every run other tasks."""
+
 
 class TaskOrder:
     """The tasks of one split, in the order of one seed.

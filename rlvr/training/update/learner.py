@@ -53,7 +53,7 @@ MicroBatchLoss = Callable[[Batch, bool], Tensor]
 FILLER_ROWS = TokenRows([[0, 0]], [[False, True]])
 """A filler micro-batch of one token, for a process that has fewer micro-batches than another."""
 
-LOSS_COLUMNS = ("sampler", "advantages", "old", "reference", "old_values", "returns", "prepared")
+LOSS_COLUMNS = ("sampler", "advantages", "old", "reference", "old_values", "returns", "batch_stats")
 """The columns of a step that are inputs of the loss."""
 
 

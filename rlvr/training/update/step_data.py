@@ -115,8 +115,8 @@ class StepData:
         """Compute the algorithm's batch statistics over all tokens of an optimizer step."""
         starts = self.rows.entry_starts
         places = torch.cat([torch.arange(0), *(torch.arange(starts[r], starts[r + 1]) for r in row_indices)])
-        seen = {name: column[places] for name, column in self.columns.items() if name != "prepared"}
-        self.add_zero_column("prepared")[places] = algorithm.compute_batch_stats(seen, all_reduce).float()
+        seen = {name: column[places] for name, column in self.columns.items() if name != "batch_stats"}
+        self.add_zero_column("batch_stats")[places] = algorithm.compute_batch_stats(seen, all_reduce).float()
 
     def shuffle_into_minibatches(
         self, rows: Sequence[int], num_minibatches: int, generator: random.Random, accelerator: Any
