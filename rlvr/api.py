@@ -158,6 +158,11 @@ def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
     return build_from_config(kind, wanted)
 
 
+def _as_plugin(verifier: Any) -> Any:
+    """Turn a function into a verifier; names, mappings and verifiers stay as they are."""
+    return verifier if isinstance(verifier, str | Mapping | Verifier) else make_verifier(verifier)
+
+
 def _check_made(contract: Any, made: Any) -> Any:
     if not isinstance(made, contract):
         raise ConfigError(f"{made!r:.80} is a {type(made).__name__}, not an rlvr.{contract.__name__}; derive its class from that one")
@@ -296,14 +301,20 @@ def train(
     """
     from rlvr.training.trainer import Trainer
 
+    if data is not None:
+        if env is not None:
+            raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
+        scored = {} if verifier is None else {"verifier": _as_plugin(verifier)}
+        named = isinstance(data, str | Path) and not isinstance(scored.get("verifier"), Verifier)
+        env = {"name": "dataset", "path": str(data), **scored} if named else make_env(data, **scored)
+    elif verifier is not None:
+        raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     with Trainer(
         recipe,
         settings,
         model=model,
         tokenizer=tokenizer,
         env=env,
-        data=data,
-        verifier=verifier,
         algorithm=algorithm,
         callbacks=callbacks,
         out=out,
@@ -313,13 +324,14 @@ def train(
         return trainer.fit()
 
 
-def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, **settings: Any) -> EvalReport:
+def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = None, **settings: Any) -> EvalReport:
     """Measure a policy on a suite or an environment.
 
     Args:
         env: a suite or an environment by name, a YAML file, a mapping, an environment object, or data as in `make_env`.
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; a model object; or a function from the text of a prompt to a completion.
         tokenizer: the tokenizer of a model object.
+        verifier: with data: how answers are scored, as in `make_verifier`.
         settings: `n` answers for each task, `tasks`, `temperature`, `out`, ...; see `rlvr.evaluation.evaluate.evaluate`.
 
     >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
@@ -327,8 +339,12 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, **settings: Any) -
     """
     from rlvr.evaluation.evaluate import evaluate as run
 
-    if _is_rows(env):
-        env = make_env(env)
+    if _is_rows(env):  # data to measure on: nothing is held out
+        rows = _to_rows(env)
+        env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _as_plugin(verifier)}))
+        settings = {"split": env.splits[0], "tasks": len(rows), **settings}
+    elif verifier is not None:
+        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
     return run(env, policy, tokenizer=tokenizer, **settings)
 
 

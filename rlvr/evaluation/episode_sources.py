@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlvr.contracts import Environment, Sampler, Sampling
 from rlvr.episode import Episode
@@ -61,7 +61,8 @@ class LocalSampling:
 
 def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> TokenMDP:
     """Make the token MDP of an environment, with the limits of its suite item."""
-    tokenizer = load_tokenizer(sampler.tokenizer or "bytes")
+    named: Any = sampler.tokenizer or "bytes"
+    tokenizer = load_tokenizer(named) if isinstance(named, str) else named
     window = sys.maxsize if sampler.text_only else item.max_length  # an endpoint has its own tokens and its own window
     return TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
 
@@ -69,4 +70,4 @@ def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> Tok
 def make_rollout(item: SuiteItem, mdp: TokenMDP, sampler: Sampler) -> Rollout:
     """Make the rollout of one environment, in this or another process."""
     sampler.attach(mdp.environment, mdp.tokenizer)
-    return Rollout(mdp, sampler, call_timeout_s=item.verify_timeout_s or DEFAULT_CALL_TIMEOUT_S, episode_timeout_s=item.episode_timeout_s)
+    return Rollout(mdp, sampler=sampler, call_timeout_s=item.verify_timeout_s or DEFAULT_CALL_TIMEOUT_S, episode_timeout_s=item.episode_timeout_s)

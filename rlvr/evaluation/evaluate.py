@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
+from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.config import hub
 from rlvr.config.section import validate_section
-from rlvr.contracts import Environment, Verifier
+from rlvr.contracts import Environment, Sampler, Verifier
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.evaluation.episode_sources import RemoteSampling
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_attempt_totals
@@ -34,9 +35,11 @@ from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import group_equal_answers
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.registry.plugins import PluginSpec, build_from_config, check_settings, get_parameters, list_entries, load_factory
+from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
 
+OBJECT_PREFIXES = ("object:", "function:")
+"""How a plan names a policy that was given as an object."""
 NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
 """Number and size in bytes of the pieces of each weights file that are hashed."""
 
@@ -67,6 +70,20 @@ class EvalReport:
         """Environments without a headline score, because too many samples have no score."""
         return [name for name, env in self.envs.items() if env.is_headline_withheld]
 
+    def table(self, *, width: int | None = None) -> None:
+        """Print the table of results, as `rlvr eval` does."""
+        from rlvr.cli.evaluating import print_report
+
+        print_report(Console(width=width), self)
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a data frame, one row for each environment."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MissingExtra("pandas", "train") from error
+        return pandas.json_normalize([{"env": name, **row} for name, row in self.to_dict(allow_unscored=True)["envs"].items()])
+
     def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
         shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.is_headline_withheld)]
@@ -87,8 +104,9 @@ class EvalReport:
 
 def evaluate(
     suite: str | Path | Mapping[str, Any] | Environment,
-    policy: str,
+    policy: Any,
     *,
+    tokenizer: Any = None,
     n: int | None = None,
     temperature: float | None = None,
     seed: int = 0,
@@ -107,7 +125,8 @@ def evaluate(
 
     Args:
         suite: the name of a suite or an environment, a YAML file, a mapping, or an environment.
-        policy: the policy, such as `hf:DIR`.
+        policy: the policy, such as `hf:DIR`; or a sampler, a model object, or a function from the text of a prompt to a completion.
+        tokenizer: the tokenizer of a model object.
         n: answers for each task; if neither this nor the suite sets it: 1.
         temperature: 0 is greedy; if neither this nor the suite sets it: 0 for one answer per task, 1 for several.
         seed: the seed of all randomness.
@@ -132,7 +151,9 @@ def evaluate(
         str(suite) if isinstance(suite, Path) else suite, settings, {**item_settings, "n": n, "temperature": temperature}
     )
     items = [item.with_defaults() for item in found.items]
-    specs = {item.name: parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
+    given = None if isinstance(policy, str) else PolicyObject.wrap(policy, tokenizer)
+    specs: dict[str, Any] = {item.name: given or parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
+    policy = given.label if given else policy
     with ExitStack() as stack:
         environments = {item.name: stack.enter_context(ready or build_from_config("env", item.env)) for item in items}
         _print_data_warnings(environments, console)
@@ -146,6 +167,36 @@ def evaluate(
         attempt.run(specs, environments, wanted)
         spent_here = (attempt.elapsed_s, attempt.output_tokens)
         return make_report(plan, file, environments, out, select=select, num_new_samples=attempt.num_samples, usage=spent_here)
+
+
+@dataclass(frozen=True)
+class PolicyObject:
+    """A policy that was given as an object: its name in reports, and the sampler that answers for it."""
+
+    label: str
+    sampler: Sampler
+
+    @classmethod
+    def wrap(cls, policy: Any, tokenizer: Any) -> PolicyObject:
+        """Make a sampler of a model object or of a function; a sampler stays as it is."""
+        if isinstance(policy, Sampler):
+            return cls(f"object:{type(policy).__name__}", policy)
+        if hasattr(policy, "generate") and hasattr(policy, "config"):
+            if tokenizer is None:
+                raise ConfigError(f"the policy is a {type(policy).__name__} object and no tokenizer is given; give tokenizer= too")
+            sampler = build("sampler", "hf")
+            sampler.load_model(policy, 0)
+            sampler.tokenizer = HFTokenizer(tokenizer) if hasattr(tokenizer, "apply_chat_template") else tokenizer
+            return cls(f"object:{type(policy).__name__}", sampler)
+        if callable(policy):
+            return cls(f"function:{getattr(policy, '__name__', type(policy).__name__)}", build("sampler", "function", function=policy))
+        raise ConfigError(
+            f"the policy is a {type(policy).__name__}; give a name such as hf:DIR, a model, a sampler, or a function from a prompt to a text"
+        )
+
+    def build(self) -> AbstractContextManager[Sampler]:
+        """Return the sampler; it is not closed at the end, since the caller owns it."""
+        return nullcontext(self.sampler)
 
 
 def make_plan(suite: str, policy: str, items: list[SuiteItem], labels: dict[str, str], seed: int, sampler: Mapping[str, Any]) -> EvalPlan:
@@ -241,12 +292,16 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
 
 def select_semantic_settings(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
     """Select the sampler settings that affect the samples, which belong to the plan; API keys are not among them."""
+    if policy.startswith(OBJECT_PREFIXES):
+        return dict(sampler)
     factory: Any = load_factory("sampler", policy.partition(":")[0])
     return {name: value for name, value in sampler.items() if name not in factory.non_semantic_settings}
 
 
 def find_policy_folder(policy: str) -> str:
     """Find the resolved folder of a policy's model, or of the Hub's copy; "" if there is none."""
+    if policy.startswith(OBJECT_PREFIXES):
+        return ""
     name, _, rest = policy.partition(":")
     factory: Any = load_factory("sampler", name)
     if not factory.cli_syntax.endswith(":DIR"):
