@@ -176,7 +176,7 @@ def digest(folder: Path) -> dict[str, str]:
 def timeless(path: Path) -> bytes:
     """The episodes without the seconds that tools took, which differ from run to run."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for result in (result for row in rows for heard in (row.get("session") or {}).get("heard", ()) for result in heard.get("results", ())):
+    for result in (result for row in rows for heard in (row.get("session") or {}).get("step_results", ()) for result in heard.get("tool_results", ())):
         result.pop("seconds", None)
     return json.dumps(rows).encode()
 

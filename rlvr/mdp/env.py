@@ -6,7 +6,7 @@
 >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())   # doctest: +SKIP
 
 The reward is 0.0 until the episode ends, then the verifier's score, also if the verdict has step rewards (`Verdict.step_rewards`; the
-learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["scored"]` False:
+learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["is_scored"]` False:
 exclude it, because it is not a wrong answer.
 No TimeLimit wrapper is registered: it would end the episode without running the verifier.
 """
@@ -217,12 +217,12 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             "task_id": self.state.task.id,
             "turns": len(self.state.completions),
             "text": self.mdp.get_answer(self.state) if verdict else "",
-            "end": ""
+            "stop_reason": ""
             if self.state.stop_reason is None
             else "failed"
             if verdict and not verdict.is_scored
             else self.state.stop_reason.value,
-            "scored": bool(verdict and verdict.is_scored),
+            "is_scored": bool(verdict and verdict.is_scored),
             "score": float(verdict.score or 0.0) if verdict else 0.0,
             "fault": verdict.fault.value if verdict else "",
             "reason": verdict.reason if verdict else "",

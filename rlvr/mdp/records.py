@@ -42,20 +42,20 @@ def step_result_to_json(heard: StepResult) -> dict[str, Any]:
     """Convert a step result, with its tool results, to JSON.
 
     >>> step_result_to_json(StepResult(done=True))
-    {'messages': [], 'over': True}
+    {'messages': [], 'done': True}
     """
-    row: dict[str, Any] = {"messages": [dict(message) for message in heard.messages], "over": heard.done}
-    return row | ({"results": [_to_json(result) for result in heard.tool_results]} if heard.tool_results else {})
+    row: dict[str, Any] = {"messages": [dict(message) for message in heard.messages], "done": heard.done}
+    return row | ({"tool_results": [_to_json(result) for result in heard.tool_results]} if heard.tool_results else {})
 
 
 def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
     """Build a step result from JSON.
 
-    >>> step_result_from_json({"messages": [], "over": True}).tool_results
+    >>> step_result_from_json({"messages": [], "done": True}).tool_results
     ()
     """
     return StepResult(
-        tuple(row["messages"]), done=row["over"], tool_results=tuple(_from_json(ToolResult, result) for result in row.get("results", ()))
+        tuple(row["messages"]), done=row["done"], tool_results=tuple(_from_json(ToolResult, result) for result in row.get("tool_results", ()))
     )
 
 

@@ -71,7 +71,7 @@ class SessionHandle:
     def collect_transcript(self, turns: tuple[Turn, ...], step_results: tuple[StepResult, ...]) -> Transcript | Verdict:
         """Collect the transcript. Never raises: a failure gives a verdict instead."""
         try:
-            return self._call_session("evidence", lambda session: _collect_transcript(session, turns, step_results))
+            return self._call_session("artifacts", lambda session: _collect_transcript(session, turns, step_results))
         except (Exception, SystemExit) as error:
             return Verdict(None, f"{self.current_call} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
@@ -142,7 +142,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
     asked = "answer"
     try:
         answer = require_text(session.answer(turns))
-        asked = "evidence"
+        asked = "artifacts"
         left = session.artifacts()
         try:
             evidence = to_plain_artifacts(left)
@@ -176,7 +176,7 @@ def to_plain_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
 class RecordedSession(Session):
     """Replays a recorded session: it returns the recorded replies without side effects.
 
-    >>> RecordedSession({"heard": [{"messages": [], "over": True}], "answer": "4"}).step(Turn("4")).done
+    >>> RecordedSession({"step_results": [{"messages": [], "done": True}], "answer": "4"}).step(Turn("4")).done
     True
     """
 
@@ -189,14 +189,14 @@ class RecordedSession(Session):
 
     def initial_messages(self) -> Sequence[Message]:
         """Return the recorded initial messages."""
-        return tuple(self.record.get("opening", ()))
+        return tuple(self.record.get("initial_messages", ()))
 
     def step(self, turn: Turn) -> StepResult | None:
         """Return the next recorded reply."""
-        if self.next_turn >= len(self.record["heard"]):
+        if self.next_turn >= len(self.record["step_results"]):
             raise EnvError(f"turn {self.next_turn} was not recorded")
         self.next_turn += 1
-        return step_result_from_json(self.record["heard"][self.next_turn - 1])
+        return step_result_from_json(self.record["step_results"][self.next_turn - 1])
 
     def answer(self, turns: Sequence[Turn]) -> str:
         """Return the recorded answer."""
@@ -215,8 +215,8 @@ def build_session_record(
     record: dict[str, Any] = {"seed": session_handle.seed} | (
         {"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {}
     )
-    record |= {"opening": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
-    record |= {"turns": [turn_to_json(turn) for turn in turns], "heard": [step_result_to_json(said) for said in step_results]}
+    record |= {"initial_messages": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
+    record |= {"turns": [turn_to_json(turn) for turn in turns], "step_results": [step_result_to_json(said) for said in step_results]}
     if collected is None:
         return record
     if isinstance(collected, Verdict):
@@ -229,12 +229,12 @@ def build_session_record(
 def load_recorded_transcript(record: Mapping[str, Any]) -> Transcript | Verdict:
     """Load the transcript from a session record, or the verdict if the transcript could not be collected.
 
-    >>> load_recorded_transcript({"seed": 7, "heard": [], "answer": "4"}).answer
+    >>> load_recorded_transcript({"seed": 7, "step_results": [], "answer": "4"}).answer
     '4'
     """
     if verdict := record.get("verdict"):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
-    turns, heard = tuple(map(turn_from_json, record.get("turns", ()))), tuple(map(step_result_from_json, record["heard"]))
+    turns, heard = tuple(map(turn_from_json, record.get("turns", ()))), tuple(map(step_result_from_json, record["step_results"]))
     return Transcript(str(record["answer"]), RecordedSession(record).artifacts(), turns, heard)
 
 

@@ -31,7 +31,7 @@ def decode_messages(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[s
             return None
         before, _, after = tokenizer.decode(tokenizer.render_reply(REPLY_PLACEHOLDER)).partition(REPLY_PLACEHOLDER)
         turns = []
-        later = list(zip(row["tokens"], row["acted"], strict=True))[len(given) :]
+        later = list(zip(row["tokens"], row["action_mask"], strict=True))[len(given) :]
         for own, stretch in groupby(later, key=lambda pair: bool(pair[1])):
             ids = [token for token, _ in stretch]
             text = tokenizer.decode(ids)
@@ -56,13 +56,13 @@ def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
 def load_recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Load the messages after the prompt, up to the policy's last turn, from a session record; None if it has no turns.
 
-    >>> load_recorded_messages({"turns": [{"text": "4"}], "heard": [{"messages": [], "over": True}]})
+    >>> load_recorded_messages({"turns": [{"text": "4"}], "step_results": [{"messages": [], "done": True}]})
     [{'role': 'assistant', 'content': '4'}]
     """
     if not record.get("turns"):
         return None
-    turns, heard = list(map(turn_from_json, record["turns"])), list(map(step_result_from_json, record["heard"]))
-    return build_chat_messages(record.get("opening", ()), turns, heard[: len(turns) - 1])
+    turns, heard = list(map(turn_from_json, record["turns"])), list(map(step_result_from_json, record["step_results"]))
+    return build_chat_messages(record.get("initial_messages", ()), turns, heard[: len(turns) - 1])
 
 
 def build_chat_messages(

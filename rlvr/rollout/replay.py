@@ -120,7 +120,7 @@ def find_mismatch(
         if env.state.stop_reason is not None:
             return f"stepping ended ({last}) after {k} of the policy's {len(chosen)} tokens"
         _, paid, _, _, info = env.step(token)
-        last = info["end"]
+        last = info["stop_reason"]
         if not last and paid != 0.0:
             return f"token {k} of the policy has the reward {paid} before the end"
     if ended_by_time and env.state.stop_reason is None:

@@ -34,7 +34,7 @@ class ConversationStats:
 def count_conversation(turns: int, record: Mapping[str, Any] | None) -> ConversationStats:
     """Count the turns and calls of a conversation, from its session record if there is one.
 
-    >>> tally(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "heard": []})
+    >>> tally(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
     Tally(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
     >>> tally(2, None).calls is None
     True
@@ -42,7 +42,7 @@ def count_conversation(turns: int, record: Mapping[str, Any] | None) -> Conversa
     if not record or not record.get("tools"):
         return ConversationStats(turns)
     calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).open_calls]
-    results = {result.call: result for row in record["heard"] for result in step_result_from_json(row).tool_results}
+    results = {result.call: result for row in record["step_results"] for result in step_result_from_json(row).tool_results}
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)
     by_tool = {tool["name"]: named[tool["name"]] for tool in record["tools"]}

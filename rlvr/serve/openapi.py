@@ -62,7 +62,7 @@ def build_document(version: str, verifiers: Sequence[str], envs: Sequence[str]) 
     )
     batch["requestBody"]["content"]["application/x-ndjson"] = {"schema": ROW_SCHEMA}
     batch["responses"]["200"]["content"] = {"application/x-ndjson": {"schema": VERDICT_SCHEMA}}
-    said = _object_schema({"messages": {"type": "array"}, "over": {"type": "boolean"}})
+    said = _object_schema({"messages": {"type": "array"}, "done": {"type": "boolean"}})
     paths: dict[str, Any] = {
         "/verify": {"post": {**_post_operation("Verify one answer.", ROW_SCHEMA, VERDICT_SCHEMA), "parameters": [which, KEY_PARAMETER]}},
         "/verify/batch": {"post": {**batch, "parameters": [which, KEY_PARAMETER]}},

@@ -116,11 +116,11 @@ class SessionHost:
         held.turns.append(turn)
         if cut == "length":
             held.done = True
-            return {"messages": [], "over": True}
+            return {"messages": [], "done": True}
         heard = held.session_handle.step(turn)
         held.step_results.append(heard)
         held.done = heard.done or len(held.turns) >= held.session_handle.environment.max_turns
-        return {**step_result_to_json(heard), "over": held.done}
+        return {**step_result_to_json(heard), "done": held.done}
 
     def _close_session(self, held: OpenSession, *, with_verdict: bool) -> dict[str, Any]:
         try:

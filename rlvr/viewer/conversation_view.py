@@ -14,15 +14,15 @@ from rlvr.turns import Call, CallStatus, ToolResult, Turn
 def build_conversation(session: Mapping[str, Any]) -> dict[str, Any] | None:
     """Convert a recorded session into its tools, opening messages and turns; None if it has no turns, as in records of earlier versions.
 
-    >>> build_conversation({"turns": [{"text": "4"}], "heard": []})
+    >>> build_conversation({"turns": [{"text": "4"}], "step_results": []})
     {'tools': [], 'opening': [], 'turns': [{'said': '4'}]}
     """
     if not session.get("turns"):
         return None
-    turns, heard = [turn_from_json(row) for row in session["turns"]], [step_result_from_json(row) for row in session["heard"]]
+    turns, heard = [turn_from_json(row) for row in session["turns"]], [step_result_from_json(row) for row in session["step_results"]]
     return {
         "tools": [[str(tool["name"]), str(tool["description"])] for tool in session.get("tools", ())],
-        "opening": [_format_message(message) for message in session.get("opening", ())],
+        "opening": [_format_message(message) for message in session.get("initial_messages", ())],
         "turns": [_format_turn(turn, heard[place] if place < len(heard) else StepResult(done=True)) for place, turn in enumerate(turns)],
     }
 

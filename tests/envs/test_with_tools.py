@@ -43,11 +43,11 @@ def test_a_call_then_the_answer() -> None:
         found = episode(environment, [f"!{task.question[:-1]}", task.reference])
     assert (found.reward, found.turns, found.stop_reason) == (1.0, 2, StopReason.TERMINATED)
     said = found.meta["session"]
-    assert said["heard"][0]["messages"][0]["content"] == task.reference and said["tools"][0]["name"] == "calculator"
+    assert said["step_results"][0]["messages"][0]["content"] == task.reference and said["tools"][0]["name"] == "calculator"
     assert said["turns"][0]["calls"][0] | {"id": ""} == {
         "id": "", "name": "calculator", "arguments": {"expression": task.question[:-1]}, "raw": f"!{task.question[:-1]}"
     }  # fmt: skip
-    assert said["heard"][0]["results"][0]["ok"] and said["heard"][0]["results"][0]["text"] == task.reference
+    assert said["step_results"][0]["tool_results"][0]["ok"] and said["step_results"][0]["tool_results"][0]["text"] == task.reference
 
 
 def test_both_ways_to_write_it_are_the_same() -> None:
@@ -69,7 +69,7 @@ def test_a_conversation_keeps_its_own_turns() -> None:
         secret = int(environment.task("train", 0).reference)
         found = episode(environment, ["!1+1", str(secret - 1), str(secret)])
         assert environment.max_turns == 12 and found.reward == 1.0 and found.turns == 3
-        assert [heard["messages"][0]["content"] for heard in found.meta["session"]["heard"][:2]] == ["2", "higher"]
+        assert [heard["messages"][0]["content"] for heard in found.meta["session"]["step_results"][:2]] == ["2", "higher"]
 
 
 class Climb(Environment):
@@ -170,5 +170,5 @@ def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
     for one in found:
-        results = [heard["results"][0] for heard in one.meta["session"]["heard"][:2]]
+        results = [heard["tool_results"][0] for heard in one.meta["session"]["step_results"][:2]]
         assert one.reward == 1.0 and results[1]["text"] == task.reference and results[1]["seconds"] > 0, (one.error, results)

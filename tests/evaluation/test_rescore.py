@@ -257,7 +257,7 @@ def test_a_verifier_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
 
 def test_the_evidence_of_a_session_is_judged_again() -> None:
     boards = Boards()
-    session = {"seed": 0, "heard": [{"messages": [], "over": True}], "answer": "7", "values": {"total": 10}}
+    session = {"seed": 0, "step_results": [{"messages": [], "done": True}], "answer": "7", "values": {"total": 10}}
     found = [
         rlvr.evaluation.rescore._verify_row(boards, boards.task("train", index), {"text": "7", "session": session}, lambda: None)[0].score
         for index in (10, 11)

@@ -123,10 +123,10 @@ def test_the_reward_comes_at_the_end_and_is_the_score() -> None:
     right = [*env.tokenizer.encode("7"), EOS]
     _, reward, terminated, truncated, info = play(env, right)
     assert (reward, terminated, truncated) == (1.0, True, False)
-    assert (info["text"], info["end"], info["scored"], info["score"], info["fault"]) == ("7", "terminated", True, 1.0, "none")
+    assert (info["text"], info["stop_reason"], info["is_scored"], info["score"], info["fault"]) == ("7", "terminated", True, 1.0, "none")
     assert info["task_id"] == "sums/train/7"
     _, reward, terminated, truncated, info = play(env, [*env.tokenizer.encode("7777")])
-    assert (reward, terminated, truncated, info["end"], info["turns"]) == (0.25, False, True, "truncated", 1)
+    assert (reward, terminated, truncated, info["stop_reason"], info["turns"]) == (0.25, False, True, "truncated", 1)
 
 
 def test_a_stop_on_the_last_allowed_token_terminates() -> None:
@@ -138,7 +138,7 @@ def test_a_stop_on_the_last_allowed_token_terminates() -> None:
 def test_on_length_terminate_ends_without_a_bootstrap() -> None:
     env = TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=2, on_length="terminate")
     _, _, terminated, truncated, info = play(env, [ONE, ONE])
-    assert (terminated, truncated, info["end"]) == (True, False, "truncated")
+    assert (terminated, truncated, info["stop_reason"]) == (True, False, "truncated")
 
 
 @pytest.mark.parametrize("verifier, words", [(Raises(), "Raises raised RuntimeError: the judge fell over"), (Unable(), "engine")])
@@ -148,7 +148,7 @@ def test_what_cannot_be_judged_is_no_zero(verifier: Any, words: str, on_length: 
     for actions in ([ONE, EOS], [ONE] * 4):
         _, reward, terminated, truncated, info = play(env, actions)
         assert (reward, terminated, truncated) == (0.0, False, True)
-        assert (info["scored"], info["end"], info["fault"]) == (False, "failed", "infra") and words in info["reason"]
+        assert (info["is_scored"], info["stop_reason"], info["fault"]) == (False, "failed", "infra") and words in info["reason"]
 
 
 @pytest.mark.parametrize("value", [2.0, float("nan"), -0.5, None, "1.0", 1])
@@ -165,7 +165,7 @@ def test_an_environment_that_cannot_say_its_answer_ends_the_episode_without_a_sc
     env = TokenEnv(env=Lost(), tokenizer=TOKENS)
     env.reset(seed=1)
     _, reward, terminated, truncated, info = env.step(env.tokenizer.eos_id)
-    assert (reward, terminated, truncated, info["scored"], info["fault"], info["text"]) == (0.0, False, True, False, "infra", "")
+    assert (reward, terminated, truncated, info["is_scored"], info["fault"], info["text"]) == (0.0, False, True, False, "infra", "")
     assert "answer() raised KeyError" in info["reason"]
 
 

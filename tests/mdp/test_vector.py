@@ -79,10 +79,10 @@ def test_next_step_ignores_the_action_of_the_reset_and_pays_nothing() -> None:
     envs = TokenVectorEnv(2, env=Sums(), tokenizer=TOKENS, obs="ids")
     envs.reset(seed=[1, 2])
     _, _, terminated, _, infos = envs.step(np.array([0, 5]))
-    assert terminated.tolist() == [True, False] and infos["scored"].tolist() == [True, False]
+    assert terminated.tolist() == [True, False] and infos["is_scored"].tolist() == [True, False]
     _, rewards, terminated, truncated, infos = envs.step(np.array([0, 5]))
     assert rewards.tolist() == [0.0, 0.0] and not terminated.any() and not truncated.any()
-    assert infos["end"].tolist() == ["", ""] and infos["scored"].tolist() == [False, False]
+    assert infos["stop_reason"].tolist() == ["", ""] and infos["is_scored"].tolist() == [False, False]
     envs.close()
 
 
@@ -151,7 +151,7 @@ def test_a_verifier_that_never_answers_costs_its_answer_and_not_the_run() -> Non
     envs = TokenVectorEnv(2, env=Sums(verifier=judge), tokenizer=TOKENS, obs="ids", verify_timeout_s=0.05)
     envs.reset(seed=0)
     _, rewards, terminated, truncated, infos = envs.step(np.array([0, 5]))
-    assert (rewards[0], terminated[0], truncated[0], infos["end"][0], infos["fault"][0]) == (0.0, False, True, "failed", "infra")
+    assert (rewards[0], terminated[0], truncated[0], infos["stop_reason"][0], infos["fault"][0]) == (0.0, False, True, "failed", "infra")
     assert "no verdict within 0.05 s" in infos["reason"][0]
     judge.release()
     envs.close()

@@ -47,7 +47,7 @@ def row(episode: Episode, split: str, index: int) -> dict[str, Any]:
         "task_id": episode.task_id,
         "tokens": episode.tokens,
         "action_mask": [int(own) for own in episode.action_mask],
-        "end": episode.stop_reason.value,
+        "stop_reason": episode.stop_reason.value,
         "reward": episode.reward,
     }
 
@@ -130,7 +130,7 @@ def drifts(e: Episode) -> list[Any]:
         ("one token more", {"tokens": [*e.tokens, 5], "action_mask": [*e.action_mask, True]}, "stepping ended (terminated) after"),
         ("one token less", {"tokens": e.tokens[:-1], "action_mask": e.action_mask[:-1]}, "the episode continues"),
         ("an environment token more", {"tokens": [*e.tokens, 5], "action_mask": [*e.action_mask, False]}, "the tokens differ"),
-        ("the end", {"end": "truncated"}, "stepping ended terminated, recorded truncated"),
+        ("the end", {"stop_reason": "truncated"}, "stepping ended terminated, recorded truncated"),
         ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "the reward is"),
     ]
 
@@ -158,7 +158,7 @@ def test_a_drift_in_the_settings_is_found() -> None:
     env = TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=3)
     assert replay_rows(env, rows).mismatches == 0
     longer = TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=4)  # a cap that differs
-    assert replay_rows(longer, rows).mismatches == sum(r["end"] == "truncated" for r in rows) > 0
+    assert replay_rows(longer, rows).mismatches == sum(r["stop_reason"] == "truncated" for r in rows) > 0
     other = TokenEnv(env=Sums(below=30), tokenizer=TOKENS, max_new_tokens=3)  # other settings, other tasks
     assert replay_rows(other, rows).mismatches > 0
 
@@ -183,7 +183,7 @@ def run(tmp_path: Path) -> Path:
     mdp = TokenMDP(Talk(chatter=2), CharTokenizer(DIGITS), max_new_tokens=6, max_length=22)
     rng = np.random.default_rng(2)
     rows = [row(sampled(mdp, "train", i, rng, 0.4), "train", i) for i in range(60)]
-    rows.append({**rows[0], "end": "failed", "tokens": [], "action_mask": []})
+    rows.append({**rows[0], "stop_reason": "failed", "tokens": [], "action_mask": []})
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return tmp_path
 
@@ -265,12 +265,12 @@ def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> No
     with Rollout(env.mdp, sampler=sampler) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
     rows = [json.loads(json.dumps({**row(e, "train", i), **e.meta})) for i, e in enumerate(episodes)]
-    assert {len(r["session"]["heard"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)
+    assert {len(r["session"]["step_results"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)
     boards.happens = lambda what, task, turn: seen.append(what)
     report = replay_rows(env, rows)
     assert (report.episodes, report.mismatches, report.num_recorded_sessions, seen) == (20, 0, 20, []), report.details
     assert report.to_dict()["recorded"] == 20
-    asked = next(r for r in rows if r["session"]["heard"] and not r["session"]["heard"][0]["over"] and len(r["session"]["heard"]) > 1)
-    asked["session"]["heard"][0]["messages"][0]["content"] += "9"
+    asked = next(r for r in rows if r["session"]["step_results"] and not r["session"]["step_results"][0]["done"] and len(r["session"]["step_results"]) > 1)
+    asked["session"]["step_results"][0]["messages"][0]["content"] += "9"
     assert replay_rows(env, rows).mismatches == 1
     env.close()

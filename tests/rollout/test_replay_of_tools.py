@@ -48,15 +48,15 @@ def test_a_recorded_conversation_is_replayed_without_its_world() -> None:
     assert not again.opened  # nothing was called again
 
 
-@pytest.mark.parametrize("part", ["tools", "opening", "heard"])
+@pytest.mark.parametrize("part", ["tools", "opening", "step_results"])
 def test_a_record_that_was_changed_is_noticed(part: str) -> None:
     row = recorded(Desks())
     if part == "tools":
         row["session"]["tools"] = row["session"]["tools"][:1]
     elif part == "opening":
-        row["session"]["opening"] = []
+        row["session"]["initial_messages"] = []
     else:
-        row["session"]["heard"][0]["messages"][0]["content"] = "9"
+        row["session"]["step_results"][0]["messages"][0]["content"] = "9"
     assert "differ" in replayed(row, Desks())
 
 

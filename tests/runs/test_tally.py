@@ -24,7 +24,7 @@ def test_every_call_is_counted_once_and_those_that_failed_are_errors() -> None:
 
 def test_a_call_in_the_reasoning_of_an_answer_is_no_call() -> None:
     thought = {"id": "0.0", "name": "python", "arguments": {}, "status": "in_thought"}
-    session = agent_session() | {"turns": [{"text": "4", "content": "4", "calls": [thought]}], "heard": []}
+    session = agent_session() | {"turns": [{"text": "4", "content": "4", "calls": [thought]}], "step_results": []}
     assert count_conversation(1, session).calls == 0
 
 

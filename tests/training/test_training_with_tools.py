@@ -29,7 +29,7 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     result = train(config, out=tmp_path / "run")
     assert result.accuracy_after is not None and result.accuracy_after > 0.5
     rows = list(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
-    called = [row for row in rows if any(heard.get("results", [{}])[0].get("ok") for heard in row["session"]["heard"])]
+    called = [row for row in rows if any(heard.get("tool_results", [{}])[0].get("ok") for heard in row["session"]["step_results"])]
     assert len(called) > len(rows) / 2 and all("add" in str(row["session"]["turns"]) for row in called)
     (row,), (times,) = (list(read_jsonl(tmp_path / "run" / name)) for name in ("metrics.jsonl", "timings.jsonl"))
     calls = sum(len(turn.get("calls", ())) for row in rows for turn in row["session"]["turns"])

@@ -33,7 +33,7 @@ def test_a_result_is_shown_once_and_other_messages_as_replies() -> None:
 
 def test_a_call_that_nothing_answered_says_so_and_a_record_of_an_earlier_version_is_left_out() -> None:
     session = agent_session()
-    session["heard"] = session["heard"][:2]
+    session["step_results"] = session["step_results"][:2]
     talk = build_conversation(session)
     assert talk is not None and [call["state"] for call in talk["turns"][2]["calls"]] == ["no result"] * 2
-    assert build_conversation({}) is None and build_conversation({"heard": [{"messages": [], "over": True}], "answer": "4"}) is None
+    assert build_conversation({}) is None and build_conversation({"step_results": [{"messages": [], "done": True}], "answer": "4"}) is None

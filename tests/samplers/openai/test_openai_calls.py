@@ -62,7 +62,7 @@ def test_calls_are_run_and_their_results_are_sent_back(tmp_path: Path) -> None:
     assert [[call.get("status", "ok") for call in turn.get("calls", ())] for turn in turns] == [
         ["ok", "bad_arguments"], ["bad_json", "unknown_tool"], ["ok"], []
     ]  # fmt: skip
-    assert [heard["results"][0]["text"] for heard in row["session"]["heard"][:3]][::2] == ["3", "7"]
+    assert [heard["tool_results"][0]["text"] for heard in row["session"]["step_results"][:3]][::2] == ["3", "7"]
     assert row["text"] == "!add 50" and row["session"]["values"] == {"total": 7}  # the content of an endpoint is not searched for calls
 
     again = rescore(tmp_path / "run", out=tmp_path / "again")
@@ -94,5 +94,5 @@ def test_a_call_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
     with endpoint(lambda path, body, before: answer) as seen:
         evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
     (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
-    assert row["stop_reason"] == "truncated" and row["session"]["heard"] == [] and row["session"]["turns"][0]["calls"][0]["status"] == "unclosed"
+    assert row["stop_reason"] == "truncated" and row["session"]["step_results"] == [] and row["session"]["turns"][0]["calls"][0]["status"] == "unclosed"
     assert row["session"]["values"] == {"total": 0} and row["verdict"]["score"] == 0.0
