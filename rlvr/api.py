@@ -24,7 +24,7 @@ from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_ki
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
-    from rlvr.evaluation.evaluate import EvalReport
+    from rlvr.evaluation.report import EvalReport
     from rlvr.runs.run import Run
     from rlvr.training.train import TrainReport
 

@@ -31,7 +31,9 @@ class FunctionVerifier(Verifier):
 
     examples = (Example(reference="4", correct=("4",), incorrect=("5", "44")),)
 
-    def __init__(self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] = (0.0, 1.0)) -> None:
+    def __init__(
+        self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
         """Set the function.
 
         Args:

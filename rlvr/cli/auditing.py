@@ -16,6 +16,7 @@ from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_pairs,
 from rlvr.conformance.audit.html_report import render_page
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
+from rlvr.evaluation.report import make_table
 from rlvr.evaluation.statistics import wilson_interval
 from rlvr.registry.plugins import load_factory
 
@@ -110,7 +111,7 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
         rate = "" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
         rows.append((family.name, f"{kind} {family.failed}/{scored}", rate, f"{family.unscored}", f"{family.crashed}", shown))
     if rows:
-        console.print(screen.make_table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))
+        console.print(make_table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))
     facts = [
         (f"{source}, {name.replace('_', ' ')}s", "none verified" if rate is None else f"{rate:.2%}")
         for source, rates in report.compute_rates().items()

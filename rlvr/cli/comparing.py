@@ -11,6 +11,7 @@ from rich.text import Text
 from rlvr.cli import screen
 from rlvr.evaluation.compare import EnvComparison, RunComparison, compare_evaluations
 from rlvr.evaluation.export import write_export
+from rlvr.evaluation.report import align_numbers, make_table
 
 MAX_NAMED_TASKS = 3
 """The maximum of won and lost tasks that are named."""
@@ -32,7 +33,7 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     console.print()
     p = "p, Holm" if len(found.envs) > 1 else "p"
     head = ("environment", "A", "B", "A - B", "95 %", p, "won", "lost", "MDE")
-    console.print(screen.align_numbers(screen.make_table(head, [_format_row(env) for env in found.envs.values()])))
+    console.print(align_numbers(make_table(head, [_format_row(env) for env in found.envs.values()])))
     console.print()
     for env in found.envs.values():
         console.print(

@@ -22,6 +22,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.section import validate_section
 from rlvr.errors import ConfigError, MissingExtra, format_install_command
+from rlvr.evaluation.report import make_table
 from rlvr.registry.plugins import PLUGIN_KINDS, list_imported_entries, load_factory
 from rlvr.samplers._vllm_version import check_version, format_supported_range, get_installed_version
 
@@ -82,7 +83,7 @@ def _print_findings(findings: Sequence[Finding], *, json: bool) -> int:
         return int(broken)
     console = screen.make_stdout_console()
     signs = {"ok": screen.make_status_mark(True), "missing": Text("–", style="yellow"), "broken": screen.make_status_mark(False)}
-    console.print(screen.make_table(("", "what", "found", "what to do"), [(signs[f.state], f.name, f.detail, f.advice) for f in findings]))
+    console.print(make_table(("", "what", "found", "what to do"), [(signs[f.state], f.name, f.detail, f.advice) for f in findings]))
     return int(broken)
 
 

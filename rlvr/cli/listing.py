@@ -13,6 +13,7 @@ from rlvr.cli import screen
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.evaluation.report import make_table
 from rlvr.registry.plugins import (
     PACKAGE_FOLDER,
     PLUGIN_KINDS,
@@ -43,9 +44,7 @@ def list_plugins(word: str | None, *, json: bool) -> None:
     console = screen.make_stdout_console()
     for plural, rows in found.items():
         console.print(
-            screen.make_table(("name", "source", "summary"), [_make_table_row(row) for row in rows], title=plural)
-            if rows
-            else f"no {plural}"
+            make_table(("name", "source", "summary"), [_make_table_row(row) for row in rows], title=plural) if rows else f"no {plural}"
         )
         console.print()
 
@@ -62,7 +61,7 @@ def list_catalog(word: str | None, name: str, *, json: bool) -> None:
         screen.print_json(rows)
         return
     lines = [(row["name"], row["offered"], row["why"]) for row in rows]
-    screen.make_stdout_console().print(screen.make_table(("name", "offered", "how, or why not"), lines, title=f"envs of {name}"))
+    screen.make_stdout_console().print(make_table(("name", "offered", "how, or why not"), lines, title=f"envs of {name}"))
 
 
 def list_rows(plural: str) -> list[dict[str, str]]:
@@ -103,7 +102,7 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     cells: list[tuple[str, ...]] = list(lines)
     if not any(line[3] for line in lines):  # no setting has a description: leave the column out
         columns, cells = columns[:3], [line[:3] for line in lines]
-    console.print(screen.make_table(columns, cells) if cells else "It has no settings.")
+    console.print(make_table(columns, cells) if cells else "It has no settings.")
     if idle:
         console.print(Text(f"\nUsed only together with other settings: {', '.join(idle)}", style="dim"))
 
@@ -120,7 +119,7 @@ def _show_config(section: str, *, json: bool) -> None:
         )
         return
     lines = [(path, key.default, f"{key.description} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]
-    screen.make_stdout_console().print(screen.make_table(("key", "default", "about"), lines))
+    screen.make_stdout_console().print(make_table(("key", "default", "about"), lines))
 
 
 def describe_plugin(word: str, name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from rlvr.cli import screen
+from rlvr.evaluation.report import make_table
 
 
 def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:
@@ -31,12 +32,12 @@ def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | 
         )
         for c in checks
     ]
-    console.print(screen.make_table(("", "computed as", "largest difference", "allowed", ""), lines))
+    console.print(make_table(("", "computed as", "largest difference", "allowed", ""), lines))
     if refused:
         console.print(Text.assemble(screen.make_status_mark(False), " ", refused))
     numbers = [[f"{value:.1e}" for value in (row.median, row.p99, row.largest, row.kl)] for row in rows]
     cells = [(row.precision, f"{row.temperature:g}", row.position, str(row.tokens), *n) for row, n in zip(rows, numbers, strict=True)]
     console.print(Text(f"log-probabilities of {sampler} against the trainer's, {model}", style="bold"))
-    console.print(screen.make_table(("precision", "temperature", "tokens of an answer", "count", "median", "99 %", "largest", "KL"), cells))
+    console.print(make_table(("precision", "temperature", "tokens of an answer", "count", "median", "99 %", "largest", "KL"), cells))
     console.print(Text.assemble(screen.make_status_mark(sound), " ", words))
     return int(not sound)

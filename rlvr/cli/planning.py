@@ -8,6 +8,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.errors import ConfigError, MissingExtra
+from rlvr.evaluation.report import make_table
 
 
 def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: bool) -> int:
@@ -38,7 +39,7 @@ def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: boo
         return int(not fits)
     console = screen.make_stdout_console()
     console.print(Text(f"memory of {'each of ' if gpus > 1 else ''}{gpus} {device.type}, {recipe}", style="bold"))
-    console.print(screen.make_table(("what", "GB", "why"), [(part.name, f"{part.gigabytes:.2f}", part.why) for part in parts]))
+    console.print(make_table(("what", "GB", "why"), [(part.name, f"{part.gigabytes:.2f}", part.why) for part in parts]))
     console.print(Text.assemble(screen.make_status_mark(fits), " ", words))
     return int(not fits)
 

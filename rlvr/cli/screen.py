@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,25 +31,6 @@ def _make_console(*, stderr: bool) -> Console:
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON; NaN is an error."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str), flush=True)
-
-
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
-    """Make a table with a rule under the head only; cells are never parsed as markup."""
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return made
-
-
-def align_numbers(table: Table, first_column: int = 1) -> Table:
-    """Right-align the columns of numbers, from `first` on, without wrapping."""
-    table.collapse_padding = True
-    for column in table.columns[first_column:]:
-        column.justify = "right"
-        column.no_wrap = True
-    return table
 
 
 def make_facts_table(rows: Iterable[tuple[str, str]]) -> Table:

@@ -25,12 +25,12 @@ from rlvr.config import hub
 from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Sampler, Verifier
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
+from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.evaluation.episode_sources import RemoteSampling
 from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_attempt_totals
 from rlvr.evaluation.samples import REPORT_FILE, SampleFile, compute_digest, report_write_errors, write_atomic
-from rlvr.evaluation.statistics import Estimate, average_estimates
 from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import group_equal_answers
@@ -42,64 +42,6 @@ OBJECT_PREFIXES = ("object:", "function:")
 """How a plan names a policy that was given as an object."""
 NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
 """Number and size in bytes of the pieces of each weights file that are hashed."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """The results of an evaluation, by environment.
-
-    >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).withheld_envs
-    []
-    """
-
-    suite: str
-    run_folder: Path | None
-    plan: EvalPlan
-    envs: dict[str, EnvSummary]
-    duration_s: float = 0.0
-    """Seconds of sampling and verification, in all runs together."""
-    timed_tokens: int = 0
-    """Tokens that the policy generated in that time."""
-    num_new_samples: int = 0
-    """Number of samples that this call added; the others were already stored."""
-    torn_bytes: int = 0
-    """Bytes of an unfinished last line that a killed process left."""
-
-    @property
-    def withheld_envs(self) -> list[str]:
-        """Environments without a headline score, because too many samples have no score."""
-        return [name for name, env in self.envs.items() if env.is_headline_withheld]
-
-    def table(self, *, width: int | None = None) -> None:
-        """Print the table of results, as `rlvr eval` does."""
-        from rlvr.cli.evaluating import print_report
-
-        print_report(Console(width=width), self)
-
-    def to_pandas(self) -> Any:
-        """Return the metrics as a data frame, one row for each environment."""
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise MissingExtra("pandas", "train") from error
-        return pandas.json_normalize([{"env": name, **row} for name, row in self.to_dict(allow_unscored=True)["envs"].items()])
-
-    def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
-        """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
-        shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.is_headline_withheld)]
-        return average_estimates(shown) if len(shown) == len(self.envs) > 1 else None
-
-    def compute_cost(self, price: TokenPrice) -> float:
-        """Compute the cost of all samples, the already stored ones included."""
-        return sum(price.compute_cost(env.prompt_tokens, env.tokens) for env in self.envs.values())
-
-    def to_dict(self, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> dict[str, Any]:
-        """Convert the metrics to plain data; the cost only if a price was given."""
-        envs = {name: env.to_dict(allow_unscored=allow_unscored) for name, env in self.envs.items()}
-        cost = {"cost": self.compute_cost(price)} if price else {}
-        mean = self.compute_mean(allow_unscored=allow_unscored)
-        told = {"mean": {"avg": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
-        return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
 
 
 def evaluate(

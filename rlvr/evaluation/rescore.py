@@ -21,8 +21,9 @@ from rich.console import Console
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.evaluate import EvalReport, format_verifier_label, make_report
+from rlvr.evaluation.evaluate import format_verifier_label, make_report
 from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.samples import ROWS_FILE, Key, SampleFile, digest_question, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
 from rlvr.mdp.sessions import load_recorded_transcript, verify_answer_safely, verify_transcript_safely

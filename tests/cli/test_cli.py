@@ -18,10 +18,10 @@ import pytest
 
 import rlvr
 from rlvr.cli.commands import app, run_command
-from rlvr.cli.evaluating import format_cost
 from rlvr.cli.settings import parse_settings
 from rlvr.cli.verifying import MAX_QUEUED_PER_WORKER, verify_in_order
 from rlvr.config.config import RunConfig
+from rlvr.evaluation.report import format_cost
 from rlvr.registry.plugins import PACKAGE_FOLDER, list_entries
 from rlvr.task import Verdict
 

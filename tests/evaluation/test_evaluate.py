@@ -23,8 +23,9 @@ from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
-from rlvr.evaluation.evaluate import EvalReport, evaluate, make_env_requests
+from rlvr.evaluation.evaluate import evaluate, make_env_requests
 from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.runner import EvalRunner, get_sample_key
 from rlvr.evaluation.samples import SampleFile, iter_rows, load_plan, load_samples
 from rlvr.evaluation.suite import load_suite

@@ -18,7 +18,8 @@ from rlvr.cli.commands import run_command
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.compare import compare_evaluations
-from rlvr.evaluation.evaluate import EvalReport, evaluate
+from rlvr.evaluation.evaluate import evaluate
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.rescore import rescore
 from rlvr.evaluation.samples import iter_rows, load_samples
 from rlvr.mdp.tokenizers import CharTokenizer

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.cli.evaluating import build_headline_table, list_warnings, print_report
-from rlvr.evaluation.evaluate import EvalReport
 from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.report import EvalReport, build_headline_table, list_warnings, print_report
 from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import EnvSummary, summarize_env

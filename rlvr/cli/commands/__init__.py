@@ -1,9 +1,6 @@
 """The command line: `rlvr`."""
 
-from rlvr.cli.commands import eval_command as measuring
-from rlvr.cli.commands import export_command as exporting
-from rlvr.cli.commands import verifier_commands as judging
-from rlvr.cli.commands import view_command as viewing
+from rlvr.cli.commands import eval_command, export_command, verifier_commands, view_command  # noqa: F401 -- they add their commands
 from rlvr.cli.commands.app import app, main, run_command
 
 __all__ = ["app", "main", "run_command"]

@@ -13,6 +13,7 @@ import typer
 
 import rlvr
 from rlvr.cli.commands.failures import EXIT_INTERRUPTED, print_failure, report_exception
+from rlvr.cli.logging_setup import configure_logging
 from rlvr.errors import ConfigError
 
 app = typer.Typer(
@@ -35,9 +36,14 @@ KINDS_HELP = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, 
 
 @app.callback()
 def show_version_or_help(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log everything, with the name of each logger.")] = False,
+    log_file: Annotated[Path | None, typer.Option("--log-file", metavar="FILE", help="Append the whole log to this file.")] = None,
 ) -> None:
-    """Show the version (`rlvr --version`), or the help if no command was given."""
+    """Set up the log; show the version (`rlvr --version`), or the help if no command was given."""
+    configure_logging(quiet=quiet, verbose=verbose, log_file=log_file)
     if version:
         print(f"rlvr {rlvr.__version__}")
         raise typer.Exit

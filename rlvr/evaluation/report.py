@@ -1,0 +1,271 @@
+"""The report of an evaluation: its metrics by environment, and the tables that are printed of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlvr.errors import MissingExtra
+from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.runner import TokenPrice
+from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
+from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
+
+METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
+MAX_PRINTED_REASONS = 3
+"""The maximum of printed reasons for missing scores."""
+TRUNCATION_MESSAGES = {
+    "tokens": "ran into the length cap",
+    "turns": "used up their turns",
+    "turn": "ended with a turn that was cut (--max-turn-tokens)",
+    "window": "filled the context window (--max-length)",
+    "time": "ran out of time (--episode-s)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """The results of an evaluation, by environment.
+
+    >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).withheld_envs
+    []
+    """
+
+    suite: str
+    run_folder: Path | None
+    plan: EvalPlan
+    envs: dict[str, EnvSummary]
+    duration_s: float = 0.0
+    """Seconds of sampling and verification, in all runs together."""
+    timed_tokens: int = 0
+    """Tokens that the policy generated in that time."""
+    num_new_samples: int = 0
+    """Number of samples that this call added; the others were already stored."""
+    torn_bytes: int = 0
+    """Bytes of an unfinished last line that a killed process left."""
+
+    @property
+    def withheld_envs(self) -> list[str]:
+        """Environments without a headline score, because too many samples have no score."""
+        return [name for name, env in self.envs.items() if env.is_headline_withheld]
+
+    def table(self, *, width: int | None = None) -> None:
+        """Print the table of results, as `rlvr eval` does."""
+        print_report(Console(width=width), self)
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a data frame, one row for each environment."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MissingExtra("pandas", "train") from error
+        return pandas.json_normalize([{"env": name, **row} for name, row in self.to_dict(allow_unscored=True)["envs"].items()])
+
+    def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
+        """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
+        shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.is_headline_withheld)]
+        return average_estimates(shown) if len(shown) == len(self.envs) > 1 else None
+
+    def compute_cost(self, price: TokenPrice) -> float:
+        """Compute the cost of all samples, the already stored ones included."""
+        return sum(price.compute_cost(env.prompt_tokens, env.tokens) for env in self.envs.values())
+
+    def to_dict(self, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> dict[str, Any]:
+        """Convert the metrics to plain data; the cost only if a price was given."""
+        envs = {name: env.to_dict(allow_unscored=allow_unscored) for name, env in self.envs.items()}
+        cost = {"cost": self.compute_cost(price)} if price else {}
+        mean = self.compute_mean(allow_unscored=allow_unscored)
+        told = {"mean": {"avg": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
+        return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+    """Make a table with a rule under the head only; cells are never parsed as markup."""
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def align_numbers(table: Table, first_column: int = 1) -> Table:
+    """Right-align the columns of numbers, from `first` on, without wrapping."""
+    table.collapse_padding = True
+    for column in table.columns[first_column:]:
+        column.justify = "right"
+        column.no_wrap = True
+    return table
+
+
+def print_report(console: Console, report: EvalReport, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> None:
+    """Print the headline of each environment with its counts, the metrics at k, and the warnings."""
+    plan, envs = report.plan, list(report.envs.values())
+    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.sampling_summary}, seed {plan.seed}"))
+    console.print()
+    console.print(build_headline_table(envs, allow_unscored, report.compute_mean(allow_unscored=allow_unscored)))
+    if several := [env for env in envs if env.n > 1 and env.avg and (allow_unscored or not env.is_headline_withheld)]:
+        console.print()
+        console.print(build_metrics_table(several, console.width))
+    lines = [line for env in envs for line in list_warnings(env, allow_unscored)]
+    if lines:
+        console.print()
+    for line in lines:
+        console.print(Text(line, style="yellow"))
+    console.print()
+    console.print(Text(format_closing_line(report, price)))
+
+
+def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean: Estimate | None = None) -> Table:
+    """Build the table with one line for each environment, and one for their mean."""
+    rows: list[list[str | Text]] = []
+    talk = [name for name in ("turns", "calls", "errors") if any(env.has_conversations and getattr(env, name) is not None for env in envs)]
+    for env in envs:
+        refused = env.is_headline_withheld and not allow_unscored
+        avg = Text("refused", style="yellow") if refused else Text(format_percent(env.avg), style="bold")
+        counts = [str(count) for count in (env.tasks, env.scored)]
+        apart = [Text(str(count), style="yellow" if count else "dim") for count in (env.unscored, env.truncated, env.failed)]
+        rows.append(
+            [
+                env.name,
+                avg,
+                "" if refused else format_interval(env.avg),
+                *counts,
+                *apart,
+                *(_format_mean(getattr(env, name)) for name in talk),
+            ]
+        )
+    if mean is not None:
+        rows.append(["mean", Text(format_percent(mean), style="bold"), format_interval(mean), *[""] * (len(rows[0]) - 3)])
+    n = {env.n for env in envs}
+    head = (
+        "environment",
+        f"avg@{n.pop()}" if len(n) == 1 else "avg@n",
+        "95 %",
+        "tasks",
+        "scored",
+        "unscored",
+        "truncated",
+        "failed",
+        *talk,
+    )
+    return align_numbers(make_table(head, rows))
+
+
+def build_metrics_table(envs: Sequence[EnvSummary], width: int) -> Table:
+    """Build the table of metrics at k, with as many of the largest values of k as fit the width of the screen."""
+    ks = sorted({k for env in envs for k in list_k_values(env.n) if k > 1})
+    name = max([len(env.name) for env in envs] + [11])
+    ks = ks[-max((width - name - 8) // 19, 1) :]
+    rows: list[list[str | Text]] = []
+    for env in envs:
+        for place, (key, label) in enumerate((key, label) for key, label in METRIC_LABELS.items() if key in env.at):
+            cells = [_format_cell(env.at[key].get(k)) for k in ks]
+            rows.append([env.name if place == 0 else "", label, *cells])
+    return align_numbers(make_table(("environment", "metric", *(f"k = {k}" for k in ks)), rows), first_column=2)
+
+
+def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
+    """List the warnings about an environment's metrics, one line each."""
+    lines = []
+    if env.is_headline_withheld and not allow_unscored:
+        lines.append(
+            f"{env.name}: no headline, {format_share(env.unscored, env.samples)} have no score; "
+            f"--retry samples them again, --allow-unscored shows the score of the rest"
+        )
+    shown = list(env.reasons.items())[:MAX_PRINTED_REASONS]
+    lines += [f"{env.name}: {count} unscored: {_to_one_line(reason):.120}" for reason, count in shown]
+    if rest := env.unscored - sum(count for _, count in shown):
+        lines.append(f"{env.name}: {rest} unscored for {len(env.reasons) - len(shown)} other reasons")
+    if env.missing:
+        lines.append(f"{env.name}: {env.missing} samples are missing; run the same `rlvr eval` again to sample them")
+    for what, count in env.cut.items():
+        if count > MAX_TRUNCATED_FRACTION * env.samples:
+            told = f"about {env.cap} tokens (--max-new-tokens)"
+            advice = (
+                f"; {told} would leave 1 in 100 truncated"
+                if env.is_cap_sufficient
+                else f"; try {told}; so many were truncated that more may be needed"
+            )
+            more = advice if what == "tokens" else ""
+            lines.append(f"{env.name}: {format_share(count, env.samples)} {TRUNCATION_MESSAGES[what]}; {format_completed(env)}{more}")
+    if env.empty:
+        lines.append(f"{env.name}: in {format_share(env.empty, env.samples)} the answer is empty; it is verified like any other answer")
+    if env.repeated:
+        lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
+    short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
+    if short:
+        lines.append(f"{env.name}: the metrics at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
+    if env.scored and not any(env.at.get("best_at", {1: True}).values()):
+        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or with greedy sampling)")
+    return lines
+
+
+def _to_one_line(text: str) -> str:
+    """Replace line breaks and control characters, which a terminal would interpret, by spaces."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def format_completed(env: EnvSummary) -> str:
+    """Format the mean score of the answers that were not truncated."""
+    if env.completed is not None:
+        return f"{env.completed:.1%} is the mean of those that were not truncated"
+    return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
+
+
+def format_closing_line(report: EvalReport, price: TokenPrice | None) -> str:
+    """Format the closing line: samples, tokens, time, cost, and the path of the run."""
+    envs = report.envs.values()
+    samples, written = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens"))
+    line = f"{samples:,} samples"
+    if report.run_folder and report.num_new_samples < samples:
+        line += f" ({report.num_new_samples:,} of them new)"
+    line += f", {written:,} tokens" + (f" in {report.duration_s:.1f} s" if report.timed_tokens else "")
+    if report.timed_tokens and report.duration_s:
+        line += f", {report.timed_tokens / report.duration_s:,.0f} tokens/s"
+    if price:
+        line += f", cost {format_cost(report.compute_cost(price))} at {price.input_price:g},{price.output_price:g} for a million tokens"
+    if report.torn_bytes:
+        line += f"\nan unfinished last line ({report.torn_bytes} bytes), left by a killed process, was removed and sampled again"
+    return line + (f"\nwritten to {report.run_folder}" if report.run_folder else "")
+
+
+def format_cost(amount: float) -> str:
+    """Format a cost with at least two significant digits.
+
+    >>> format_cost(12.345), format_cost(0.00123), format_cost(0.0)
+    ('12.35', '0.0012', '0.00')
+    """
+    return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.{1 - math.floor(math.log10(amount))}f}"
+
+
+def format_share(count: int, total: int) -> str:
+    """Format a count with its percentage of all samples."""
+    return f"{count} of {total} samples ({count / max(total, 1):.1%})"
+
+
+def format_percent(found: Estimate | None) -> str:
+    """Format the value of an estimate as a percentage."""
+    return "none" if found is None else f"{found.value:.1%}"
+
+
+def format_interval(found: Estimate | None) -> str:
+    """Format the 95 % interval of an estimate, in per cent."""
+    return "" if found is None else f"{100 * found.low:.1f}–{100 * found.high:.1f}"
+
+
+def _format_mean(value: float | None) -> str:
+    """Format a mean per sample; empty for None, such as the calls of an environment without tools."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def _format_cell(found: Estimate | None) -> Text:
+    return Text("") if found is None else Text.assemble((format_percent(found), "bold"), (f" {format_interval(found)}", "dim"))
