@@ -175,10 +175,10 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
-        row |= ({"parts": dict(self.components)} if self.components else {}) | (
+        row |= ({"components": dict(self.components)} if self.components else {}) | (
             {"detail": to_plain_json(self.detail)} if self.detail else {}
         )
-        return row | ({"earned": [asdict(e) for e in self.step_rewards]} if self.step_rewards else {})
+        return row | ({"step_rewards": [asdict(e) for e in self.step_rewards]} if self.step_rewards else {})
 
 
 def to_plain_json(value: Any) -> Any:

@@ -77,7 +77,7 @@ def test_the_record_is_plain_json() -> None:
         "score": 0.5,
         "reason": "half",
         "fault": "none",
-        "parts": {"place": 0.5},
+        "components": {"place": 0.5},
         "detail": {"n": 2},
     }
     assert Verdict(None, "down", fault=Fault.INFRA).to_dict() == {"score": None, "reason": "down", "fault": "infra"}

@@ -76,7 +76,7 @@ def rescore(
         with ProgressReporter(console or Console(quiet=True), "judged", len(last), had, initial_delay_s=5.0) as work:
             while rows := list(islice(todo, MAX_PARALLEL_ROWS)):
                 for row in _rescore_rows(rows, plan, environments, judges, tokenizer):
-                    unknown += (row["verdict"] or {}).get("detail", {}).get("earned") == UNKNOWN_STEP_REWARDS
+                    unknown += (row["verdict"] or {}).get("detail", {}).get("step_rewards") == UNKNOWN_STEP_REWARDS
                     file.append(row)
                     work.advance({})
         if unknown and console:
@@ -135,7 +135,7 @@ def _verify_row(
         return verdict, []
     spoken = load_tokenizer()
     if spoken is None or (messages := decode_messages(row, spoken)) is None:
-        return replace(verdict, step_rewards=(), detail={**verdict.detail, "earned": UNKNOWN_STEP_REWARDS}), []
+        return replace(verdict, step_rewards=(), detail={**verdict.detail, "step_rewards": UNKNOWN_STEP_REWARDS}), []
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     mdp, state = (
         TokenMDP(environment, spoken),

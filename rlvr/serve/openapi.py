@@ -25,7 +25,7 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
         "score": {"type": ["number", "null"], "description": "From 0 to 1. Null: not verified, which is not a score of 0."},
         "reason": {"type": "string"},
         "fault": {"enum": ["none", "answer", "task", "infra"]},
-        "parts": {"type": "object"},
+        "components": {"type": "object"},
         "detail": {"type": "object"},
     },
 }

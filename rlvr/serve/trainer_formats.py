@@ -68,7 +68,7 @@ def parse_nemo_gym_request(body: Mapping[str, Any]) -> bytes:
 def format_nemo_gym_reply(body: Mapping[str, Any], line: bytes) -> dict[str, Any]:
     """Format the reply to NeMo-Gym: the request with its reward."""
     verdict = json.loads(line)
-    return {**body, "reward": require_score(verdict), "reason": verdict["reason"], "reward_components": verdict.get("parts", {})}
+    return {**body, "reward": require_score(verdict), "reason": verdict["reason"], "reward_components": verdict.get("components", {})}
 
 
 def dump_json(value: Any) -> bytes:

@@ -18,8 +18,8 @@ class EpisodeCurves:
     """Counts the scores of groups and the reward components by step, episode by episode.
 
     >>> rates = EpisodeCurves()
-    >>> for score in (1.0, 0.0): rates.append({"step": 1, "group": "1:0", "verdict": {"score": score}})
-    >>> rates.panels()[0]["lines"]["some right"]
+    >>> for score in (1.0, 0.0): rates.add_episode({"step": 1, "group": "1:0", "verdict": {"score": score}})
+    >>> rates.build_panels()[0]["lines"]["some right"]
     [1.0]
     """
 
@@ -36,7 +36,7 @@ class EpisodeCurves:
         counts = self._groups[row["step"]].setdefault(str(row["group"]), [0, 0])
         counts[0] += score >= 1
         counts[1] += 1
-        for name, value in (verdict.get("parts") or {}).items():
+        for name, value in (verdict.get("components") or {}).items():
             if isinstance(value, int | float):
                 sums = self._components[row["step"]].setdefault(str(name), [0.0, 0.0])
                 sums[0] += value

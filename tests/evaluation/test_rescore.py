@@ -183,7 +183,7 @@ def test_when_a_score_was_earned_is_worked_out_anew(tmp_path: Path) -> None:
     assert before["turns"] == 3 and [reward for reward in before["rewards"] if reward] == [0.125] * 3
     assert again["verdict"] == before["verdict"] and again["rewards"] == before["rewards"]
     rescore(tmp_path / "a", out=tmp_path / "other", settings={"shift": -1})
-    assert [part["turn"] for part in first(tmp_path / "other")["verdict"]["earned"]] == [-1, 0, 1]
+    assert [part["turn"] for part in first(tmp_path / "other")["verdict"]["step_rewards"]] == [-1, 0, 1]
     rescore(tmp_path / "a", out=tmp_path / "wrong", settings={"shift": 1})
     lost = first(tmp_path / "wrong")
     assert lost["verdict"]["fault"] == "infra" and "for turn 3, and there were 3" in lost["error"] and "rewards" not in lost
@@ -199,7 +199,7 @@ def test_without_the_policy_s_tokenizer_it_is_said_that_nobody_knows_when_a_scor
     rescore(tmp_path / "a", out=tmp_path / "b", console=Console(file=screen, width=300))
     row = first(tmp_path / "b")
     assert row["reward"] == 0.375 and "rewards" not in row and "earned" not in row["verdict"]
-    assert "not known" in row["verdict"]["detail"]["earned"] and "is not available, for 2 of 2 answers" in screen.getvalue()
+    assert "not known" in row["verdict"]["detail"]["step_rewards"] and "is not available, for 2 of 2 answers" in screen.getvalue()
 
 
 def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,10 +133,10 @@ def test_only_the_age_of_the_weights_makes_a_difference(tmp_path: Path) -> None:
 MOMENTS: dict[str, tuple[Any, str, int]] = {
     "sampling beside an update": (HFSampler, "serve", 10),
     "updating beside a sampler": (Learner, "update", 4),
-    "writing the logs": (RunLog, "episodes", 5),
+    "writing the logs": (RunLog, "log_episodes", 5),
     "waiting before a checkpoint": (RolloutPrefetcher, "state_dict", 3),
-    "inside a checkpoint": (checkpoint, "_point", 3),
-    "behind a checkpoint": (checkpoint, "_sync", 20),
+    "inside a checkpoint": (checkpoint, "_replace_link", 3),
+    "behind a checkpoint": (checkpoint, "_fsync", 20),
 }
 """Per moment: what is called then, and at which call the process is killed."""
 
@@ -320,8 +320,8 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
     crew: Any = SimpleNamespace(
         config=tiny_run(**settings(1)),
         accelerator=SimpleNamespace(num_processes=processes),
-        rollout=SimpleNamespace(shared=False),
-        sampler=SimpleNamespace(holds_trainer_up=held),
+        rollout=SimpleNamespace(main_process_samples=False),
+        sampler=SimpleNamespace(blocks_trainer_reason=held),
     )
     crew.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
@@ -353,7 +353,7 @@ def test_the_correction_is_on_unless_somebody_says_otherwise(tmp_path: Path, alg
 
 def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """k copies on the device would take the memory of k models from the trainer, for engines that read files."""
-    monkeypatch.setattr(ahead, "HOST", torch.device("meta"))  # another device, where there is one device only
+    monkeypatch.setattr(ahead, "CPU_DEVICE", torch.device("meta"))  # another device, where there is one device only
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **shape))
     model.lm_head.weight = model.get_input_embeddings().weight

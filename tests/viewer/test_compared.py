@@ -100,7 +100,7 @@ def test_rates_count_groups_and_average_parts() -> None:
     }
     for group, found in scores.items():
         for score in found:
-            rates.add_episode({"step": 1, "group": group, "verdict": {"score": score, "parts": {"format": 1.0 if score else 0.5}}})
+            rates.add_episode({"step": 1, "group": group, "verdict": {"score": score, "components": {"format": 1.0 if score else 0.5}}})
     rates.add_episode({"step": 2, "group": "b", "verdict": None})
     shares, parts = rates.build_panels()
     assert list(shares["lines"].items()) == [(name, [0.25]) for name in BANDS] and shares["stacked"]

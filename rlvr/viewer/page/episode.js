@@ -85,7 +85,7 @@ function reasoningOf(said) {
 /** The details of the verdict: named parts, tests one by one, and other notes of the verifier. */
 function judged(said) {
   const found = [], detail = { ...said.detail };
-  if (said.parts) found.push(make("h2", "", "parts"), tableOf(["part", "score"], Object.entries(said.parts).map(([name, value]) => [name, short(value)])));
+  if (said.components) found.push(make("h2", "", "components"), tableOf(["component", "score"], Object.entries(said.components).map(([name, value]) => [name, short(value)])));
   if (Array.isArray(detail.tests) && detail.tests.every((test) => typeof test?.ok === "boolean")) {
     const mark = (test) => make("span", test.ok === true ? "good" : "bad", test.ok === true ? "passed" : "failed");
     const passed = detail.tests.filter((test) => test.ok === true).length;

@@ -59,7 +59,7 @@ def leaky(tmp_path: Path) -> str:
 def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
     screen, out = quiet(), tmp_path / "run"
     with pytest.raises(CheckFailed, match=r"paid \d+ times for tasks that cannot be solved.*canaries.jsonl"):
-        train(run(tmp_path, f"{leaky}:Leaky", honeypot_limit=0), out=out, console=screen)
+        train(run(tmp_path, f"{leaky}:Leaky", max_rewarded_canaries=0), out=out, console=screen)
     found = list(read_jsonl(out / "canaries.jsonl"))
     assert found and all(row["canary"] and row["reward"] == 1.0 and row["text"] and len(row["reference"]) == 12 for row in found)
     rows = list(read_jsonl(out / "metrics.jsonl"))
@@ -70,29 +70,29 @@ def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
 def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(tmp_path: Path) -> None:
     short = ["eval.tasks=0", "train.steps=12"]
     with pytest.raises(CheckFailed, match="it has a hole and the policy has found it"):
-        train(load_config("honeypots", short), out=tmp_path / "weak", console=quiet())
+        train(load_config("canaries", short), out=tmp_path / "weak", console=quiet())
     for row in read_jsonl(tmp_path / "weak" / "canaries.jsonl"):
-        assert row["verdict"]["parts"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
-    sound = load_config("honeypots", [*short, "env.verifier=numeric", "train.steps=2", "sft_warmup.steps=5"])
+        assert row["verdict"]["components"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
+    sound = load_config("canaries", [*short, "env.verifier=numeric", "train.steps=2", "sft_warmup.steps=5"])
     train(sound, out=tmp_path / "sound", console=quiet())
     assert list(read_jsonl(tmp_path / "sound" / "metrics.jsonl"))[-1]["canary/rewarded_total"] == 0
 
 
 def test_a_sound_verifier_is_not_blamed_and_nothing_else_changes(tmp_path: Path) -> None:
     train(run(tmp_path, "exact"), out=tmp_path / "with", console=quiet())
-    train(run(tmp_path, "exact", honeypots=0.0), out=tmp_path / "without", console=quiet())
+    train(run(tmp_path, "exact", canary_fraction=0.0), out=tmp_path / "without", console=quiet())
     ours, plain = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("with", "without"))
     for with_pots, without in zip(ours, plain, strict=True):
         assert with_pots["canary/sampled"] == 8 and with_pots["canary/rewarded"] == 0
         for name in ("reward", "reward_std", "loss", "grad_norm", "tokens/trained", "completions/mean_length"):
             assert with_pots[name] == without[name], name
-        assert with_pots["tokens/sampled"] == without["tokens/sampled"] + with_pots["tokens/dropped_honeypot"]
+        assert with_pots["tokens/sampled"] == without["tokens/sampled"] + with_pots["tokens/dropped_canary"]
     assert not (tmp_path / "with" / "canaries.jsonl").exists()
     assert replay_run(tmp_path / "with").mismatches == 0
 
 
 def test_the_count_goes_on_after_a_resume(tmp_path: Path, leaky: str) -> None:
-    config = run(tmp_path, f"{leaky}:Leaky", honeypot_limit=1000)
+    config = run(tmp_path, f"{leaky}:Leaky", max_rewarded_canaries=1000)
     train(config, out=tmp_path / "run", console=quiet())
     whole = [row["canary/rewarded_total"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
     pots = CanaryTasks(build("env", "arithmetic"), fraction=0.1, max_rewarded=3, seed=0)
