@@ -24,7 +24,7 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
     "Start": ["agent_quickstart", "data", "train", "evaluate", "gallery"],
     "How to": [
-        "verifier", "environment", "agents", "calls", "endpoints", "view", "honeypots", "serve", "sandbox", "sampling", "scale", "cluster",
+        "verifier", "environment", "agents", "calls", "endpoints", "view", "canary tasks", "serve", "sandbox", "sampling", "scale", "cluster",
         "cluster_runs", "simulation", "their_environments", "foreign_tasks", "task_folders",
         "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],

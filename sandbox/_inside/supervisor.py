@@ -328,13 +328,13 @@ def main(settings: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     rights.clear_bounding_set()
     boxed = groups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
-    nursery = nest.start_namespace_helper() if settings.get("nests") and nest.has_namespace_support() else None
+    namespace_helper = nest.start_namespace_helper() if settings.get("nests") and nest.has_namespace_support() else None
     zygote.preload_modules()
     door, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
         door.close()
-        order = zygote.serve_forks(other, nursery is not None)
+        order = zygote.serve_forks(other, namespace_helper is not None)
         if order is None:
             os._exit(0)
         zygote.run_as_program(order)
@@ -343,7 +343,7 @@ def main(settings: dict[str, Any]) -> None:
     measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE  # reading the memory of other users' processes needs it
     rights.keep_only(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
-    supervisor = Supervisor(settings, {child, nursery.pid} if nursery else {child}, door, nursery)
+    supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.detect_isolation(settings, filtered, supervisor.meter.name, supervisor.killer.mechanism, spaces)
