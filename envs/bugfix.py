@@ -44,7 +44,7 @@ class Bugfix(SandboxEnvironment):
 
     Only the files of the package count. Tests, settings and files that the policy adds do not affect the verdict.
 
-    >>> from rlvr.envs._families import FAMILIES
+    >>> from rlvr.envs._bugfix_families import FAMILIES
     >>> sum(len(family.bugs) for family in FAMILIES.values())
     34
     """

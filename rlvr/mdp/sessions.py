@@ -109,7 +109,7 @@ class SessionHandle:
                 self._is_busy = False
                 left = self._is_closed
             if left:
-                self._close()
+                self._close_session()
 
     def _initialize(self, session: Session) -> None:
         """Query the tools and the initial messages of the session."""

@@ -28,7 +28,7 @@ import statistics
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import part
+from rlvr.algorithms.base.algorithm_spec import component
 
 SEEN = []
 
@@ -37,21 +37,21 @@ def median(answers, *, scale: float = 1.0):
     return [[scale * (r - statistics.median(group)) for r in group] for group in answers.rewards]
 
 
-@part("entropy", "old", "reference", "per_token")
+@component("entropy", "old", "reference", "per_token")
 def looking(answers):
-    SEEN.append(answers.scores)
+    SEEN.append(answers.token_stats)
     return [[np.full(len(e.tokens), r or 0.0) for e, r in zip(g, rs)] for g, rs in zip(answers.groups, answers.rewards)]
 
 
-def counted(columns, total, *, share):
+def counted(columns, all_reduce, *, share):
     SEEN.append({name: column.clone() for name, column in columns.items()})
     return columns["advantages"].abs() * share
 
 
-@part("context", prepare=counted)
+@component("context", compute_batch_stats=counted)
 def weighed(x, *, share: float = 0.5):
-    SEEN.append((x.tokens, x.episodes, x.turns, x.prepared, x.advantages))
-    return -x.prepared * x.advantages * x.new
+    SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
+    return -x.batch_stats * x.advantages * x.new
 """
 
 

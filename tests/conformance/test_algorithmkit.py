@@ -13,33 +13,33 @@ HEAD = '''
 """Broken on purpose."""
 from types import SimpleNamespace
 
-from rlvr.algorithms.base.policy_gradient import PolicyGradient, policy_gradient
-from rlvr.algorithms.base.algorithm_spec import Recipe
+from rlvr.algorithms.base.policy_gradient import PolicyGradient, define_policy_gradient
+from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
 from rlvr.algorithms import grpo
 
 
 def of(base, **more):
-    return Recipe(base, "mine", more.pop("about", "Broken on purpose."), {"advantage": grpo.advantage, "loss": grpo.loss}, more)
+    return AlgorithmSpec(base, "mine", more.pop("about", "Broken on purpose."), {"advantage": grpo.advantage, "loss": grpo.loss}, more)
 
 
 '''
 BROKEN = {
-    "it says what it is for": 'make = policy_gradient("mine", "", grpo.advantage, grpo.loss)',
+    "it says what it is for": 'make = define_policy_gradient("mine", "", grpo.advantage, grpo.loss)',
     "a better answer becomes more likely than a worse one": """
 def advantage(answers):
     return [[-(r or 0.0) for r in group] for group in answers.rewards]
 
-make = policy_gradient("mine", "About.", advantage, grpo.loss)
+make = define_policy_gradient("mine", "About.", advantage, grpo.loss)
 """,
     "a bandit gets better in expectation": """
 def advantage(answers):
     return [[1.0 if r == 0.25 else 0.001 * (r or 0.0) for r in group] for group in answers.rewards]
 
-make = policy_gradient("mine", "About.", advantage, grpo.loss)
+make = define_policy_gradient("mine", "About.", advantage, grpo.loss)
 """,
     "tokens of the environment and answers without a score get nothing": """
 class Mine(PolicyGradient):
-    def credit(self, groups, scores=None, *, total=list):
+    def compute_advantages(self, groups, token_stats=None, *, all_reduce=list):
         return [[[1.0 - e.reward] * len(e.tokens) for e in group] for group in groups]
 
 make = of(Mine)
@@ -48,11 +48,11 @@ make = of(Mine)
 def loss(x):
     return -x.advantages * x.new * x.rows.max()
 
-make = policy_gradient("mine", "About.", grpo.advantage, loss)
+make = define_policy_gradient("mine", "About.", grpo.advantage, loss)
 """,
     "the weights do not depend on the order of the rows": """
 class Mine(PolicyGradient):
-    def row_weights(self, lengths, prompts, *, max_length=0, total=list):
+    def compute_row_weights(self, lengths, prompts, *, max_length=0, all_reduce=list):
         return [1.0 / (k + 1) for k in range(len(lengths))]
 
 make = of(Mine)
@@ -61,17 +61,17 @@ make = of(Mine)
 def loss(x):
     return -(20 * (x.new - x.old)).exp() * x.advantages
 
-make = policy_gradient("mine", "About.", grpo.advantage, loss)
+make = define_policy_gradient("mine", "About.", grpo.advantage, loss)
 """,
     "a resumed run goes on with the same numbers": """
 class Mine(PolicyGradient):
     steps = 0
 
-    def observe(self, rewards, kl_value, total=list):
+    def on_step_end(self, rewards, kl_value, all_reduce=list):
         self.steps += 1
 
-    def credit(self, groups, scores=None, *, total=list):
-        return [[[(1.0 + self.steps) * a for a in row] for row in own] for own in super().credit(groups, total=total)]
+    def compute_advantages(self, groups, token_stats=None, *, all_reduce=list):
+        return [[[(1.0 + self.steps) * a for a in row] for row in own] for own in super().compute_advantages(groups, all_reduce=all_reduce)]
 
 make = of(Mine)
 """,

@@ -23,7 +23,7 @@ HEAD = '''\
 """A plugin with a defect in it."""
 import itertools, random, threading, time
 from rlvr import Environment, Example, Fault, Task, Verdict, Verifier, user
-from rlvr.extraction import find
+from rlvr.extraction import extract_answer
 
 COUNTER = itertools.count()
 '''
@@ -32,7 +32,7 @@ VERIFIER = '''
 class Planted(Verifier):
     """The answer is the reference."""
     version = "1"
-    examples = (Example("42", right=("42", " 42"), wrong=("41", "24")), Example("7", right=("7",), wrong=("8",)))
+    examples = (Example("42", correct=("42", " 42"), incorrect=("41", "24")), Example("7", correct=("7",), incorrect=("8",)))
 
     def verify(self, task, answer):
         if not isinstance(task.reference, str) or not task.reference.strip():
@@ -49,7 +49,7 @@ VERIFIER_DEFECTS = [
     ("it says what it is for", '    """The answer is the reference."""\n', "", "no docstring"),
     ("it says what it is for", 'version = "1"', "version = 1", "version is 1"),
     ("it has examples", "examples = (", "examples = () and (", "add Example"),
-    ("it has examples", 'wrong=("41", "24")), Example("7", right=("7",), wrong=("8",))', "),", "add Example"),
+    ("it has examples", 'incorrect=("41", "24")), Example("7", correct=("7",), incorrect=("8",))', "),", "add Example"),
     ("right answers score 1", "answer.strip()", "answer", "' 42'"),
     ("right answers score 1", "float(right == said)", "0.9 * (right == said)", "scored 0.9"),
     ("wrong answers score 0", "float(right == said)", "float(sorted(right) == sorted(said))", "'24'"),
@@ -114,7 +114,7 @@ ENV_DEFECTS = [
     ("it can be built", "class Planted(Environment):", "class Planted:", "not an rlvr.Environment"),
     ("it says what it is for", '    """Say a number backwards."""\n', "", "no docstring"),
     ("every split has tasks, each with its own id", "planted/{split}/{index}", "planted/{split}/{index // 2}", "share the id"),
-    ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return 0\n\n    def gold", "is empty"),
+    ("every split has tasks, each with its own id", "    def gold", "    def num_tasks(self, split):\n        return 0\n\n    def gold", "is empty"),
     ("every split has tasks, each with its own id", "str(number)[::-1])", "{1, 2})", "not JSON serializable"),
     ("every split has tasks, each with its own id", "return Task(", "return (", "not an rlvr.Task"),
     ("a task is a function of split and index", 'random.Random(f"{split}/{index}")', "random", "not always the same"),
@@ -126,7 +126,7 @@ ENV_DEFECTS = [
     ("the gold answer scores 1", "return task.reference", "return ' ' * 40 + task.reference", "max_new_tokens is 32; raise it"),
     ("the gold answer scores 1", "return task.reference", "return int(task.reference)", "it must be a string"),
     ("every split has tasks, each with its own id", "    def task", "    splits = 'train'\n    def task", "must be a tuple of names"),
-    ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return '7'\n\n    def gold", "num_tasks('train') is '7'"),
+    ("every split has tasks, each with its own id", "    def gold", "    def num_tasks(self, split):\n        return '7'\n\n    def gold", "num_tasks('train') is '7'"),
     ("an empty answer scores 0", PLAIN, lenient("answer.strip() in task.reference"), "''"),
     ("the question as an answer scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),
     ("a hedged answer scores 0", PLAIN, lenient("task.reference in answer.split()"), " or "),

@@ -54,7 +54,7 @@ def test_without_tools_the_gold_answer_is_one_turn() -> None:
 
 
 def test_a_share_of_the_scripts_answers_at_once() -> None:
-    env = make("env", "calculator_sums", shown=0.3)
+    env = make("env", "calculator_sums", tool_call_fraction=0.3)
     calling = sum(env.script(env.task("train", index)) is not None for index in range(400))
     assert 90 <= calling <= 150
 

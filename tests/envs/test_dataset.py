@@ -211,7 +211,7 @@ def test_rows_are_filtered_and_limited(tmp_path: Path) -> None:
         "one": make("env", "dataset", test=path, where={"level": "2"}).size("test"),
         "list": make("env", "dataset", test=path, where={"level": [1, 2]}).size("test"),
         "range": make("env", "dataset", test=path, where={"level": {"min": 2}}).size("test"),
-        "longest": make("env", "dataset", test=path, question="long", where={"long": [f"{'x' * n}" for n in (1, 5, 30)]}, longest=29,
+        "longest": make("env", "dataset", test=path, question="long", where={"long": [f"{'x' * n}" for n in (1, 5, 30)]}, max_question_chars=29,
                         instruction="").size("test"),
         "limit": make("env", "dataset", test=path, limit=7).size("test"),
     }  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_sum_turned_round_is_held_out_with_it() -> None:
 
 def test_arithmetic_is_right_at_every_level() -> None:
     for level in ("1+1", "2+2", "2-2", "3-1", "2*2", "3*1"):
-        env = make("env", "arithmetic", levels=[level], worked=True)
+        env = make("env", "arithmetic", levels=[level], show_steps=True)
         for task in many(env, "train", 200):
             a, sign, b = task.meta["left"], task.meta["sign"], task.meta["right"]
             assert task.question == f"{a}{sign}{b}=" and int(task.reference) == {"+": a + b, "-": a - b, "*": a * b}[sign]
@@ -113,7 +113,7 @@ def test_a_guess_that_is_none_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize("example", [row[-1] for row in GUESS_FORMS])
 def test_each_form_of_a_guess_is_read(example: str) -> None:
-    env = make("env", "guess_number", largest=1000)
+    env = make("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert parse_guess(example) == 500 and env.reply(task, [example]) is None
     assert env.verifier.verify(task, env.answer(task, [example])).passed
@@ -141,7 +141,7 @@ def test_guesses_as_chat_models_write_them_are_read(text: str) -> None:
     "My guess: 500 to 600", "1,00", "500?501?", "9" * 300, "Is it " * 50 + "500",
 ])  # fmt: skip
 def test_what_is_no_guess_is_asked_for_again(text: str) -> None:
-    env = make("env", "guess_number", largest=1000)
+    env = make("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert env.reply(task, [text]) == "say one number"
     assert not env.verifier.verify(task, env.answer(task, [text])).passed

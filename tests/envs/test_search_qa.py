@@ -68,8 +68,8 @@ def test_an_answer_may_be_declared_in_many_ways(form: str) -> None:
 
 def test_the_same_task_and_passages_in_another_process() -> None:
     code = (
-        "import rlvr; from rlvr.envs.search_qa import world; env = rlvr.make('env', 'search_qa'); t = env.task('test', 3); "
-        "print(t.question, t.reference, [x.text for x in world(t.meta['world'], 60).values()])"
+        "import rlvr; from rlvr.envs.search_qa import build_entities; env = rlvr.make('env', 'search_qa'); t = env.task('test', 3); "
+        "print(t.question, t.reference, [x.text for x in build_entities(t.meta['world'], 60).values()])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     task = ENV.task("test", 3)

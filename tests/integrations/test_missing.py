@@ -20,16 +20,16 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 import rlvr, rlvr.integrations
-from rlvr.integrations.rows import rows_of
+from rlvr.integrations.rows import make_rows
 from rlvr.errors import ConfigError
 
 names = [module.name for module in pkgutil.iter_modules(rlvr.integrations.__path__)]
 modules = {{name: importlib.import_module(f"rlvr.integrations.{{name}}") for name in names}}
 sums = rlvr.make("env", "arithmetic")
 asked = {{
-    "inspect_task": lambda: modules["inspect_task"].task_of(sums),
-    "lm_eval": lambda: modules["lm_eval"].dataset_of(sums, "test", 2)(),
-    "trl": lambda: modules["trl"].RolloutFunction(sums, rows_of(sums, "train", 2)),
+    "inspect_task": lambda: modules["inspect_task"].make_inspect_task(sums),
+    "lm_eval": lambda: modules["lm_eval"].make_custom_dataset(sums, "test", 2)(),
+    "trl": lambda: modules["trl"].RolloutFunction(sums, make_rows(sums, "train", 2)),
 }}
 said = {{}}
 for name, ask in asked.items():

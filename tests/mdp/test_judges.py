@@ -18,19 +18,19 @@ CHILD = """
 import time
 from rlvr.contracts import Sampling, Verifier
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.samplers.scripted import Scripted
-from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.rollout.rollout import RolloutRequest, Rollout
+from rlvr.samplers.scripted import ScriptedSampler
+from rlvr.mdp.tokenizers import load_tokenizer
 from tests.fixtures.worlds import TOKENS, Sums
 
 class Hangs(Verifier):
     def verify(self, task, answer):
         time.sleep(120)
 
-environment, tokenizer, sampler = Sums(verifier=Hangs()), tokenizer_from(TOKENS), Scripted()
-sampler.bind(environment, tokenizer)
+environment, tokenizer, sampler = Sums(verifier=Hangs()), load_tokenizer(TOKENS), ScriptedSampler()
+sampler.attach(environment, tokenizer)
 with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, call_timeout_s=0.2) as rollout:
-    [episode] = rollout.collect([Draw(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
+    [episode] = rollout.collect([RolloutRequest(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
 print(episode.error)
 """
 

@@ -24,7 +24,7 @@ def digits(obs: str = "onehot_ids") -> gymnasium.Env[Any, Any]:
     return gymnasium.make(
         "rlvr:rlvr/DigitSum-v0",
         digits=2,
-        largest=2,
+        max_digit=2,
         verifier=PARTIAL,
         tokenizer="chars:01234=",
         max_new_tokens=2,

@@ -104,10 +104,10 @@ def test_to_the_bit_only_where_it_holds() -> None:
 READY = """
 import json, os, torch
 torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-from rlvr.models.determinism import ENVIRONMENT, ready
+from rlvr.models.determinism import DETERMINISTIC_ENVIRONMENT, configure_device
 from tests.fixtures.tiny import tiny_run
-ready(tiny_run({more}), torch.device("{device}"))
-found = {{name: os.environ.get(name) for name in ENVIRONMENT}}
+configure_device(tiny_run({more}), torch.device("{device}"))
+found = {{name: os.environ.get(name) for name in DETERMINISTIC_ENVIRONMENT}}
 print(json.dumps([found, torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()]))
 """
 

@@ -74,8 +74,8 @@ def test_our_own_plugins_are_listed_with_the_first_line_of_their_file() -> None:
 
 def test_listing_imports_no_plugin() -> None:
     code = (
-        "import sys; from rlvr.registry.plugins import KINDS, entries\n"
-        "for kind in ('env', 'verifier', 'sandbox', 'sampler'): entries(kind)\n"
+        "import sys; from rlvr.registry.plugins import list_entries\n"
+        "for kind in ('env', 'verifier', 'sandbox', 'sampler'): list_entries(kind)\n"
         "loaded = [m for m in sys.modules if m.startswith(('rlvr.envs.', 'rlvr.verifiers.', 'rlvr.sandbox.', 'rlvr.samplers.'))]\n"
         "assert not loaded and not {'torch', 'sympy', 'docker', 'transformers'} & set(sys.modules), loaded"
     )

@@ -219,7 +219,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 REAL = [
     ("arithmetic", "chars:0123456789+-*=", {"levels": ["1+1"]}, "random"),
-    ("arithmetic", "chars", {"worked": True, "verifier": {"name": "numeric", "channel": "hash"}}, "gold"),
+    ("arithmetic", "chars", {"worked": True, "verifier": {"name": "numeric", "extractor": "hash"}}, "gold"),
     ("countdown", "chars", {}, "random"),
     ("copy_reverse", "chars:abcd>", {}, "random"),
     ("digit_sum", "chars:0123456789=", {}, "random"),

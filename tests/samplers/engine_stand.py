@@ -49,7 +49,7 @@ class Engine:
     def score(self, tokens: Sequence[int]) -> list[float]:
         return compute_model_logprobs(self.sampler.model, tokens)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         pass
 
     def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:

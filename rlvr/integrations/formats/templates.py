@@ -12,13 +12,13 @@ import rlvr
 '''
 BUILD = """
 environment = rlvr.make("env", $name_repr, **$settings)
-environment.ready()  # checks the requirements before the first conversation
+environment.check_ready()  # checks the requirements before the first conversation
 """
 
 TRL = (
     HEADER
     + """from rlvr.integrations.rows import make_rows
-from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, reward_function
+from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, make_reward_function
 """
     + BUILD
     + """rows = make_rows(environment, $split_repr, $count)  # datasets.Dataset.from_list(rows)
@@ -26,7 +26,7 @@ from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, reward_fu
 
 def reward_funcs():
     \"\"\"For `reward_funcs=`, if the environment has one turn.\"\"\"
-    return [reward_function(environment)]
+    return [make_reward_function(environment)]
 
 
 def environment_factory():

@@ -314,7 +314,7 @@ def test_a_task_of_inspect_pays_for_a_target_and_not_for_a_sentence_around_it(in
 
 
 def test_a_solver_that_asks_again_gives_the_policy_another_turn(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums", settings={"times": 2}, turns=2) as env:
+    with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums", settings={"times": 2}, max_turns=2) as env:
         task = env.task("train", 0)
         gold = str(2 * int(task.question.split()[2]))
         verdict, play = play_conversation(env, task, ["7", gold])
@@ -341,7 +341,7 @@ def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_
 
 
 def test_a_solver_that_changes_what_was_said_is_no_score(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:forgetful", turns=2) as env:
+    with rlvr.make("env", "inspect_task", task=f"{EVALS}:forgetful", max_turns=2) as env:
         verdict = judged(env, "7", "8")
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "changes what was said" in verdict.reason
 

@@ -22,7 +22,7 @@ SERVER = [sys.executable, str(Path(__file__).parents[2] / "fixtures" / "theirs" 
 
 @pytest.fixture(scope="module")
 def guess() -> Iterator[Any]:
-    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, turns=6) as env:
+    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, max_turns=6) as env:
         env.check_ready()
         yield env
 

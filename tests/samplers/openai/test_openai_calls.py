@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlvr.evaluation.evaluate import EvalReport, evaluate
+from rlvr.evaluation.evaluate import evaluate
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.export import write_export
 from rlvr.evaluation.rescore import rescore
 from rlvr.runs.run_log import read_jsonl
