@@ -36,7 +36,7 @@ class BackgroundEventLoop:
     """An event loop in one daemon thread, started when it is first needed.
 
     >>> loop = BackgroundEventLoop()
-    >>> loop.start(asyncio.sleep(0, "done")).result(timeout=10)
+    >>> loop.submit(asyncio.sleep(0, "done")).result(timeout=10)
     'done'
     >>> loop.close()
     """

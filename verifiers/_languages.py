@@ -52,9 +52,9 @@ WORD = re.compile(r"[^\W\d_]+")
 def find_language_mismatch(text: str, language: str) -> str:
     """Explain why a text is not in a language; "" if it is, or if it has no words.
 
-    >>> foreign("The sum of 3 and 4 is 7, so the answer to this is 7.", "en"), foreign("Die Summe ist 7.", "zh")
+    >>> find_language_mismatch("The sum of 3 and 4 is 7, so the answer to this is 7.", "en"), find_language_mismatch("Die Summe ist 7.", "zh")
     ('', '0% of its letters are in the script of zh')
-    >>> foreign("Der Wert ist nicht der, den wir von der Summe und dem Rest haben.", "en")
+    >>> find_language_mismatch("Der Wert ist nicht der, den wir von der Summe und dem Rest haben.", "en")
     'it reads like de, not en'
     """
     plain = NON_PROSE.sub(" ", text)

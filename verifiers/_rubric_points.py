@@ -29,7 +29,7 @@ def add_rubric_points(rubric: str, question: str, answer: str, seed: str) -> tup
 
     Kind, wording and position are drawn from the seed and are equal in both, so the two can only be distinguished by reading the answer.
 
-    >>> met, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
+    >>> met, lacking = add_rubric_points("It is polite.", "Who?", "Yes, please.", "seed")
     >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
     (True, True)
     """

@@ -124,7 +124,7 @@ class Countdown(Verifier):
 def normalize_expression(text: str) -> str:
     r"""Strip Markdown, LaTeX and words around an expression, and rewrite its signs in plain notation.
 
-    >>> plain(r"**$(3+4)\times 2$**"), plain("The expression is 8+1-6.")
+    >>> normalize_expression(r"**$(3+4)\times 2$**"), normalize_expression("The expression is 8+1-6.")
     ('(3+4)* 2', '8+1-6')
     """
     text = _strip_emphasis(text)

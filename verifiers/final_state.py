@@ -23,7 +23,7 @@ class FinalState(Verifier):
     A line break at the end of a file does not count. The reference has `answer`, `files`, or both.
 
     >>> task = Task(({"role": "user", "content": "Sort a.txt"},), {"files": {"a.txt": "1", "b.txt": None}}, id="t")
-    >>> FinalState().judge(task, Transcript("", {"a.txt": b"1", "b.txt": None})).score
+    >>> FinalState().verify_transcript(task, Transcript("", {"a.txt": b"1", "b.txt": None})).score
     1.0
     """
 

@@ -31,7 +31,7 @@ class JsonSchema(Verifier):
 
     >>> import rlvr
     >>> with rlvr.make("verifier", "json_schema") as valid:
-    ...     valid.verify(rlvr.Task("t", rlvr.user("?"), {"type": "object", "required": ["name"]}), '{"name": "Ann"}').score
+    ...     valid.verify(rlvr.Task("?", {"type": "object", "required": ["name"]}), '{"name": "Ann"}').score
     1.0
     """
 

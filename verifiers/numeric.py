@@ -137,7 +137,7 @@ class Numeric(Verifier):
 def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:
     """Parse one numeral to its exact value; None for any other text.
 
-    >>> parse("1,250.50"), parse("1_250"), parse("nan")
+    >>> parse_number("1,250.50"), parse_number("1_250"), parse_number("nan")
     (Fraction(2501, 2), None, None)
     """
     if isinstance(value, bool):
@@ -165,7 +165,7 @@ def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:
 def parse_statement(text: str, *, percent: bool = False) -> Fraction | None:
     """Parse the number at the end of one equation or one plain sentence; None for any other text.
 
-    >>> stated("The product is **280**."), stated("35*8 = 280"), stated("It is not 280"), stated("281 = 280")
+    >>> parse_statement("The product is **280**."), parse_statement("35*8 = 280"), parse_statement("It is not 280"), parse_statement("281 = 280")
     (Fraction(280, 1), Fraction(280, 1), None, None)
     """
     text = strip_markup(text)

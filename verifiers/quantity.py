@@ -89,7 +89,7 @@ class Quantity(Verifier):
 def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:
     """Parse a quantity into value, factor, offset and base units; None for any other text.
 
-    >>> read("3 min"), read("3")
+    >>> parse_quantity("3 min"), parse_quantity("3")
     ((Fraction(3, 1), Fraction(60, 1), Fraction(0, 1), (('s', 1),)), None)
     """
     text = strip_markup(text)

@@ -27,7 +27,7 @@ class Regex(Verifier):
 
     >>> import rlvr
     >>> with rlvr.make("verifier", "regex") as regex:
-    ...     regex.verify(rlvr.Task("t", rlvr.user("A date?"), reference=r"\d{4}-\d{2}-\d{2}"), "2026-11-22").score
+    ...     regex.verify(rlvr.Task("A date?", r"\d{4}-\d{2}-\d{2}"), "2026-11-22").score
     1.0
     """
 

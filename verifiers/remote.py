@@ -195,7 +195,7 @@ class ServiceClient:
 def parse_verdict(line: Mapping[str, Any]) -> Verdict:
     """Parse a verdict from a line of the service.
 
-    >>> verdict_of({"score": 1.0, "reason": "equal", "fault": "none"}).passed
+    >>> parse_verdict({"score": 1.0, "reason": "equal", "fault": "none"}).passed
     True
     """
     if "error" in line:

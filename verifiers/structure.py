@@ -64,7 +64,7 @@ class Structure(Verifier):
         if len(set(sections)) != len(sections):
             raise ConfigError(f"sections {list(sections)!r} names a section twice; name each one once")
         if answer_section not in sections:
-            raise ConfigError(f"judged is {answer_section!r}; it must be one of the sections: {', '.join(sections)}")
+            raise ConfigError(f"answer_section is {answer_section!r}; it must be one of the sections: {', '.join(sections)}")
         if isinstance(malformed_factor, bool) or not isinstance(malformed_factor, int | float) or not 0 <= malformed_factor <= 1:
             raise ConfigError(f"soft is {malformed_factor!r}; it must be a number from 0 to 1")
         self.verifier, self.sections, self.answer_section, self.malformed_factor = (
@@ -107,9 +107,9 @@ class Structure(Verifier):
 def parse_sections(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
     """Parse the content of each section; the second value says what is wrong with the format.
 
-    >>> read("<think>a</think><answer>b</answer>", ["think", "answer"])
+    >>> parse_sections("<think>a</think><answer>b</answer>", ["think", "answer"])
     ({'think': 'a', 'answer': 'b'}, '')
-    >>> read("<answer>b</answer>", ["think", "answer"])[1]
+    >>> parse_sections("<answer>b</answer>", ["think", "answer"])[1]
     '<think> is missing or out of order'
     """
     marks = [mark for mark in TAG_MARK.finditer(text) if mark[2] in sections]

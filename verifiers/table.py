@@ -99,7 +99,7 @@ class Table(Verifier):
 def parse_table(text: str) -> Rows:
     r"""Parse the one table of a text, header first; ValueError if there is none, more than one, or rows have different lengths.
 
-    >>> read("| a | b |\n|---|---|\n| 1 | x\\|y |")
+    >>> parse_table("| a | b |\n|---|---|\n| 1 | x\\|y |")
     [['a', 'b'], ['1', 'x|y']]
     """
     if len(text) > 20 * MAX_CELLS:

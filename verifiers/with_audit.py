@@ -15,14 +15,14 @@ from rlvr.task import Task, Verdict
 
 
 class AuditedVerifier(Verifier):
-    """The score of the first verifier; a fraction of the verdicts also has the score of an audit verifier, as the component `shadow`.
+    """The score of the first verifier; a fraction of the verdicts also has the score of an audit verifier, as the component `audit`.
 
     The sample is a hash of the task and the answer, so that the same answer is always or never audited. A failure of the audit verifier
-    changes nothing. On an environment it is written as `shadow: {verifier: symbolic, share: 0.05}`.
+    changes nothing. On an environment it is written as `audit_verifier: {verifier: symbolic, fraction: 0.05}`.
 
     >>> import rlvr
-    >>> rlvr.make("verifier", "shadow", by="numeric", share=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").parts
-    {'shadow': 1.0}
+    >>> rlvr.make("verifier", "with_audit", audit_with="numeric", fraction=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").components
+    {'audit': 1.0}
     """
 
     needs = {"verifier": "exact"}
@@ -39,7 +39,7 @@ class AuditedVerifier(Verifier):
             fraction: the fraction of answers that are audited.
         """
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise ConfigError(f"share is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
+            raise ConfigError(f"fraction is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
         self.verifier, self.fraction = verifier, float(fraction)
         self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
         self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
@@ -87,8 +87,8 @@ def _attach_audit_score(verdict: Verdict, second: Verdict | None = None) -> Verd
     if second is None or verdict.score is None:
         return verdict
     if second.score is None:
-        return replace(verdict, detail={**verdict.detail, "shadow": second.reason})
-    return replace(verdict, components={**verdict.components, "shadow": second.score})
+        return replace(verdict, detail={**verdict.detail, "audit": second.reason})
+    return replace(verdict, components={**verdict.components, "audit": second.score})
 
 
 make = AuditedVerifier

@@ -42,7 +42,7 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
 
     With `multiple_answers="last"`, the last of several different answers is taken; by default different answers give no answer.
 
-    >>> extract_answer("The answer is 7. Or 8.", "extract_final_line").text is None
+    >>> extract_answer("The answer is 7. Or 8.", "final_line").text is None
     True
     """
     names = [extractor] if isinstance(extractor, str) else list(extractor)

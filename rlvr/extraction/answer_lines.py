@@ -81,7 +81,7 @@ _CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|we
 def reject_later_answer(found: Extraction, after: str) -> Extraction:
     r"""Return the extraction of a box or a tag, or no answer if the text after it retracts it or declares another answer.
 
-    >>> reject_later_answer(Found("42", "in the box"), " So the answer is 43.").several
+    >>> reject_later_answer(Extraction("42", "in the box"), " So the answer is 43.").candidates
     ('42', '43')
     """
     if found.text is None or is_only_punctuation(after):

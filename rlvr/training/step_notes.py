@@ -55,7 +55,7 @@ class StepNotes:
         self._times: deque[Mapping[str, Any]] = deque(maxlen=SPEED_WINDOW_STEPS)
         algorithm = build_from_config("algorithm", config.algorithm)
         settings = {name: value for name, value, _ in algorithm.describe_settings()}
-        self._wastes_zero_variance = algorithm.skips_zero_variance and config.data is None
+        self._wastes_zero_variance = algorithm.traits.skips_zero_variance and config.data is None
         """True if a group with equal scores gives no gradient, so that other sampling would help."""
         self._has_no_reward_weights = settings.get("reward_weights") == {}
         """True if the algorithm weighs the components of the verdict, but no weights are set."""
@@ -148,10 +148,10 @@ class StepNotes:
             max(row.get("audit_verifier/gap", 0.0), row.get("audit_verifier/drop", 0.0) - 0.2) > MAX_AUDIT_GAP
             and row["audit_verifier/pairs"] >= MIN_PAIRS
         ):
-            found["shadow"] = (
+            found["audit"] = (
                 f"the reward and the second verifier drift apart: over the last {row['audit_verifier/pairs']:.0f} answers that both judged the "
                 f"reward is higher by {row['audit_verifier/gap']:.2f}, and their correlation fell by {row.get('audit_verifier/drop', 0.0):.2f}; read such "
-                "answers in episodes.jsonl (parts.shadow): one of the two verifiers is wrong about them"
+                "answers in episodes.jsonl (components.audit): one of the two verifiers is wrong about them"
             )
         if row.get("dynamic_sampling/missing_groups"):
             found["short"] = (

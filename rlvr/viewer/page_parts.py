@@ -38,8 +38,8 @@ class DictionaryColumn:
     """A dictionary-encoded column: each distinct word once, and for each row the index of its word.
 
     >>> column = DictionaryColumn()
-    >>> for end in ("terminated", "truncated", "terminated"): column.append(end)
-    >>> column.words, column.at
+    >>> for end in ("terminated", "truncated", "terminated"): column.add_episode(end)
+    >>> column.words, column.word_indices
     ({'terminated': 0, 'truncated': 1}, [0, 1, 0])
     """
 
@@ -58,7 +58,7 @@ class DictionaryColumn:
 class EpisodeColumns:
     """The columns of the episode list.
 
-    >>> Columns().count
+    >>> EpisodeColumns().count
     0
     """
 

@@ -25,7 +25,7 @@ TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "sa
 class RunSource:
     """A run to show: its folder, the summary for the head of the page, its episodes, and its tokenizer.
 
-    >>> Source(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
+    >>> RunSource(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
     'a'
     """
 
@@ -80,7 +80,7 @@ def load_metrics(run: Path) -> list[dict[str, Any]]:
 def list_held_out_accuracies(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[list[float | None]]:
     """List the accuracies on held-out tasks as `[step, value, low, high]`; the interval is None if the number of tasks is unknown.
 
-    >>> held_out([{"step": 1}, {"step": 2, "eval/accuracy": 0.5}], {"accuracy_before": 0.25})
+    >>> list_held_out_accuracies([{"step": 1}, {"step": 2, "eval/accuracy": 0.5}], {"accuracy_before": 0.25})
     [[0, 0.25, None, None], [2, 0.5, None, None]]
     """
     last = rows[-1].get("step", len(rows)) if rows else 0
@@ -96,7 +96,7 @@ def list_held_out_accuracies(rows: Sequence[Mapping[str, Any]], report: Mapping[
 def compute_share_interval(share: float, tasks: int) -> tuple[float | None, float | None]:
     """Compute the 95 % interval of a share of tasks.
 
-    >>> [round(end, 2) for end in between(0.5, 100)]
+    >>> [round(end, 2) for end in compute_share_interval(0.5, 100)]
     [0.4, 0.6]
     """
     if tasks < 1 or not 0 <= share <= 1:

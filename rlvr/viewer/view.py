@@ -41,7 +41,7 @@ POLL_INTERVAL_S = 5.0
 class WrittenPage:
     """A written page: its path, the number of its episodes or runs, and its size.
 
-    >>> Written(Path("runs/a/view.html"), episodes=1536, bytes=90_000).episodes
+    >>> WrittenPage(Path("runs/a/view.html"), num_episodes=1536, size_bytes=90_000).num_episodes
     1536
     """
 

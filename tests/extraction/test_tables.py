@@ -13,7 +13,7 @@ from rlvr.extraction.thinking import THINKING_MARKERS, ThinkingMarkers
 from rlvr.extraction.trimming import APPROVING_EMOJI, INVISIBLE_CHARS, SPECIAL_TOKENS, strip_decorations, strip_special_tokens
 
 
-@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.person)
+@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.model_family)
 def test_a_thought_is_hidden(row: ThinkingMarkers) -> None:
     assert extract_answer(row.example).text == "8"
     assert re.search("7", strip_thinking(row.example) or "") is None
@@ -21,13 +21,13 @@ def test_a_thought_is_hidden(row: ThinkingMarkers) -> None:
     assert extract_answer(boxes).text == "8"
 
 
-@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.person)
+@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.model_family)
 def test_a_thought_that_never_closes_hides_all(row: ThinkingMarkers) -> None:
     thought = row.example.split("Is it 7?")[0] + r"The answer is \boxed{7}."
     assert extract_answer(thought).text is None
 
 
-@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.person)
+@pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.model_family)
 def test_a_thought_that_the_prompt_opened_is_hidden(row: ThinkingMarkers) -> None:
     opened = row.example.split("Is it 7?")[0]
     assert extract_answer(r"\boxed{7}" + row.example[len(opened) :]).text == "8"

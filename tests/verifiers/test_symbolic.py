@@ -71,9 +71,9 @@ POLICIES = [
     ("(x+1)^2", "(1+x)^2", {"form": "factored"}, 1.0),
     ("x^2+2x+1", "(1+x)^2", {"form": "expanded"}, 0.0),
     ("52_8", "52", {"base": "optional"}, 1.0),
-    ("x", "x", {"symbol": True}, 1.0),
+    ("x", "x", {"allow_symbol": True}, 1.0),
     ("3.14", "\\pi", {"tolerance": 1e-6}, 0.0),
-    ("2", r"\boxed{1} \boxed{2}", {"several": "last"}, 1.0),
+    ("2", r"\boxed{1} \boxed{2}", {"multiple_answers": "last"}, 1.0),
 ]
 
 

@@ -70,7 +70,7 @@ def test_workers_start_when_they_are_needed_or_long_work_begins() -> None:
     with Symbolic() as verifier:
         assert ask(verifier, "1/2", "0.5").score == 1.0
         assert verifier.pool.list_pids() == []
-        verifier.ready()
+        verifier.check_ready()
         both = wait_for(verifier.pool, 2)
         assert scores(verifier) == scores(verifier)
         assert set(verifier.pool.list_pids()) == both
@@ -161,7 +161,7 @@ def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert verdict.score is None and verdict.fault is Fault.INFRA
         assert ask(verifier, "1/2", "0.5").score == 1.0
         with pytest.raises(WorkersFailed):
-            verifier.pool.is_equal(parse_answer("|x|"), parse_answer("|-x|"), verifier.pool.budget())
+            verifier.pool.is_equal(parse_answer("|x|"), parse_answer("|-x|"), verifier.pool.new_budget())
         monkeypatch.undo()
         assert ask(verifier, *PAIRS[0]).score == 1.0  # a fault of the machinery is not remembered
 
@@ -179,7 +179,7 @@ def test_memory_is_limited() -> None:
 def test_an_interpreter_that_ends_without_closing_leaves_no_worker() -> None:
     code = (
         "from rlvr.verifiers.symbolic import Symbolic; from rlvr.task import Task, user\n"
-        "v = Symbolic(); v.verify(Task('t', user('?'), reference='|x-1|'), '|1-x|'); print(v.pool.pids()[0])"
+        "v = Symbolic(); v.verify(Task(user('?'), '|x-1|', id='t'), '|1-x|'); print(v.pool.list_pids()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

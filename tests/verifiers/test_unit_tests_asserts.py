@@ -95,7 +95,7 @@ UNFIT = {
 def test_a_test_that_only_more_than_data_could_pass_is_the_tasks_fault(verifier: UnitTests, test: str, right: str) -> None:
     verdict = judge(verifier, test, right)
     assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
-    assert "cannot be judged" in verdict.reason
+    assert "cannot be verified" in verdict.reason
 
 
 FIT = {

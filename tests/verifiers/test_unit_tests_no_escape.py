@@ -109,7 +109,7 @@ class Broken(Sandbox):
 
 
 def test_a_rehearsal_that_the_sandbox_failed_is_tried_again(process_sandbox: Sandbox) -> None:
-    sandbox = Broken(process_sandbox, "rehearse()")
+    sandbox = Broken(process_sandbox, "dry_run_test()")
     verifier = UnitTests(sandbox=sandbox)
     task = Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
     answer = "```python\ndef f(x): return x\n```"

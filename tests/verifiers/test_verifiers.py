@@ -49,7 +49,7 @@ CHAT = [{"role": "assistant", "content": "4"}]
 def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None:
     own = {"Lenient": Lenient, "MoreLenient": MoreLenient}
     settings: dict[str, dict[str, Any]] = {
-        "composite": {"parts": {"a": {"verifier": "numeric"}}},
+        "composite": {"components": {"a": {"verifier": "numeric"}}},
         "unit_tests": {"sandbox": {"name": "process", "trusted": True}},
     }
     verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
@@ -124,7 +124,7 @@ def test_each_row_of_the_tables_is_needed() -> None:
                 module = (
                     "rlvr.verifiers._markup.MARKUP_RULES"
                     if table is MARKUP_RULES
-                    else f"rlvr.verifiers.numeric.{'WORDS' if table is WORD_RULES else 'NAMES'}"
+                    else f"rlvr.verifiers.numeric.{'WORD_RULES' if table is WORD_RULES else 'LEFT_SIDE_PATTERNS'}"
                 )
                 patch.setattr(module, tuple(other for other in table if other is not row))
                 assert (
@@ -211,7 +211,7 @@ def test_exact_compares_whole_texts() -> None:
         0.0,
     ]
     assert ask(exact, "caf\u00e9", "cafe\u0301").score == 1.0  # one letter, two spellings of it in Unicode
-    loose = make("verifier", "exact", ignore_case=True, channel="boxed")
+    loose = make("verifier", "exact", ignore_case=True, extractor="boxed")
     assert [ask(loose, ["Yes", "y"], text).score for text in (r"\boxed{YES}", "yes")] == [1.0, 0.0]
     plain = make("verifier", "exact", markdown=True)
     assert [ask(plain, "abc", text).score for text in ("**abc**", "`abc`", "abc", "ab**c**", "**abc", "**abc** **abc**")] == [
@@ -233,7 +233,7 @@ def test_exact_compares_whole_texts() -> None:
 def test_the_format_multiplies_and_never_adds() -> None:
     good, wrong = "<think>x</think><answer>4</answer>", "<think>x</think><answer>5</answer>"
     strict = make("verifier", "structure")
-    soft = make("verifier", "structure", soft=0.5)
+    soft = make("verifier", "structure", malformed_factor=0.5)
     assert [ask(strict, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.0, 0.0]
     assert [ask(soft, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.5, 0.0]
     assert ask(strict, "4", "4").components.keys() == ask(strict, "4", good).components.keys() == {"format", "content"}
@@ -266,14 +266,14 @@ class Unable(rlvr.Verifier):
 
 def test_weights_are_shares() -> None:
     parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact"}}
-    both = make("verifier", "composite", parts=parts)
+    both = make("verifier", "composite", components=parts)
     verdicts = [ask(both, "4", text) for text in ("4", "4.0", "5")]
     assert [verdict.score for verdict in verdicts] == [1.0, 0.75, 0.0]
     assert verdicts[1].components == {"value": 1.0, "text": 0.0}
 
 
 def test_an_unscored_part_leaves_the_whole_unscored() -> None:
-    both = make("verifier", "composite", parts={"value": {"verifier": "numeric"}, "judge": {"verifier": Unable(), "weight": 0}})
+    both = make("verifier", "composite", components={"value": {"verifier": "numeric"}, "judge": {"verifier": Unable(), "weight": 0}})
     verdict = ask(both, "4", "4")
     assert (verdict.score, verdict.fault, verdict.reason) == (None, Fault.INFRA, "judge: the engine sleeps")
 
@@ -286,7 +286,7 @@ def test_a_part_that_cannot_be_built_closes_the_others() -> None:
             closed.append(self)
 
     with pytest.raises(ConfigError):
-        make("verifier", "composite", parts={"a": {"verifier": Watched()}, "b": {"verifier": "nothing"}})
+        make("verifier", "composite", components={"a": {"verifier": Watched()}, "b": {"verifier": "nothing"}})
     assert len(closed) == 1
 
 

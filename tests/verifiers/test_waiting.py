@@ -29,7 +29,7 @@ from rlvr.contracts import Verifier
 class Waits(Verifier):
     """Has a verdict after a while; `verify` would wait in a thread, so it is not to be called."""
 
-    examples = (Example("4", right=("4",), wrong=("5",)),)
+    examples = (Example("4", correct=("4",), incorrect=("5",)),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(None, "a thread waited")
@@ -52,15 +52,15 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def composite(name: str) -> Verifier:
     parts = {"far": {"verifier": name, "weight": 1}, "near": {"verifier": "numeric", "weight": 3}}
-    return build("verifier", "composite", parts=parts)
+    return build("verifier", "composite", components=parts)
 
 
-def shadow(name: str) -> Verifier:
-    return build("verifier", "shadow", verifier="numeric", by=name, share=1.0)
+def audited_by(name: str) -> Verifier:
+    return build("verifier", "with_audit", verifier="numeric", audit_with=name, fraction=1.0)
 
 
-def shadowed(name: str) -> Verifier:
-    return build("verifier", "shadow", verifier=name, by="numeric", share=1.0)
+def audited(name: str) -> Verifier:
+    return build("verifier", "with_audit", verifier=name, audit_with="numeric", fraction=1.0)
 
 
 def mixture(name: str) -> Verifier:
@@ -77,7 +77,7 @@ def verdict_of(verifier: Verifier, answer: str) -> Verdict:
     return asyncio.run(found())
 
 
-@pytest.mark.parametrize("made", [composite, shadow, shadowed, mixture, structure])
+@pytest.mark.parametrize("made", [composite, audited_by, audited, mixture, structure])
 def test_what_waits_inside_is_awaited(made: Callable[[str], Verifier], waits: str) -> None:
     frame = "<answer>{}</answer>" if made is structure else "{}"
     with made(waits) as verifier:
@@ -87,19 +87,19 @@ def test_what_waits_inside_is_awaited(made: Callable[[str], Verifier], waits: st
 
 
 def test_a_part_that_fails_while_it_is_awaited_gives_no_score(waits: str) -> None:
-    for made in (composite, shadowed, mixture):
+    for made in (composite, audited, mixture):
         with made(waits) as verifier:
             verdict = verdict_of(verifier, "broken")
             assert verdict.score is None and verdict.fault is Fault.INFRA
-    with shadow(waits) as verifier:  # a second verifier changes no score
+    with audited_by(waits) as verifier:  # a second verifier changes no score
         assert verdict_of(verifier, "broken").score == 0.0
 
 
 def test_the_parts_and_the_reason_are_those_of_judging_in_a_thread(waits: str) -> None:
     parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
-    with build("verifier", "composite", parts=parts) as verifier:
+    with build("verifier", "composite", components=parts) as verifier:
         assert start_verification_safely(verifier, TASK, Transcript("4.0")) == verify_transcript_safely(verifier, TASK, Transcript("4.0"))
-    with build("verifier", "structure", sections=["answer"], soft=0.5) as verifier:
+    with build("verifier", "structure", sections=["answer"], malformed_factor=0.5) as verifier:
         for answer in ("4", "<answer>4</answer>", "<answer>5</answer>", ""):
             assert start_verification_safely(verifier, TASK, Transcript(answer)) == verifier.verify(TASK, answer)
     with composite(waits) as verifier:

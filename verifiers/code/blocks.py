@@ -25,8 +25,8 @@ FUTURE_IMPORT = re.compile(r"from\s+__future__\s+import\s")
 class CodeBlock:
     r"""A fenced block, without its fence's indentation.
 
-    >>> blocks("1. So:\n   ```python\n   print(1)\n   ```")
-    [Block(label='python', text='print(1)\n')]
+    >>> parse_blocks("1. So:\n   ```python\n   print(1)\n   ```")
+    [CodeBlock(label='python', text='print(1)\n')]
     """
 
     label: str
@@ -71,7 +71,7 @@ def _dedent_line(line: str, indent: int) -> str:
 def extract_code(answer: str, language: str, function: str = "") -> Extraction:
     r"""Extract the one code block of an answer that is run.
 
-    >>> code("```\ndef f(x): return x\n```\nSo:\n```python\nprint(f(3))\n```", "python", "f").text
+    >>> extract_code("```\ndef f(x): return x\n```\nSo:\n```python\nprint(f(3))\n```", "python", "f").text
     'def f(x): return x\n'
     """
     shown = strip_thinking(answer)

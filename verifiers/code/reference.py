@@ -57,7 +57,7 @@ class Case:
 class UnitTestSpec:
     """All tests of a task, as plain values.
 
-    >>> read({"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}]}, Limits()).cases[0].wanted
+    >>> parse_reference({"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}]}, Limits()).cases[0].expected
     b'9'
     """
 
@@ -152,7 +152,7 @@ def _parse_case(kind: str, number: int, case: Any) -> Case:
 def untag_values(value: Any) -> Any:
     """Replace tagged values such as {"__tuple__": ...} in a value of the reference by the values they describe.
 
-    >>> plain({"__tuple__": [1, 2]})
+    >>> untag_values({"__tuple__": [1, 2]})
     (1, 2)
     """
     if isinstance(value, Mapping):

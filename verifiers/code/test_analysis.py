@@ -29,7 +29,7 @@ DYNAMIC_NAMES = {"exec", "eval", "globals", "locals", "vars", "setattr", "__impo
 class PreparedTest:
     """Instrumented test code: every statement with an assertion is a test, and records whether it passed.
 
-    >>> prepare("assert f(1) == 2", "", "f").num_assertions
+    >>> prepare_test("assert f(1) == 2", "", "f").num_assertions
     1
     """
 
@@ -81,7 +81,7 @@ def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.s
 class AnalyzedTest:
     r"""A parsed test module, with the names by which it calls the answer, and the names that always hold a result of the answer.
 
-    >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
+    >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").find_flaw(ast.parse(""))
     'the test calls what the answer returns, but only data can be returned'
     """
 

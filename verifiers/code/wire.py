@@ -80,7 +80,7 @@ TAG_BUILDERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset
 def find_non_data(value: Any) -> Iterator[Any]:
     """Yield the objects in a value that are not data (`Opaque` ones from an answer are not included).
 
-    >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
+    >>> list(find_non_data([1, {"a": (2, print)}])), list(find_non_data([1, {2}]))
     ([<built-in function print>], [])
     """
     left: list[Any] = [value]

@@ -18,7 +18,7 @@ class BadArguments(ValueError):
 class Instruction:
     """A kind of instruction. `right` and `wrong` are answers to it with the arguments `example`.
 
-    >>> Kind("punctuation:no_comma", "Use no commas.", lambda text, _: "," not in text, right="a b", wrong="a, b").id
+    >>> Instruction("punctuation:no_comma", "Use no commas.", lambda text, _: "," not in text, correct="a b", incorrect="a, b").id
     'punctuation:no_comma'
     """
 
@@ -72,7 +72,7 @@ _EXPECTED_FORMS = {int: "a whole number of at least 0", str: "a text", list: "a 
 def is_relation_met(count: int, relation: str, number: int) -> bool:
     """Whether a count is at least, or less than, a number.
 
-    >>> compared(3, "at least", 3), compared(3, "less than", 3)
+    >>> is_relation_met(3, "at least", 3), is_relation_met(3, "less than", 3)
     (True, False)
     """
     return count >= number if relation == "at least" else count < number

@@ -83,7 +83,7 @@ MAX_FOREIGN_FRACTION = 0.2
 def detect_language(text: str) -> str:
     """Detect the language of a text and return its ISO 639-1 code; "" if there are too few letters, or scripts are mixed.
 
-    >>> language("The cat is on the table."), language("El gato está en la mesa."), language("12 + 7")
+    >>> detect_language("The cat is on the table."), detect_language("El gato está en la mesa."), detect_language("12 + 7")
     ('en', 'es', '')
     """
     counts = Counter(found.lastgroup or "" for found in _SCRIPT.finditer(text[:50_000]))

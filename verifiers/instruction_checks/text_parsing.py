@@ -24,7 +24,7 @@ BULLET = re.compile(r"^[ \t]*[*+-][ \t]+\S", re.MULTILINE)
 def split_words(text: str) -> list[str]:
     """Split a text into words.
 
-    >>> words("Don't stop, well-known 2 times!")
+    >>> split_words("Don't stop, well-known 2 times!")
     ["Don't", 'stop', 'well-known', '2', 'times']
     """
     return WORD.findall(text)
@@ -42,7 +42,7 @@ def split_lower_words(text: str) -> list[str]:
 def split_letter_words(text: str) -> list[str]:
     """Split a text into the words that have a letter, in lower case and without accents.
 
-    >>> lettered("Été 42 Nice!")
+    >>> split_letter_words("Été 42 Nice!")
     ['ete', 'nice']
     """
     plain = "".join(sign for sign in unicodedata.normalize("NFD", text) if not unicodedata.combining(sign))
@@ -83,7 +83,7 @@ def _is_sentence_end(text: str, start: int, mark: re.Match[str]) -> bool:
 def split_lines(text: str) -> list[str]:
     r"""Split a text into the lines that are not blank, with their indentation.
 
-    >>> lines("a\n\n  b")
+    >>> split_lines("a\n\n  b")
     ['a', '  b']
     """
     return [line for line in text.splitlines() if line.strip()]

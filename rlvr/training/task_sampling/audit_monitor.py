@@ -15,7 +15,7 @@ WINDOW_PAIRS, MIN_PAIRS = 400, 50
 
 
 class AuditMonitor:
-    """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `shadow`).
+    """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `audit`).
 
     >>> watch = Divergence()
     >>> watch.add([(1.0, 1.0), (0.0, 0.0)] * 30); watch.figures()["audit_verifier/correlation"]
@@ -32,7 +32,7 @@ class AuditMonitor:
     def observe_groups(self, groups: Sequence[Sequence[Episode]]) -> None:
         """Add the episodes of one sampling round."""
         verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.auxiliary]
-        self.add_pairs([(v.score, v.components["shadow"]) for v in verdicts if v.score is not None and "shadow" in v.components])
+        self.add_pairs([(v.score, v.components["audit"]) for v in verdicts if v.score is not None and "audit" in v.components])
 
     def add_pairs(self, pairs: Sequence[tuple[float, float]]) -> None:
         """Add pairs of scores."""

@@ -56,6 +56,6 @@ class RewardMonitor:
 
 def build_reward_monitor(config: RolloutConfig, environment: Environment, *, seed: int) -> RewardMonitor | None:
     """Build the reward monitor of a run; None if none is configured."""
-    if not config.canary_fraction and not getattr(environment.verifier, "shadows", False):
+    if not config.canary_fraction and not getattr(environment.verifier, "has_audit_component", False):
         return None
     return RewardMonitor(environment, canary_fraction=config.canary_fraction, max_rewarded_canaries=config.max_rewarded_canaries, seed=seed)

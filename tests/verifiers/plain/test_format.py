@@ -49,7 +49,7 @@ def test_a_pattern_that_never_ends_is_stopped() -> None:
 
 
 def test_length_counts_words() -> None:
-    assert [score("one two three", least_words=least, most_words=most) for least, most in ((1, 3), (4, None), (0, 2))] == [1, 0, 0]
+    assert [score("one two three", min_words=least, max_words=most) for least, most in ((1, 3), (4, None), (0, 2))] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(("text", "language", "expected"), [
@@ -62,16 +62,16 @@ def test_the_language_is_told_by_script_and_frequent_words(text: str, language: 
 
 
 def test_partial_gives_the_share_of_the_requirements() -> None:
-    verdict = make("verifier", "format", tags=["answer"], most_words=3, partial=True).verify(TASK, "one two three")
+    verdict = make("verifier", "format", tags=["answer"], max_words=3, partial=True).verify(TASK, "one two three")
     assert (verdict.score, dict(verdict.components)) == (0.5, {"tags": 0.0, "length": 1.0})
-    assert score("one two three", tags=["answer"], most_words=3) == 0
-    assert score(" ", most_words=3, partial=True) == 0, "an empty answer has no form"
+    assert score("one two three", tags=["answer"], max_words=3) == 0
+    assert score(" ", max_words=3, partial=True) == 0, "an empty answer has no form"
 
 
 @pytest.mark.parametrize(("settings", "words"), [
     ({"tags": "think"}, "tags is 'think'"), ({"tags": ["a b"]}, "list of tag names"), ({"pattern": "("}, "is not a regular expression"),
     ({"pattern": ".*"}, "accepts an empty answer"),
-    ({"least_words": 5, "most_words": 3}, "no answer could have the right length"), ({"most_words": -1}, "most_words is -1"),
+    ({"min_words": 5, "max_words": 3}, "no answer could have the right length"), ({"max_words": -1}, "max_words is -1"),
     ({"language": "english"}, "language is 'english'"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], words: str) -> None:

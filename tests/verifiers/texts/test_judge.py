@@ -39,7 +39,7 @@ def scripted(decide: Decide, *, delay: float = 0.0) -> Any:
 
 
 def judge(url: str, **settings: Any) -> Any:
-    return make("verifier", "judge", url=f"{url}/v1", model="m", **settings)
+    return make("verifier", "llm_judge", url=f"{url}/v1", model="m", **settings)
 
 
 def fair(measure: str, answer: str, before: int) -> str:
@@ -249,7 +249,7 @@ def test_an_answer_that_is_empty_or_too_long_is_not_sent() -> None:
 )
 def test_a_wrong_setting_is_one_message(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("verifier", "judge", **{"url": "http://x/v1", "model": "m"} | settings)
+        make("verifier", "llm_judge", **{"url": "http://x/v1", "model": "m"} | settings)
 
 
 def test_every_verifier_judges_many() -> None:

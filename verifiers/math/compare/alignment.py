@@ -90,7 +90,7 @@ def group_solutions(tree: Tree) -> Tree:
 
     >>> one, two = ("num", 1, 1), ("num", 2, 1)
     >>> row = [("rel", ("sym", name), "=", value) for name, value in zip("xyxy", (one, two, two, one))]
-    >>> grouped(("list", *row)) == ("list", ("tuple", one, two), ("tuple", two, one))
+    >>> group_solutions(("list", *row)) == ("list", ("tuple", one, two), ("tuple", two, one))
     True
     """
     if tree[0] != "list":

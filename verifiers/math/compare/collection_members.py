@@ -144,7 +144,7 @@ _POLAR_NAMES = ("rho", "r", "theta", "phi", "varphi", "z")
 def _sort_coordinates(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
     """Sort named coordinates into their usual order: Latin letters alphabetically, polar coordinates by convention, others as written.
 
-    >>> [name for name, _ in _in_order([("y", ()), ("x", ())])], [name for name, _ in _in_order([("theta", ()), ("r", ())])]
+    >>> [name for name, _ in _sort_coordinates([("y", ()), ("x", ())])], [name for name, _ in _sort_coordinates([("theta", ()), ("r", ())])]
     (['x', 'y'], ['r', 'theta'])
     """
     names = [name for name, _ in pairs]

@@ -21,7 +21,7 @@ FLIPPED_SIGNS = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 class Endpoint:
     """An end point, ordered by its value; `closed` says whether it is included.
 
-    >>> End.of(("num", 1, 1), True).closed
+    >>> Endpoint.from_tree(("num", 1, 1), True).closed
     True
     """
 

@@ -113,7 +113,7 @@ def is_solved(tree: Tree) -> bool:
     """Whether a relation has nothing left to solve: `x = 5`, `x > 5`, `1 < |x| <= 2`, and the definition `f(x) = 2x`.
 
     >>> x, two = ("sym", "x"), ("num", 2, 1)
-    >>> solved(("rel", x, "=", two)), solved(("rel", ("mul", two, x), "=", two))
+    >>> is_solved(("rel", x, "=", two)), is_solved(("rel", ("mul", two, x), "=", two))
     (True, False)
     """
     parts = tree[1::2]

@@ -133,7 +133,7 @@ def exact_or_none(tree: Tree) -> Fraction | None:
 def compare_integers(gold: Tree, answer: Tree) -> Comparison:
     """Compare one integer with one integer, the most common case.
 
-    >>> whole(("num", 12, 1), ("num", 13, 1)).reason
+    >>> compare_integers(("num", 12, 1), ("num", 13, 1)).reason
     '13 is not 12'
     """
     right = gold == answer
@@ -295,7 +295,7 @@ def compare_values(gold: Tree, answer: Tree, context: CompareContext) -> Compari
 def count_written_digits(tree: Tree) -> tuple[int, int] | None:
     """Count the significant digits of a decimal as written, and its places after the point; None for anything else.
 
-    >>> written(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
+    >>> count_written_digits(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
     (3, -21)
     """
     if tree[0] == "neg":

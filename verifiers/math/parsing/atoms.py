@@ -219,7 +219,7 @@ class AtomParser(CalculusParser):
 def parse_numeral(text: str) -> Tree:
     """Parse a numeral: integer, decimal, repeating decimal, scientific notation.
 
-    >>> numeral("1.50")
+    >>> parse_numeral("1.50")
     ('dec', 150, 2)
     """
     if "~" in text:
@@ -246,7 +246,7 @@ def parse_numeral(text: str) -> Tree:
 def make_point_name(kind: str, letters: str) -> Tree:
     """Make a name of points in canonical order: the angle CBA is the angle ABC, the segment BA is AB, a vector keeps its order.
 
-    >>> name("angle", "CBA"), name("segment", "BA"), name("vector", "BA")
+    >>> make_point_name("angle", "CBA"), make_point_name("segment", "BA"), make_point_name("vector", "BA")
     (('sym', 'angle ABC'), ('sym', 'segment AB'), ('sym', 'vector BA'))
     """
     either_way = (kind == "angle" and len(letters) == 3) or (kind in ("segment", "line", "arc") and letters.isupper() and len(letters) == 2)

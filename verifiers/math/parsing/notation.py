@@ -25,7 +25,7 @@ _CHANGING_WORDS = re.compile(
 def is_announcement(text: str) -> bool:
     """Whether words only announce a value: `the total number of ways is`; no word in them may change the value.
 
-    >>> states("the required sum of digits is"), states("half of it is")
+    >>> is_announcement("the required sum of digits is"), is_announcement("half of it is")
     (True, False)
     """
     return len(text) <= 80 and _ANNOUNCEMENT.fullmatch(text) is not None and not _CHANGING_WORDS.search(text)
@@ -78,7 +78,7 @@ _GUESS_WORDS = re.compile(
 def extract_stated_formula(text: str) -> str | None:
     r"""Extract the one formula of a sentence that states it: `The solution is $x > 2$.`; None for anything else.
 
-    >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
+    >>> extract_stated_formula("Thus the required number is $17$."), extract_stated_formula("It is less than $17$.")
     ('17', None)
     """
     text = text.strip()
@@ -131,7 +131,7 @@ def iter_readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
 def convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:
     """Convert a decimal comma to a decimal point; None for anything else, and for a list of round numbers.
 
-    >>> pointed("2,74"), pointed("2, 74"), pointed("5,0")
+    >>> convert_decimal_comma("2,74"), convert_decimal_comma("2, 74"), convert_decimal_comma("5,0")
     ('2.74', None, None)
     """
     match = _COMMA_DECIMAL.fullmatch(text.strip().strip("$"))

@@ -225,7 +225,7 @@ def _make_bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
 def parse_answer(text: str) -> Tree:
     r"""Parse a whole answer into a tree.
 
-    >>> parse(r"\dfrac12")
+    >>> parse_answer(r"\dfrac12")
     ('div', ('num', 1, 1), ('num', 2, 1))
     """
     numbered = _NUMBER.fullmatch(text)

@@ -20,8 +20,8 @@ MAX_DEPTH = 40
 class Token(NamedTuple):
     """One token; `kind` is num, word, text, cmd, begin, end, or op.
 
-    >>> tokens("2x")[0]
-    Token(kind='num', text='2', spaced=False)
+    >>> tokenize("2x")[0]
+    Token(kind='num', text='2', has_space_before=False)
     """
 
     kind: str
@@ -66,7 +66,7 @@ _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 def normalize_characters(text: str) -> str:
     r"""Convert a text to ASCII and Latin letters; raises for a misleading character (a foreign digit, a hidden mark).
 
-    >>> plain("½×2²")
+    >>> normalize_characters("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
     if check_length(text).isascii():
@@ -121,7 +121,7 @@ _IGNORED_DELIMITERS = frozenset((r"\(", r"\)", r"\[", r"\]"))
 def tokenize(text: str) -> list[Token]:
     r"""Split a text with normalized characters into tokens.
 
-    >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
+    >>> [t.text for t in tokenize(r"\left(1,\!000\right)")]
     ['(', '1000', ')']
     """
     found: list[Token] = []

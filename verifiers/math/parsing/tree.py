@@ -60,7 +60,7 @@ def list_nodes(tree: Tree) -> list[Tree]:
 def free_symbols(tree: Tree) -> frozenset[str]:
     """Return the names of the free symbols (the index of a sum or an integral is not free).
 
-    >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
+    >>> sorted(free_symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
     """
     names, bound = set(), set()
@@ -94,7 +94,7 @@ def sort_terms(tree: Tree) -> Tree:
     """Sort the terms of sums and the factors of products into a fixed order, and move signs to the front.
 
     >>> one, x = ("num", 1, 1), ("sym", "x")
-    >>> ordered(("add", x, one)) == ordered(("add", one, x))
+    >>> sort_terms(("add", x, one)) == sort_terms(("add", one, x))
     True
     """
     if tree[0] in LEAVES:
@@ -142,7 +142,7 @@ OP_NAMES = {
 def describe_tree(tree: Tree) -> str:
     """Describe a tree in words, for reasons: `the interval (1, 2]`.
 
-    >>> say(("interval", ("num", 1, 1), ("num", 2, 1), "(", "]"))
+    >>> describe_tree(("interval", ("num", 1, 1), ("num", 2, 1), "(", "]"))
     'the interval (1, 2]'
     """
     shown = format_tree(tree)

@@ -122,7 +122,7 @@ def is_letter_unit(letter: str) -> bool:
 def parse_unit_label(label: str) -> Measure | None:
     """Parse a unit label into powers of base units and a factor; None for words that count nothing ("or 43", "not").
 
-    >>> measure("square inches")
+    >>> parse_unit_label("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
     """
     if re.fullmatch(r"[a-z](?:\.\s*[a-z])+\.?", label.strip().lower()):  # B.C.

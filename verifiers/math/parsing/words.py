@@ -154,7 +154,7 @@ def parse_choice(text: str) -> str | None:
 def parse_lettered_numeral(text: str) -> Tree | None:
     r"""Parse a numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
 
-    >>> lettered("1A_{16}")
+    >>> parse_lettered_numeral("1A_{16}")
     ('base', '1A', 16)
     """
     match = re.fullmatch(r"\(?([0-9A-Za-z]{2,64})\)?\s*_\s*(?:\{\s*(\d\d)\s*\}|(\d\d))", text)
@@ -249,7 +249,7 @@ def parse_date(text: str) -> str:
 def parse_spelled_word(text: str) -> Tree | None:
     r"""Parse two or three letters in a text command as a word: `\text{ba}`; a bare `ba` is a product.
 
-    >>> spelled(r"$\text{ba}$")
+    >>> parse_spelled_word(r"$\text{ba}$")
     ('text', 'ba')
     """
     match = re.fullmatch(r"\$?\\(?:text(?:bf|it|rm)?|mbox)\s*\{\s*([a-zA-Z]{2,3})\s*\}\$?", text.strip())

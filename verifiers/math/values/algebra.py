@@ -21,7 +21,7 @@ FUNCTIONS = {
 FUNCTIONS |= {"arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "arccot": sp.acot, "arcsec": sp.asec, "arccsc": sp.acsc}
 FUNCTIONS |= {
     "abs": sp.Abs,
-    "floor": sp.check_zero_scores,
+    "floor": sp.floor,
     "ceil": sp.ceiling,
     "max": sp.Max,
     "min": sp.Min,
@@ -39,7 +39,7 @@ class UnsupportedTree(Exception):
 def to_sympy(tree: Tree) -> Any:
     """Convert a tree to a sympy expression.
 
-    >>> build(("div", ("num", 1, 1), ("num", 2, 1)))
+    >>> to_sympy(("div", ("num", 1, 1), ("num", 2, 1)))
     1/2
     """
     op, args = tree[0], tree[1:]

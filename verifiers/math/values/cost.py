@@ -17,7 +17,7 @@ _LOCAL = threading.local()
 def compute_cost(name: str, digits: int) -> int:
     """Compute the cost of one call: `erf` grows with the square of the digits, Gamma with the cube.
 
-    >>> price("add", 60), price("sin", 60), price("erf", 60), price("Gamma", 60)
+    >>> compute_cost("add", 60), compute_cost("sin", 60), compute_cost("erf", 60), compute_cost("Gamma", 60)
     (16, 24, 450, 647)
     """
     if name in CHEAP_OPS:

@@ -19,7 +19,7 @@ class NotFinite(Exception):
 def to_rational(tree: Tree) -> Fraction | None:
     """Compute a tree as one rational number; None for anything else.
 
-    >>> exact(("div", ("num", 1, 1), ("dec", 25, 2)))
+    >>> to_rational(("div", ("num", 1, 1), ("dec", 25, 2)))
     Fraction(4, 1)
     """
     op = tree[0]

@@ -134,7 +134,7 @@ class Worker:
 class CpuBudget:
     """The remaining CPU seconds for one answer.
 
-    >>> CpuBudget(1.0).left
+    >>> CpuBudget(1.0).cpu_s_left
     1.0
     """
 

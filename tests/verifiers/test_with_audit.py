@@ -19,30 +19,33 @@ def task(number: int = 0) -> Task:
 
 
 def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
-    with build("verifier", "shadow", verifier="exact", by="numeric", share=0.2) as verifier, build("verifier", "exact") as plain:
+    with (
+        build("verifier", "with_audit", verifier="exact", audit_with="numeric", fraction=0.2) as verifier,
+        build("verifier", "exact") as plain,
+    ):
         ours = [verifier.verify(task(i), "4.0") for i in range(500)]
         assert [v.score for v in ours] == [plain.verify(task(i), "4.0").score for i in range(500)]
-        drawn = [v.components.get("shadow") for v in ours]
+        drawn = [v.components.get("audit") for v in ours]
         assert set(drawn) == {None, 1.0} and 70 < drawn.count(1.0) < 130
         again = verifier.verify_many([task(i) for i in range(500)], ["4.0"] * 500)
-        assert [v.components.get("shadow") for v in again] == drawn
+        assert [v.components.get("audit") for v in again] == drawn
 
 
 def test_a_second_verifier_that_fails_changes_no_score() -> None:
-    with build("verifier", "shadow", verifier="exact", by="numeric", share=1.0) as verifier:
+    with build("verifier", "with_audit", verifier="exact", audit_with="numeric", fraction=1.0) as verifier:
         verdict = verifier.verify(Task(user("?"), "Paris", id="t"), "Paris")
-        assert verdict.score == 1.0 and "shadow" not in verdict.components and verdict.detail["shadow"]
+        assert verdict.score == 1.0 and "audit" not in verdict.components and verdict.detail["audit"]
 
 
 def test_it_is_a_setting_of_any_environment() -> None:
-    with build("env", "arithmetic", shadow={"verifier": "symbolic", "share": 0.5}) as environment:
-        assert type(environment.verifier).__name__ == "Shadow" and type(environment.verifier.by).__name__ == "Symbolic"
-    wrong: list[Any] = ["symbolic", {"share": 0.1}, {"verifier": "symbolic", "shares": 1}, {"verifier": "symbolic", "share": 2}]
-    for shadow in wrong:
-        with pytest.raises(ConfigError, match=r"(shadow|share) is"):
-            build("env", "arithmetic", shadow=shadow)
+    with build("env", "arithmetic", audit_verifier={"verifier": "symbolic", "fraction": 0.5}) as environment:
+        assert type(environment.verifier).__name__ == "AuditedVerifier" and type(environment.verifier.audit_verifier).__name__ == "Symbolic"
+    wrong: list[Any] = ["symbolic", {"fraction": 0.1}, {"verifier": "symbolic", "fractions": 1}, {"verifier": "symbolic", "fraction": 2}]
+    for section in wrong:
+        with pytest.raises(ConfigError, match=r"(audit_verifier|fraction) is"):
+            build("env", "arithmetic", audit_verifier=section)
     with pytest.raises(ConfigError, match="environments in it"):
-        build("env", "mixture", envs={"a": "arithmetic"}, shadow={"verifier": "symbolic"})
+        build("env", "mixture", envs={"a": "arithmetic"}, audit_verifier={"verifier": "symbolic"})
 
 
 def test_drift_is_a_metric_and_a_note() -> None:
