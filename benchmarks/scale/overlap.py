@@ -29,6 +29,7 @@ from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerStarted
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
+from rlvr.contracts.algorithm import AlgorithmTraits
 from rlvr.episode import Episode, StopReason
 from rlvr.rollout.episode_encoding import encode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest
@@ -146,7 +147,7 @@ def crew_of(args: argparse.Namespace, driver: Driver, k: int, *, looks_back: boo
     return SimpleNamespace(
         config=SimpleNamespace(rollout=rollout, train=SimpleNamespace(steps=args.steps), seed=0, data=None),
         accelerator=SimpleNamespace(num_processes=1, is_main_process=True, process_index=0),
-        algorithm=SimpleNamespace(sampling_rounds=1, needs_greedy=False, needs_mismatched=False),
+        algorithm=SimpleNamespace(traits=AlgorithmTraits()),
         questions=SimpleNamespace(
             looks_back=looks_back,
             watch=None,

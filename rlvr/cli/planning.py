@@ -29,7 +29,7 @@ def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: boo
     device = resolve_device() if memory is None else torch.device("cuda")
     room = memory * 1e9 if memory is not None else get_device_memory(device.type)
     parts = plan_memory(
-        config, device, processes=gpus, sharded=gpus > 1, reference=build_from_config("algorithm", config.algorithm).needs_reference
+        config, device, processes=gpus, sharded=gpus > 1, reference=build_from_config("algorithm", config.algorithm).traits.needs_reference
     )
     total = sum(part.bytes for part in parts)
     fits = total <= 0.9 * room  # 10 % for fragmentation, the libraries and errors of the estimate

@@ -85,7 +85,7 @@ class _AlgorithmKit:
         algorithm.configure(max_completion_length=MAX_ANSWER_TOKENS)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
         needs = {
-            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups] for need in algorithm.advantage_inputs
+            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups] for need in algorithm.traits.advantage_inputs
         }
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 
@@ -93,7 +93,7 @@ class _AlgorithmKit:
         groups = make_mixed_groups()
         return (
             [[*group, make_episode([1], 0.25, group[0].group, greedy=True)] for group in groups]
-            if self.algorithm.needs_greedy_sample
+            if self.algorithm.traits.needs_greedy_sample
             else groups
         )
 
@@ -125,12 +125,12 @@ class _AlgorithmKit:
             (e, a) for group, own in zip(groups, credit, strict=True) for e, a in zip(group, own, strict=True) if algorithm.is_in_loss(e)
         ]
         rows = [(e, [float(x) for x, on in zip(a, algorithm.loss_mask(e), strict=True) if on]) for e, a in rows]
-        counted = [len(a) if algorithm.count_zero_advantage or any(a) else 0 for _, a in rows]
+        counted = [len(a) if algorithm.traits.count_zero_advantage or any(a) else 0 for _, a in rows]
         weights = algorithm.compute_row_weights(counted, [e.group for e, _ in rows], max_length=MAX_ANSWER_TOKENS)
         leaves = [torch.end_by_request((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
         columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - gap
-        columns["prepared"] = algorithm.compute_batch_stats(columns, list) if algorithm.needs_batch_stats else columns["old"] * 0
+        columns["prepared"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
         total: Any = torch.zeros((), dtype=torch.float64)
         starts = [0, *itertools.accumulate(len(leaf) for leaf in leaves)]
         for part in [[k] for k in range(len(rows))] if split else [list(range(len(rows)))]:
@@ -146,12 +146,12 @@ class _AlgorithmKit:
 
     def _make_loss_inputs(self, new: Any, columns: Mapping[str, Any], take: Any, rows: Any) -> LossInputs:
         algorithm, known = self.algorithm, {name: column[take] for name, column in columns.items()}
-        more: dict[str, Any] = {"reference": new.detach()} if algorithm.needs_reference else {}
-        if algorithm.needs_entropy:
+        more: dict[str, Any] = {"reference": new.detach()} if algorithm.traits.needs_reference else {}
+        if algorithm.traits.needs_entropy:
             more["entropy"] = new * 0 + 0.5
-        if algorithm.needs_value:
+        if algorithm.traits.needs_value:
             more |= {"values": new.detach() * 0, "old_values": new.detach() * 0, "returns": new.detach() * 0}
-        if algorithm.needs_token_context:
+        if algorithm.traits.needs_token_context:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
         return LossInputs(new=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
@@ -159,13 +159,13 @@ class _AlgorithmKit:
         """Skip the check if the algorithm does not follow the scores alone."""
         if self.algorithm.is_critic_warmup:
             raise CheckSkipped("its first steps train the critic alone")
-        if self.algorithm.needs_teacher:
+        if self.algorithm.traits.needs_teacher:
             raise CheckSkipped("it follows a teacher, not only the score")
 
     def check_sign(self) -> str:
         self._require_score_driven()
         groups = [[make_episode([1, 2], 1.0), make_episode([2, 1], 0.0)], [make_episode([3, 3], 0.0, "h"), make_episode([1, 3], 1.0, "h")]]
-        if self.algorithm.needs_greedy_sample:
+        if self.algorithm.traits.needs_greedy_sample:
             groups = [[*group, make_episode([2], 0.5, group[0].group, greedy=True)] for group in groups]
         slopes, rows = self.compute_gradients(groups)
         up = sum(float(g.sum()) for g, e in zip(slopes, rows, strict=True) if e.reward > 0.5)
@@ -182,7 +182,7 @@ class _AlgorithmKit:
         step = torch.zeros(3, dtype=torch.float64)
         for pulled in itertools.product(arms, repeat=3):
             group = [make_episode([arm], pays[arm]) for arm in pulled]
-            extra = [make_episode([0], pays[0], greedy=True)] if self.algorithm.needs_greedy_sample else []
+            extra = [make_episode([0], pays[0], greedy=True)] if self.algorithm.traits.needs_greedy_sample else []
             slopes, _ = self.compute_gradients([[*group, *extra]])
             chance = math.prod(chances[arm] for arm in pulled)
             for arm, g in zip(pulled, slopes, strict=True):

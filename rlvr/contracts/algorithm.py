@@ -27,7 +27,7 @@ NestedValues = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Statistics of every token, computed before the advantages: the fields that `Algorithm.advantage_inputs` names; the others are None.
+    """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.advantage_inputs` names; the others are None.
 
     >>> TokenStats(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7
@@ -76,17 +76,19 @@ class LossInputs:
     batch_stats: Tensor | None = None
     """The result of `Algorithm.compute_batch_stats` for these tokens."""
     tokens: Tensor | None = None
-    """The token ids. Set, like `episodes` and `turns`, only if `Algorithm.needs_token_context`."""
+    """The token ids. Set, like `episodes` and `turns`, only if `AlgorithmTraits.needs_token_context`."""
     episodes: Tensor | None = None
     """The index of the completion that each token belongs to (within this process)."""
     turns: Tensor | None = None
     """The index of the turn that each token belongs to."""
 
 
-class Algorithm(Plugin, ABC):
-    """Turns groups of episodes into gradients: advantages on lists and arrays, and a loss that is a weighted sum over tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmTraits:
+    """What an algorithm needs from the learner, and how its batches may be treated. Decided once, when the algorithm is constructed.
 
-    The learner calls `compute_row_weights` once per optimizer step and sums weight * token loss over all micro-batches.
+    >>> AlgorithmTraits(needs_value=True).needs_reference
+    False
     """
 
     num_iterations: int = 1
@@ -125,24 +127,32 @@ class Algorithm(Plugin, ABC):
     """True if an episode with advantage 0 still has a gradient (from a KL or entropy term, or a critic)."""
     count_zero_advantage: bool = True
     """True if episodes with advantage 0 are counted in the denominators of the loss."""
-    is_critic_warmup: bool = False
-    """True while only the critic's head is trained and the policy is frozen."""
     one_optimizer_step: bool = False
     """True if the advantages are valid at the current weights only, so that a batch allows a single optimizer step."""
     noop_on_policy: tuple[str, ...] = ()
     """Settings without effect when training is exactly on-policy, because every probability ratio is 1."""
+    use_rollout_logprobs: bool = False
+    """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
+    is_supervised: bool = False
+    """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
+    off_policy_defaults: Mapping[str, Any] = MappingProxyType({})
+    """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
+
+
+class Algorithm(Plugin, ABC):
+    """Turns groups of episodes into gradients: advantages on lists and arrays, and a loss that is a weighted sum over tokens.
+
+    The learner calls `compute_row_weights` once per optimizer step and sums weight * token loss over all micro-batches.
+    """
+
+    traits: AlgorithmTraits = AlgorithmTraits()
+    """What the learner must provide. A subclass sets it as a class attribute or in its constructor."""
+    is_critic_warmup: bool = False
+    """True while only the critic's head is trained and the policy is frozen."""
     metrics: Mapping[str, float] = MappingProxyType({})
     """Metrics of the last `compute_advantages` (of this process only). The key `loss` replaces the mean of the token losses."""
     returns: NestedValues | None = None
-    """The critic's target at each token, from the last `compute_advantages`; set if `needs_value`."""
-    use_rollout_logprobs: bool = False
-    """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
-
-    is_supervised: bool = False
-    """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
-
-    off_policy_defaults: Mapping[str, Any] = MappingProxyType({})
-    """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
+    """The critic's target at each token, from the last `compute_advantages`; set if `traits.needs_value`."""
 
     def configure(self, *, max_completion_length: int) -> None:
         """Receive the run's limit on the completion length (0: none), before the first step.
@@ -183,9 +193,9 @@ class Algorithm(Plugin, ABC):
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
 
         `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
-        processes. Called only if `needs_batch_stats`.
+        processes. Called only if `traits.needs_batch_stats`.
         """
-        raise NotImplementedError(f"{type(self).__name__} sets `needs_batch_stats` but does not define compute_batch_stats")
+        raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_batch_stats")
 
     def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on and counted in the denominators."""

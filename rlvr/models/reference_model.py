@@ -24,14 +24,14 @@ def check_reference_model(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP
     """
     name, reference = config.algorithm["name"], config.reference
     if reference is None:
-        if algorithm.needs_teacher:
+        if algorithm.traits.needs_teacher:
             raise ConfigError(f"{name} learns from a teacher, and reference.path is not set; set it to the folder of a model")
         return
-    if not algorithm.needs_reference:
+    if not algorithm.traits.needs_reference:
         raise ConfigError(
             f"reference.path is {reference.path!r}, but {name} without a KL has no reference; set algorithm.beta, or remove it"
         )
-    if algorithm.syncs_reference:
+    if algorithm.traits.syncs_reference:
         raise ConfigError(
             "algorithm.ref_model_sync_steps moves the reference toward the policy, and reference.path is another model; remove one"
         )

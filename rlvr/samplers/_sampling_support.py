@@ -97,22 +97,22 @@ def _keep_logits(logits: Tensor, part: slice) -> Tensor:
 def make_support(config: RunConfig, algorithm: Algorithm) -> SamplingSupport | None:
     """Make the support for the sampler's `top_p` and `top_k`; None if they are off. Raises ConfigError if the trainer cannot apply it."""
     asked = config.rollout
-    if (asked.top_p == 1 and not asked.top_k) or config.data is not None or algorithm.is_supervised:
+    if (asked.top_p == 1 and not asked.top_k) or config.data is not None or algorithm.traits.is_supervised:
         return None
     name = f"rollout.top_p is {asked.top_p:g}" if asked.top_p < 1 else f"rollout.top_k is {asked.top_k}"
-    once = config.train.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.needs_batch_stats
-    early = bool(algorithm.advantage_inputs)
+    once = config.train.minibatches_per_step == 1 and algorithm.traits.num_iterations == 1 and not algorithm.traits.needs_batch_stats
+    early = bool(algorithm.traits.advantage_inputs)
     cause = ""
     if asked.is_off_policy:
         setting = "max_staleness" if asked.max_staleness else "partial_rollout_tokens"
         cause = f"with rollout.{setting} the completions come from older weights"
-    elif algorithm.use_rollout_logprobs and not once:
+    elif algorithm.traits.use_rollout_logprobs and not once:
         cause = "this algorithm takes several optimizer steps and never scores the completions with the weights that sampled them"
-    elif algorithm.needs_reference and not early:
+    elif algorithm.traits.needs_reference and not early:
         cause = "the KL to the reference (algorithm.beta) is computed before the policy's scores"
     if cause:
         raise ConfigError(
             f"{name}, and the trainer must restrict its probabilities to the same tokens as the sampler; but {cause}, so they are unknown; "
             "set rollout.top_p=1 and rollout.top_k=0, or change the other setting"
         )
-    return SamplingSupport(asked.top_k, asked.top_p, recorded=early or (not once and not algorithm.use_rollout_logprobs))
+    return SamplingSupport(asked.top_k, asked.top_p, recorded=early or (not once and not algorithm.traits.use_rollout_logprobs))

@@ -86,12 +86,12 @@ class AsyncRollout(Protocol):
 
 def needs_previous_batch(crew: Trainer) -> bool:
     """Return whether the requests of a step depend on the verified results of the previous step."""
-    return crew.task_sampler.needs_previous_batch or bool(crew.config.rollout.partial_rollout_tokens) or crew.algorithm.sampling_rounds > 1
+    return crew.task_sampler.needs_previous_batch or bool(crew.config.rollout.partial_rollout_tokens) or crew.algorithm.traits.sampling_rounds > 1
 
 
 def collect_batch(crew: Trainer, step: int, *, version: int) -> RolloutBatch:
     """Collect the batch of one step. If the main process samples for all, only it calls this function."""
-    if crew.config.data is not None or "carried" in crew.extra_state or crew.algorithm.sampling_rounds > 1:
+    if crew.config.data is not None or "carried" in crew.extra_state or crew.algorithm.traits.sampling_rounds > 1:
         return collect_special_batch(crew, step, version)
     return build_batch(crew, *sample_groups(crew, crew.config.rollout.prompts_per_step, step, version))
 
@@ -144,7 +144,7 @@ def plan_requests(crew: Trainer, count: int, step: int, *, first: int = 0) -> Sa
         meta = {"split": "train", "index": index, **build_reference_meta(task)}
         members = range(crew.config.rollout.num_generations)
         draws.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
-    greedy = [plan_greedy_requests(draws, crew.sampling)] if crew.algorithm.needs_greedy_sample else []
+    greedy = [plan_greedy_requests(draws, crew.sampling)] if crew.algorithm.traits.needs_greedy_sample else []
     if (watch := crew.task_sampler.reward_monitor) is not None:
         draws += watch.make_canary_requests(tasks, step=step, first=first, num_completions=count * crew.config.rollout.num_generations)
     return SamplePlan(tasks, [(draws, crew.sampling), *greedy])
@@ -221,7 +221,7 @@ def check_partial_rollouts(crew: Trainer) -> None:
         raise ConfigError(
             f"{name}; the sampler {crew.config.rollout.sampler['name']!r} gives texts, which it cannot continue; leave it unset"
         )
-    if crew.algorithm.needs_greedy_sample or crew.algorithm.sampling_rounds > 1:
+    if crew.algorithm.traits.needs_greedy_sample or crew.algorithm.traits.sampling_rounds > 1:
         raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
 
 
@@ -247,7 +247,7 @@ def collect_partial_batch(crew: Trainer, step: int, version: int) -> RolloutBatc
 
 def sample_dynamic(crew: Trainer, step: int, version: int) -> RolloutBatch:
     """Sample rounds until enough groups have a spread of rewards (dynamic sampling)."""
-    collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.sampling_rounds)
+    collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.traits.sampling_rounds)
     timing, pots = RolloutTiming(), list[Group]()
     while not collector.is_done:
         groups, aside, spent = sample_groups(crew, collector.next_num_groups, step, version, first=len(collector.sampled_groups))
@@ -273,7 +273,7 @@ def load_offline_groups(crew: Trainer, step: int) -> list[Group]:
 
 def add_kl_samples(crew: Trainer, batch: RolloutBatch) -> RolloutBatch:
     """Add answers to other prompts to each group, if the algorithm needs them (KTO)."""
-    return replace(batch, groups=list(add_mismatched_answers(batch.groups))) if crew.algorithm.needs_kl_samples else batch
+    return replace(batch, groups=list(add_mismatched_answers(batch.groups))) if crew.algorithm.traits.needs_kl_samples else batch
 
 
 def count_tokens(groups: Sequence[Sequence[Episode]]) -> int:

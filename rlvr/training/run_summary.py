@@ -26,8 +26,8 @@ def build_run_table(crew: Trainer, folder: Path) -> Table:
         each = sum(map(len, stored)) / len(stored) if stored else 1
         episodes = round(rollout.prompts_per_step * each)
         source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
-    updates = config.train.minibatches_per_step * crew.algorithm.num_iterations
-    rounds, curriculum = crew.algorithm.sampling_rounds, rollout.curriculum
+    updates = config.train.minibatches_per_step * crew.algorithm.traits.num_iterations
+    rounds, curriculum = crew.algorithm.traits.sampling_rounds, rollout.curriculum
     sampling = f", groups without spread replaced in up to {rounds} rounds" if rounds > 1 else ""
     chosen = f", chosen by solve rate from {curriculum.oversample} times as many" if curriculum else ""
     processes = crew.accelerator.num_processes
@@ -56,7 +56,7 @@ def build_run_table(crew: Trainer, folder: Path) -> Table:
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
             + (describe_on_policy(crew) if updates == 1 and not source and not rollout.is_off_policy else ""),
         ),
-        *([("critic", SHARED_CRITIC_DESCRIPTION)] if crew.algorithm.needs_value else []),
+        *([("critic", SHARED_CRITIC_DESCRIPTION)] if crew.algorithm.traits.needs_value else []),
         *([("sampled ahead", describe_staleness(crew))] if rollout.max_staleness else []),
         *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
         (
@@ -73,7 +73,7 @@ def build_run_table(crew: Trainer, folder: Path) -> Table:
 
 def describe_on_policy(crew: Trainer) -> str:
     """Describe that training is exactly on-policy, and which settings have no effect then."""
-    idle = () if crew.algorithm.use_rollout_logprobs else crew.algorithm.noop_on_policy
+    idle = () if crew.algorithm.traits.use_rollout_logprobs else crew.algorithm.traits.noop_on_policy
     told = f": every ratio is 1, so {', '.join(idle)} {'do' if len(idle) > 1 else 'does'} nothing" if idle else ""
     return f" (exactly on-policy{told})"
 
@@ -83,11 +83,11 @@ def describe_staleness(crew: Trainer) -> str:
     most = crew.config.rollout.max_staleness
     settings = {name: value for name, value, _ in crew.algorithm.describe_settings()}
     how = settings.get("importance_sampling_correction")
-    if crew.algorithm.use_rollout_logprobs:
+    if crew.algorithm.traits.use_rollout_logprobs:
         done = "the clipped ratio is to the sampler's own probabilities (old_from_sampler)"
     elif how and how != "none":
         done = f"corrected by importance_sampling_correction={how}"
-    elif crew.algorithm.off_policy_defaults:
+    elif crew.algorithm.traits.off_policy_defaults:
         done = "not corrected, as requested (importance_sampling_correction=none)"
     else:
         done = "this algorithm has no correction for it"

@@ -145,13 +145,13 @@ def build_trainer(config: RunConfig, accelerator: Accelerator, stack: ExitStack,
     questions = build_task_sampler(config.rollout, schedule)
     algorithm = build_from_config("algorithm", config.algorithm)
     if config.rollout.is_off_policy:  # settings written by the user take precedence
-        algorithm = build_from_config("algorithm", {**algorithm.off_policy_defaults, **config.algorithm})
+        algorithm = build_from_config("algorithm", {**algorithm.traits.off_policy_defaults, **config.algorithm})
     build_optimization(config).check_algorithm(
         algorithm, mdp.max_new_tokens, has_adapter=config.model.lora is not None, is_sharded=accelerator.is_fsdp2
     )
     check_group_size(config, algorithm, environment)
     make_support(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
-    looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.oversample if curriculum else 1)
+    looks = config.train.steps * config.rollout.prompts_per_step * algorithm.traits.sampling_rounds * (curriculum.oversample if curriculum else 1)
     size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
     longest = check_prompt_lengths(mdp, "train", map(schedule.get_index, range(min(looks, size))))
     if config.eval.tasks:
@@ -223,7 +223,7 @@ def setup_learner(crew: Trainer, folder: Path, *, is_resumed: bool) -> Learner:
     lora, reference, fill_reference = crew.config.model.lora, None, None
     home = folder / ("reference" if lora is None else "base")
     other = crew.config.reference
-    if kept := lora is not None or (crew.algorithm.needs_reference and other is None):
+    if kept := lora is not None or (crew.algorithm.traits.needs_reference and other is None):
         reference, fill_reference = load_initial_model(crew, home, is_resumed=is_resumed)
     if lora is not None:  # with the adapter off, the model is its own reference
         crew.model, crew.weight_loader = adapter.add_adapter(reference, lora), fill_reference or crew.weight_loader
@@ -232,7 +232,7 @@ def setup_learner(crew: Trainer, folder: Path, *, is_resumed: bool) -> Learner:
         reference = copy.deepcopy(reference) if reference is crew.model else reference
     if other is not None:
         reference, fill_reference = build_policy_model(crew.config, crew.accelerator, crew.tokenizer, other.folder)
-    supervised = crew.algorithm.is_supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
+    supervised = crew.algorithm.traits.is_supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
     crew.learner = Learner(
         crew.model,
         crew.algorithm,
@@ -345,12 +345,12 @@ def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP
 def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
     """Check that the algorithm has enough completions per prompt, and several turns if it requires them."""
     name = config.algorithm["name"]
-    if config.data is None and algorithm.requires_group and config.rollout.num_generations < 2:
+    if config.data is None and algorithm.traits.requires_group and config.rollout.num_generations < 2:
         raise ConfigError(
             f"rollout.num_generations is 1, but {name} compares an answer with others to the same prompt; set it to 2 "
             "or more, or use an algorithm that needs only one (ppo, reinforce_baseline, reinforce_pp, remax)"
         )
-    if algorithm.requires_multi_turn and environment.max_turns == 1:
+    if algorithm.traits.requires_multi_turn and environment.max_turns == 1:
         raise ConfigError(
             f"{name} compares turns that begin from the same state, but in {config.env['name']} the policy has one turn, so the same "
             "answers would be compared twice; use grpo, or an environment with max_turns above 1"

@@ -100,12 +100,12 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
     def of(**settings: Any) -> tuple[bool, ...]:
         a = factory("grpo")(**settings)
         return (
-            a.needs_reference,
-            a.needs_entropy,
-            bool(a.advantage_inputs),
-            a.backprop_zero_advantage,
-            a.use_rollout_logprobs,
-            a.one_optimizer_step,
+            a.traits.needs_reference,
+            a.traits.needs_entropy,
+            bool(a.traits.advantage_inputs),
+            a.traits.backprop_zero_advantage,
+            a.traits.use_rollout_logprobs,
+            a.traits.one_optimizer_step,
         )
 
     assert of() == (False,) * 6
@@ -114,12 +114,12 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
     assert of(entropy_coef=0.1) == of(entropy_coef=-0.1) == (False, True, False, True, False, False)
     assert of(old_from_sampler=True) == (False, False, False, False, True, False)
     ppo = factory("ppo")(beta=0.0)
-    assert ppo.backprop_zero_advantage and ppo.needs_value and ppo.advantage_inputs == {"values"}
-    assert [factory(n)().one_optimizer_step for n in ("dpo", "kto", "best_of_n")] == [True, True, False]
-    assert [factory(n)().needs_kl_samples for n in ("dpo", "kto", "best_of_n")] == [False, True, False]
-    assert [factory(n)().use_rollout_logprobs for n in ("sft", "best_of_n", "dpo")] == [True, True, False]
+    assert ppo.traits.backprop_zero_advantage and ppo.traits.needs_value and ppo.traits.advantage_inputs == {"values"}
+    assert [factory(n)().traits.one_optimizer_step for n in ("dpo", "kto", "best_of_n")] == [True, True, False]
+    assert [factory(n)().traits.needs_kl_samples for n in ("dpo", "kto", "best_of_n")] == [False, True, False]
+    assert [factory(n)().traits.use_rollout_logprobs for n in ("sft", "best_of_n", "dpo")] == [True, True, False]
     stale = [factory("grpo")(), factory("grpo")(old_from_sampler=True), *(factory(n)() for n in ("online_dpo", "kto", "best_of_n"))]
-    assert [dict(a.off_policy_defaults) for a in stale] == [{"importance_sampling_correction": "token_truncate"}, {}, {}, {}, {}]
+    assert [dict(a.traits.off_policy_defaults) for a in stale] == [{"importance_sampling_correction": "token_truncate"}, {}, {}, {}, {}]
 
 
 def test_the_reference_moves_every_so_many_steps() -> None:
@@ -129,7 +129,7 @@ def test_the_reference_moves_every_so_many_steps() -> None:
         moved.append(algorithm.reference_mixup())
     assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
     still = factory("grpo")(beta=0.1)
-    assert not still.syncs_reference and factory("grpo")(beta=0.1, ref_model_sync_steps=1).syncs_reference
+    assert not still.traits.syncs_reference and factory("grpo")(beta=0.1, ref_model_sync_steps=1).traits.syncs_reference
     still.observe([1.0], None)
     assert still.reference_mixup() == 0.0
 

@@ -93,10 +93,10 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
     chance = float(old.exp()[list(RIGHT)].sum())
     total = torch.zeros((), dtype=torch.float64)
     for members in itertools.product(range(ARMS), repeat=size):
-        extra = int(algorithm.needs_greedy_sample)
+        extra = int(algorithm.traits.needs_greedy_sample)
         group = [*(answer(arm) for arm in members), *([answer(best, greedy=True)] if extra else [])]
         known = {"values": chance, "entropy": 0.7, "old": -1.0, "reference": -1.0}
-        scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.advantage_inputs})
+        scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.traits.advantage_inputs})
         [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)
         columns = {
@@ -105,7 +105,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
         }
         more: dict[str, Any] = {} if reference is None else {"reference": reference[pick]}
-        if algorithm.needs_batch_stats:
+        if algorithm.traits.needs_batch_stats:
             more["prepared"] = algorithm.prepare(columns)
         losses, _ = algorithm.losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
         weights = torch.tensor(algorithm.compute_row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)

@@ -188,7 +188,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 @given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.01, 0.3, 1.0]))
 def test_every_preset_is_the_naive_loop(name: str, overrides: dict[str, Any], seed: int, spread: float) -> None:
     w, algorithm = World(seed, spread=spread), factory(name)(**overrides)
-    s, critic = algorithm.settings, algorithm.needs_value
+    s, critic = algorithm.settings, algorithm.traits.needs_value
 
     def token(i: int, t: int) -> Any:
         loss = naive_surrogate(w, i, t, s) * naive_correction(w, i, t, s)

@@ -150,9 +150,9 @@ class Stand:
             [[algorithm.beta * (x - y) for x, y in zip(logs.tolist(), held, strict=True)] for logs, held in zip(ls, hs, strict=True)]
             for ls, hs in zip(self.logs, self.held, strict=True)
         ]
-        advantages = algorithm.compute_advantages(self.groups, penalties=penalties if algorithm.needs_reference else None)
+        advantages = algorithm.compute_advantages(self.groups, penalties=penalties if algorithm.traits.needs_reference else None)
         rows = [(g, i) for g, group in enumerate(self.groups) for i, e in enumerate(group) if algorithm.is_in_loss(e)]
-        moving = [algorithm.count_zero_advantage or any(advantages[g][i]) for g, i in rows]
+        moving = [algorithm.traits.count_zero_advantage or any(advantages[g][i]) for g, i in rows]
         lengths = [self.groups[g][i].num_policy_tokens if moves else 0 for (g, i), moves in zip(rows, moving, strict=True)]
         weights = algorithm.compute_row_weights(lengths, [str(g) for g, _ in rows])
         loss = torch.zeros((), dtype=torch.float64)
@@ -310,7 +310,7 @@ def test_two_processes_pull_as_one_would(name: str) -> None:
     algorithms = [factory(name)() for _ in range(3)]
 
     def credit(me: int, part: slice, **more: Any) -> Any:
-        shifts: dict[str, Any] = {"penalties": penalties[part]} if algorithms[me].needs_reference else {}
+        shifts: dict[str, Any] = {"penalties": penalties[part]} if algorithms[me].traits.needs_reference else {}
         return algorithms[me].compute_advantages(groups[part], **shifts, **more)
 
     whole = credit(2, slice(None))

@@ -54,12 +54,12 @@ def test_the_signature_is_the_schema() -> None:
 
 def test_an_override_is_a_difference() -> None:
     algorithm = build("algorithm", "grpo", epsilon="1e-1", num_iterations=2.0, beta=0, epsilon_high=None)
-    assert algorithm.settings.epsilon == 0.1 and algorithm.num_iterations == 2 and type(algorithm.num_iterations) is int
+    assert algorithm.settings.epsilon == 0.1 and algorithm.traits.num_iterations == 2 and type(algorithm.traits.num_iterations) is int
     assert {n for n, _, differs in algorithm.describe_settings() if differs} == {"epsilon", "num_iterations"}
 
 
 def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
-    needs = {n: (a.needs_reference, a.needs_value, a.needs_greedy_sample) for n in NAMES for a in [build("algorithm", n)]}
+    needs = {n: (a.traits.needs_reference, a.traits.needs_value, a.traits.needs_greedy_sample) for n in NAMES for a in [build("algorithm", n)]}
     assert {n for n, (reference, _, _) in needs.items() if reference} == {
         "reinforce_pp",
         "reinforce_pp_baseline",
@@ -72,7 +72,7 @@ def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
         "distill",
     }
     assert {n for n, (_, value, _) in needs.items() if value} == {"ppo"} and {n for n, (_, _, g) in needs.items() if g} == {"remax"}
-    assert build("algorithm", "grpo", beta=0.1).needs_reference and not build("algorithm", "ppo", beta=0.0).needs_reference
+    assert build("algorithm", "grpo", beta=0.1).traits.needs_reference and not build("algorithm", "ppo", beta=0.0).traits.needs_reference
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [

@@ -25,7 +25,7 @@ from rlvr.algorithms.functions import turn_advantages as turns
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
 from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_tokens
 from rlvr.algorithms.functions.surrogate import SurrogateLoss
-from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, NestedValues, TokenStats
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, TokenStats
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -37,7 +37,7 @@ class PolicyGradient(Algorithm):
     """An algorithm with an advantage for each token and a loss made of ratio and advantage.
 
     >>> from rlvr.algorithms.grpo import make
-    >>> make(scale_rewards="none").needs_reference
+    >>> make(scale_rewards="none").traits.needs_reference
     False
     """
 
@@ -60,36 +60,15 @@ class PolicyGradient(Algorithm):
         check_combinations(settings, spec.traits, spec.name)
         self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
         self.advantage, self.loss = spec.bind_settings("advantage", settings), spec.bind_settings("loss", settings)
-        s, traits = self.settings, spec.traits
-        self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
-        self.requires_group, self.skips_zero_variance = "requires_group" in traits, "zero_variance" in traits and "teacher" not in traits
-        self.requires_multi_turn, self.needs_greedy_sample, self.needs_value = (
-            need in traits for need in ("multi_turn", "greedy", "values")
-        )
-        self.needs_teacher, divergence = "teacher" in traits, getattr(s, "divergence", "sampled")
-        self.needs_divergence = "" if divergence == "sampled" else divergence
-        self.needs_reference = s.beta > 0 or "reference" in traits or self.needs_teacher
-        self.syncs_reference = self.needs_reference and s.ref_model_sync_steps > 0
-        self.needs_entropy, self.needs_token_context = s.entropy_coef != 0, "context" in traits
-        self.advantage_inputs = traits & {"old", "reference", "entropy", "values"}
-        if s.beta > 0 and s.kl_in == "reward":
-            self.advantage_inputs |= {"penalties"}
-        self.backprop_zero_advantage = self.needs_teacher or self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+        s = self.settings
+        self.traits = _build_traits(s, spec)
         self.has_penalties = bool(s.malformed_call_penalty or s.overlong_buffer)
-        self.is_policy_loss_only = not (self.needs_reference or self.needs_entropy or self.needs_value)
+        self.is_policy_loss_only = not (self.traits.needs_reference or self.traits.needs_entropy or self.traits.needs_value)
         """True if the loss has no KL, entropy or critic term."""
-        self.use_rollout_logprobs, self.needs_batch_stats = (
-            s.old_from_sampler,
-            getattr(spec.components["loss"], "compute_batch_stats", None) is not None,
-        )
-        if not self.use_rollout_logprobs:
-            self.off_policy_defaults = {"importance_sampling_correction": "token_truncate"}
-        if "ratio" in traits:
-            self.noop_on_policy = tuple(spec.get_component_settings("loss"))
         self.controller = kl.KLController(
             s.beta, target=s.kl_target, horizon=s.kl_horizon, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha
         )
-        self.critic_warmup_steps = s.value_pretraining_steps if self.needs_value else 0
+        self.critic_warmup_steps = s.value_pretraining_steps if self.traits.needs_value else 0
         self.is_critic_warmup = self.critic_warmup_steps > 0
         self.max_completion_length = s.max_completion_length
         """The limit on the completion length; if it is not set, the run's limit after `configure`."""
@@ -166,7 +145,11 @@ class PolicyGradient(Algorithm):
 
     def is_counted(self, episode: Episode) -> bool:
         """Return whether an episode's reward is used for advantages: it has a score, and is not only a baseline."""
-        return episode.is_scored and not (self.needs_greedy_sample and episode.meta.get("greedy")) and not episode.meta.get("mismatched")
+        return (
+            episode.is_scored
+            and not (self.traits.needs_greedy_sample and episode.meta.get("greedy"))
+            and not episode.meta.get("mismatched")
+        )
 
     def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on: overlong filtering masks a truncated answer, but keeps its reward."""
@@ -267,6 +250,36 @@ class PolicyGradient(Algorithm):
         )
         self.controller.num_steps = int(state["steps"])
         self.is_critic_warmup = self.controller.num_steps < self.critic_warmup_steps
+
+
+def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTraits:
+    """Decide what the algorithm needs, from its components and its settings."""
+    s, traits = settings, spec.traits
+    divergence = getattr(s, "divergence", "sampled")
+    needs_teacher, needs_value, needs_entropy = "teacher" in traits, "values" in traits, s.entropy_coef != 0
+    needs_reference = s.beta > 0 or "reference" in traits or needs_teacher
+    penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
+    return AlgorithmTraits(
+        num_iterations=s.num_iterations,
+        sampling_rounds=s.dynamic_sampling_rounds,
+        requires_group="requires_group" in traits,
+        skips_zero_variance="zero_variance" in traits and not needs_teacher,
+        requires_multi_turn="multi_turn" in traits,
+        needs_greedy_sample="greedy" in traits,
+        needs_value=needs_value,
+        needs_teacher=needs_teacher,
+        needs_divergence="" if divergence == "sampled" else divergence,
+        needs_reference=needs_reference,
+        syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
+        needs_entropy=needs_entropy,
+        needs_token_context="context" in traits,
+        needs_batch_stats=getattr(spec.components["loss"], "compute_batch_stats", None) is not None,
+        advantage_inputs=traits & {"old", "reference", "entropy", "values"} | penalties,
+        backprop_zero_advantage=needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss"),
+        use_rollout_logprobs=s.old_from_sampler,
+        off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
+        noop_on_policy=tuple(spec.get_component_settings("loss")) if "ratio" in traits else (),
+    )
 
 
 def define_policy_gradient(name: str, about: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:

@@ -19,7 +19,7 @@ from rlvr.algorithms.functions import aggregation as aggregate
 from rlvr.algorithms.functions import kl, preferences
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
 from rlvr.algorithms.functions.answer_batch import Groups, expand_to_tokens
-from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, NestedValues, TokenStats
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, TokenStats
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -76,21 +76,26 @@ class Preference(WholeAnswerAlgorithm):
         "beta": (0.1, "float"), "length_normalised": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
         "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
     }  # fmt: skip
-    needs_reference = one_optimizer_step = True
-    advantage_inputs = frozenset({"penalties"})
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, settings)
         s, traits = self.settings, spec.traits
         if not s.beta:
             raise ConfigError(f"beta is 0, but {self.name} trains relative to a reference; set it above 0, such as 0.1")
-        self.requires_group = self.skips_zero_variance = "pairs" in traits
-        if s.dynamic_sampling_rounds > 1 and not self.skips_zero_variance:
+        if s.dynamic_sampling_rounds > 1 and "pairs" not in traits:
             raise ConfigError(f"{self.name} also learns from groups whose rewards are all equal; set dynamic_sampling_rounds=1")
-        self.sampling_rounds, self.needs_kl_samples = s.dynamic_sampling_rounds, "mismatched" in traits
+        self.traits = AlgorithmTraits(
+            sampling_rounds=s.dynamic_sampling_rounds,
+            requires_group="pairs" in traits,
+            skips_zero_variance="pairs" in traits,
+            needs_kl_samples="mismatched" in traits,
+            needs_reference=True,
+            one_optimizer_step=True,
+            syncs_reference=s.ref_model_sync_steps > 0,
+            advantage_inputs=frozenset({"penalties"}),
+        )
         self.prefer_function = spec.bind_settings("prefer", settings)
         self.controller = kl.KLController(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)
-        self.syncs_reference = s.ref_model_sync_steps > 0
 
     @property
     def beta(self) -> float:
@@ -138,18 +143,21 @@ class Imitation(WholeAnswerAlgorithm):
     """Supervised learning on the best answer of each group.
 
     >>> from rlvr.algorithms.best_of_n import make
-    >>> make(min_score=0.5).is_supervised
+    >>> make(min_score=0.5).traits.is_supervised
     True
     """
 
     common_settings = WholeAnswerAlgorithm.common_settings | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
-    use_rollout_logprobs = is_supervised = True
-    """The loss has no ratio, so no forward pass for old log-probabilities is needed."""
-    count_zero_advantage = False
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, settings)
-        self.num_iterations, self.choose_function = self.settings.num_iterations, spec.bind_settings("choose", settings)
+        self.choose_function = spec.bind_settings("choose", settings)
+        self.traits = AlgorithmTraits(
+            num_iterations=self.settings.num_iterations,
+            is_supervised=True,
+            use_rollout_logprobs=True,  # the loss has no ratio, so it needs no forward pass for old log-probabilities
+            count_zero_advantage=False,
+        )
         if self.settings.loss_aggregation == "seq-mean-token-sum-norm":
             raise ConfigError("loss_aggregation=seq-mean-token-sum-norm is for policy gradients; use token-mean or seq-mean-token-mean")
 

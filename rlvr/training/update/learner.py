@@ -133,8 +133,8 @@ class Learner:
         if optimization.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
-        self.reference = ReferencePolicy.from_model(model, frozen=reference, **scale) if algorithm.needs_reference else None
-        policy = Policy(model, value_head=algorithm.needs_value, **scale)
+        self.reference = ReferencePolicy.from_model(model, frozen=reference, **scale) if algorithm.traits.needs_reference else None
+        policy = Policy(model, value_head=algorithm.traits.needs_value, **scale)
         self.device, self.is_sharded = accelerator.device, accelerator.is_fsdp2
         self.critic = attach_networks(policy, self.reference, algorithm, optimization)
         if self.is_sharded:
@@ -156,8 +156,8 @@ class Learner:
         self._no_sync: Callable[[], Any] = nullcontext if self.is_sharded else partial(accelerator.no_sync, self.policy)
         if self.reference is not None and self.reference.adapted_model is None and not self.is_sharded:
             self.reference.policy.to(accelerator.device)
-        once = optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1
-        self.is_on_policy = once and not algorithm.use_rollout_logprobs and not algorithm.needs_batch_stats
+        once = optimization.minibatches_per_step == 1 and algorithm.traits.num_iterations == 1
+        self.is_on_policy = once and not algorithm.traits.use_rollout_logprobs and not algorithm.traits.needs_batch_stats
         """True if training is exactly on-policy, so that the training pass itself gives the old log-probabilities."""
         self.random = random.Random(seed)
         self.all_reduce: AllReduce = list if accelerator.num_processes == 1 else self._all_reduce_sum
@@ -178,7 +178,7 @@ class Learner:
             StepStats(),
         )
         self._compute_advantages(step)
-        for _ in range(self.algorithm.num_iterations):
+        for _ in range(self.algorithm.traits.num_iterations):
             for part in self._split_minibatches(step):
                 descents.add(outcome := self._take_optimizer_step(step, part, tally))
                 step.has_optimizer_stepped = step.has_optimizer_stepped or outcome is not None
@@ -186,11 +186,11 @@ class Learner:
 
     def _compute_advantages(self, step: StepData) -> None:
         """Compute the advantages, and the scores under old and reference weights if they are needed."""
-        algorithm, early = self.algorithm, bool(self.algorithm.advantage_inputs)
+        algorithm, early = self.algorithm, bool(self.algorithm.traits.advantage_inputs)
         scores = self._score_before_advantages(step) if early else EMPTY_TOKEN_STATS
         step.set_advantages(
             algorithm.compute_advantages(step.groups, scores, all_reduce=self.all_reduce),
-            keep_zero_advantage=algorithm.backprop_zero_advantage,
+            keep_zero_advantage=algorithm.traits.backprop_zero_advantage,
         )
         if algorithm.returns is not None:
             step.add_column("returns", algorithm.returns)
@@ -200,9 +200,9 @@ class Learner:
     def _score_after_advantages(self, step: StepData, *, scored: bool) -> None:
         """Compute the scores that only the loss needs, for rows with a gradient; `scored`: the advantages already needed them."""
         chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
-        if self.reference is not None and not scored and not self.algorithm.needs_divergence:
+        if self.reference is not None and not scored and not self.algorithm.traits.needs_divergence:
             self._score_reference(step, chosen)
-        if self.algorithm.use_rollout_logprobs:
+        if self.algorithm.traits.use_rollout_logprobs:
             columns["first"] = columns["old"] if scored else torch.full_like(columns["sampler"], math.nan)
             columns["old"] = columns["sampler"]
         elif not self.is_on_policy and not scored:  # otherwise the training pass fills the column
@@ -211,7 +211,7 @@ class Learner:
     def _score_before_advantages(self, step: StepData) -> TokenStats:
         """Compute the token statistics that the advantages need: KL penalties, critic values, entropies."""
         algorithm, everyone, columns = self.algorithm, range(len(step.episodes)), step.columns
-        needs = algorithm.advantage_inputs
+        needs = algorithm.traits.advantage_inputs
         self._score_old(step, everyone)
         if self.reference is not None:
             self._score_reference(step, everyone)
@@ -223,7 +223,7 @@ class Learner:
     @torch.no_grad()
     def _score_old(self, step: StepData, chosen: Sequence[int]) -> None:
         """Compute the policy's own scores before the update."""
-        asked = {"values": self.algorithm.needs_value, "entropy": "entropy" in self.algorithm.advantage_inputs}
+        asked = {"values": self.algorithm.traits.needs_value, "entropy": "entropy" in self.algorithm.traits.advantage_inputs}
         wanted = {"logprobs": "old"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
         for column in wanted.values():
             step.add_zero_column(column)
@@ -255,7 +255,7 @@ class Learner:
     def _take_optimizer_step(self, step: StepData, row_indices: Sequence[int], mean_metrics: MeanMetrics) -> tuple[float, float] | None:
         """Take one optimizer step on a minibatch; return its loss and gradient norm, or None if no row has a gradient."""
         algorithm = self.algorithm
-        lengths = [int(step.rows.num_acted[r]) if step.has_grad[r] or algorithm.count_zero_advantage else 0 for r in row_indices]
+        lengths = [int(step.rows.num_acted[r]) if step.has_grad[r] or algorithm.traits.count_zero_advantage else 0 for r in row_indices]
         prompts = [str(step.row_positions[r][0]) for r in row_indices]
         mine = algorithm.compute_row_weights(lengths, prompts, max_length=self.max_completion_length, all_reduce=self.all_reduce)
         weight_of = dict(zip(row_indices, mine, strict=True))
@@ -263,7 +263,7 @@ class Learner:
         live = [r for r in row_indices if step.has_grad[r]]
         if not self.all_reduce([float(len(live))])[0]:
             return None
-        if algorithm.needs_batch_stats:
+        if algorithm.traits.needs_batch_stats:
             step.compute_batch_stats(algorithm, live, self.all_reduce)
         outcome = self._backward_and_step(
             step.rows, live, partial(self._compute_microbatch_loss, step, weights, mean_metrics), critic_only=algorithm.is_critic_warmup
@@ -274,9 +274,9 @@ class Learner:
     def _compute_microbatch_loss(self, step: StepData, weights: Tensor, mean_metrics: MeanMetrics, batch: Batch, has_rows: bool) -> Tensor:
         """Compute the loss of one micro-batch; 0 for a filler."""
         algorithm, columns, take = self.algorithm, step.columns, batch.entry_positions
-        scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
+        scores = self.policy(batch, entropy=algorithm.traits.needs_entropy, values=algorithm.traits.needs_value)
         new = scores.logprobs
-        noted = "old" if self.is_on_policy else "first" if algorithm.use_rollout_logprobs and not step.has_optimizer_stepped else ""
+        noted = "old" if self.is_on_policy else "first" if algorithm.traits.use_rollout_logprobs and not step.has_optimizer_stepped else ""
         if noted and has_rows:
             step.defer(noted, take, new)
         known = {
@@ -286,7 +286,7 @@ class Learner:
         }
         if self.is_on_policy:
             known["old"] = new.detach()
-        if algorithm.needs_token_context:
+        if algorithm.traits.needs_token_context:
             known |= step.get_context(batch, has_rows)
         inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_terms())
         losses, figures = algorithm.compute_token_losses(inputs)
@@ -362,7 +362,7 @@ class Learner:
         algorithm = self.algorithm
         metrics = descents.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         metrics |= tally.compute_means(self.all_reduce) | self._compute_token_metrics(step, tally)
-        metrics |= dict(algorithm.metrics) | (step.compute_preference_logprobs(self.all_reduce) if algorithm.one_optimizer_step else {})
+        metrics |= dict(algorithm.metrics) | (step.compute_preference_logprobs(self.all_reduce) if algorithm.traits.one_optimizer_step else {})
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
         algorithm.on_step_end([e.reward for e in step.episodes if not e.auxiliary], metrics.get("kl"), self.all_reduce)
         if self.reference is not None:
@@ -377,7 +377,7 @@ class Learner:
 
     def _compute_token_metrics(self, step: StepData, tally: MeanMetrics) -> dict[str, float]:
         """Compute metrics: token counts, groups, advantages, and the mismatch between sampler and trainer."""
-        trained = tally.num_tokens / self.algorithm.num_iterations
+        trained = tally.num_tokens / self.algorithm.traits.num_iterations
         account = step.count_tokens()
         if trained != account["tokens/to_train"]:
             raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")

@@ -53,7 +53,7 @@ def restore_state(learner: Any, saved: Mapping[str, Any], parts: Path | None) ->
 
 def get_moving_reference(learner: Any) -> dict[str, Tensor] | None:
     """Return the reference's weights if they change; a frozen reference is saved once in the run folder."""
-    if learner.reference is None or not learner.algorithm.syncs_reference:
+    if learner.reference is None or not learner.algorithm.traits.syncs_reference:
         return None
     if learner.is_sharded:
         reshard(learner.reference.policy)

@@ -65,25 +65,25 @@ class Optimization:
 
         `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
         """
-        if algorithm.one_optimizer_step and self.minibatches_per_step > 1:
+        if algorithm.traits.one_optimizer_step and self.minibatches_per_step > 1:
             raise ConfigError(
                 f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
             )
-        if has_adapter and algorithm.needs_reference and algorithm.syncs_reference:
+        if has_adapter and algorithm.traits.needs_reference and algorithm.traits.syncs_reference:
             raise ConfigError(
                 "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
             )
-        if self.critic is not None and not algorithm.needs_value:
+        if self.critic is not None and not algorithm.traits.needs_value:
             raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
         if self.critic is not None and is_sharded:
             raise ConfigError(
                 "train.critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
                 "fsdp2.yaml"
             )
-        if algorithm.needs_divergence and is_sharded:
+        if algorithm.traits.needs_divergence and is_sharded:
             raise ConfigError(
-                f"algorithm.divergence={algorithm.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
+                f"algorithm.divergence={algorithm.traits.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
         algorithm.configure(max_completion_length=max_completion_length)

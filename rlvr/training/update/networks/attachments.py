@@ -14,8 +14,8 @@ from rlvr.training.update.reference import ReferencePolicy
 
 def attach_networks(policy: Policy, teacher: ReferencePolicy | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
     """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
-    if algorithm.needs_divergence and teacher is not None:
-        policy.divergence = TeacherDivergence(teacher, algorithm.needs_divergence).check_compatible(policy)
+    if algorithm.traits.needs_divergence and teacher is not None:
+        policy.divergence = TeacherDivergence(teacher, algorithm.traits.needs_divergence).check_compatible(policy)
     if optimization.critic is None:
         return None
     critic = Critic(policy.model, max_grad_norm=optimization.critic.max_grad_norm)
