@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,7 @@ class AlgorithmTraits:
     """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
     is_supervised: bool = False
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
-    off_policy_defaults: Mapping[str, Any] = MappingProxyType({})
+    off_policy_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
 
 
