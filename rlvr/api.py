@@ -26,7 +26,7 @@ from rlvr.task import Message, Task, Verdict
 if TYPE_CHECKING:
     from rlvr.evaluation.report import EvalReport
     from rlvr.runs.run import Run
-    from rlvr.training.train import TrainReport
+    from rlvr.training.train_report import TrainReport
 
 Rows = Iterable[Mapping[str, Any]]
 

@@ -6,6 +6,7 @@ transport, for all of them.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ from rlvr.rollout.episode_encoding import CorruptData, EncodedEpisodes, decode_e
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
 
+logger = logging.getLogger(__name__)
 NO_WEIGHTS = WeightUpdate(())
 """Placeholder for the weights of a sampler that loads none."""
 POLL_INTERVAL_S = 0.05
@@ -78,7 +80,7 @@ class Driver:
     """Sample draws with rollout workers. Lost workers do not change the result."""
 
     def __init__(
-        self, transport: Transport, settings: ClusterConfig, *, log: Callable[[str], None] = print, record: EventLog | None = None
+        self, transport: Transport, settings: ClusterConfig, *, log: Callable[[str], None] = logger.warning, record: EventLog | None = None
     ) -> None:
         self.transport, self.settings, self.log = transport, settings, log
         self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)

@@ -1,14 +1,15 @@
-"""Train with rollout workers: the training loop of `rlvr.training`, with a trainer that samples remotely."""
+"""Train with rollout workers: the training loop of `rlvr.training`, with components that sample remotely."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,97 +25,105 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Request, Sampler, Sampling, Weights
 from rlvr.episode import Episode
-from rlvr.errors import RolloutWorkersLost, SamplerError
+from rlvr.errors import ConfigError, RolloutWorkersLost, SamplerError
 from rlvr.models.device import get_trainer_precision
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
-from rlvr.training import train as loop
-from rlvr.training.collect import check_partial_rollouts
+from rlvr.training.batch_sources import check_partial_rollouts
+from rlvr.training.components import Components, build_components
 from rlvr.training.processes import run_on_main
-from rlvr.training.trainer import Trainer, build_trainer
+from rlvr.training.run_inputs import RunInputs
+from rlvr.training.train import train as train_here
+from rlvr.training.train_report import TrainReport
+from rlvr.training.trainer import make_run_folder_path
 
+logger = logging.getLogger(__name__)
 FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 """The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
 
 
-def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> loop.TrainReport:
+def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
-    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.auto_resume` times, with growing delays.
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_auto_resumes` times, with growing delays.
     """
-    folder = out if out is not None or resume else loop.make_run_folder_path(config)
+    folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))
     resumes = config.cluster.max_auto_resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
-    crew_from, times = functools.partial(build_cluster_trainer, record=record), 0
+    builder, times = functools.partial(build_cluster_components, record=record), 0
     while True:
         try:
-            return loop.train(config, out=folder, resume=resume, verify=verify, trainer_builder=crew_from, **how)
+            return train_here(config, out=folder, resume=resume, verify=verify, component_builder=builder, **how)
         except RolloutWorkersLost as error:
             if times == resumes:
                 raise
             why = str(error)
         times, pause, resume, verify = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
         record.add("resumed", why=why, times=times, pause_s=pause)
-        log_note(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s (resume {times} of {resumes}, cluster.auto_resume)")
+        logger.warning(
+            "%s; the run is resumed in %g s (resume %d of %d, cluster.max_auto_resumes)", why.partition(";")[0], pause, times, resumes
+        )
         time.sleep(pause)
         gc.collect()  # free the model and the optimizer of the failed run
 
 
-def build_cluster_trainer(
-    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None = None, record: EventLog | None = None
-) -> Trainer:
-    """Build the trainer of a run, which samples as `cluster` says. `record`: the event log of the workers."""
-    crew, settings = build_trainer(config, accelerator, stack, checkpoint_folder=checkpoint_folder), config.cluster
+def build_cluster_components(
+    inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None, record: EventLog | None = None
+) -> Components:
+    """Build the components of a run, which sample as `cluster` says. `record`: the event log of the workers."""
+    components, settings = build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder), inputs.config.cluster
     if settings is None:
-        return crew
-    check_supported(crew)
+        return components
+    check_supported(inputs, components)
     if settings.rollout_workers == 0:
-        crew.rollout = ChunkedRollout(crew.rollout, settings)  # type: ignore[assignment]
-        return crew
-    precision, vectors = get_precision(crew), crew.sampler.runs_model
-    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if uses_weights(crew.sampler) else None
+        return replace(components, rollout=ChunkedRollout(components.rollout, settings))  # type: ignore[arg-type]
+    precision, vectors = get_precision(components), components.sampler.info.runs_model
+    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if uses_weights(components.sampler) else None
     made = list[Driver]()
-    run_on_main(accelerator, lambda: made.append(start_driver(crew, settings, stack, record)))
+    run_on_main(accelerator, lambda: made.append(start_driver(components, settings, stack, record)))
     driver = made[0] if made else None
-    crew.rollout = RemoteRollout(crew.rollout, settings, driver)  # type: ignore[assignment]
-    crew.sampler = WeightBroadcaster(crew.sampler, driver, packer)
-    return crew
+    return replace(
+        components,
+        rollout=RemoteRollout(components.rollout, settings, driver),  # type: ignore[arg-type]
+        sampler=WeightBroadcaster(components.sampler, driver, packer),
+    )
 
 
-def start_driver(crew: Trainer, settings: ClusterConfig, stack: ExitStack, record: EventLog | None) -> Driver:
+def start_driver(components: Components, settings: ClusterConfig, stack: ExitStack, record: EventLog | None) -> Driver:
     """Start the rollout workers of a run, in its main process."""
     from rlvr.cluster.ray_transport import RayTransport
     from rlvr.cluster.rollout_worker import WorkerSettings
 
-    facts = WorkerSettings(get_precision(crew), crew.rollout.sync_turns, torch.get_num_threads(), uses_weights=uses_weights(crew.sampler))
-    actors = RayTransport(settings, crew.config.model_dump(mode="json"), facts)
+    facts = WorkerSettings(
+        get_precision(components), components.rollout.sync_turns, torch.get_num_threads(), uses_weights=uses_weights(components.sampler)
+    )
+    actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, log=log_note, record=record))
+    driver = stack.enter_context(Driver(actors, settings, record=record))
     if (judges := actors.verifier_workers) is not None:
         driver.metrics.get_verifier_load = lambda: judges.busy_fraction
     return driver
 
 
-def get_precision(crew: Trainer) -> str:
+def get_precision(components: Components) -> str:
     """Return the precision of the run and of its rollout workers."""
-    return get_trainer_precision(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
+    return get_trainer_precision(components.model, components.accelerator.mixed_precision, components.accelerator.device)
 
 
 def uses_weights(sampler: Sampler) -> bool:
     """Whether a sampler loads the weights of the trainer."""
-    return type(sampler).load_model is not Sampler.load_model
+    return sampler.info.loads_weights
 
 
-def log_note(line: str) -> None:
-    """Print a note to standard error."""
-    print(f"note: {line}", file=sys.stderr, flush=True)
-
-
-def check_supported(crew: Trainer) -> None:
+def check_supported(inputs: RunInputs, components: Components) -> None:
     """Raise an error for configurations that rollout workers do not support."""
-    check_sampler_supported(crew.sampler, crew.config.rollout.sampler["name"])
-    check_partial_rollouts(crew)
+    if inputs.environment is not None or inputs.tokenizer is not None:
+        raise ConfigError(
+            "cluster is set, and rollout workers build their own environment and tokenizer; give them by name, not as objects"
+        )
+    check_sampler_supported(components.sampler, components.config.rollout.sampler["name"])
+    check_partial_rollouts(components)
 
 
 class ChunkedRollout:
@@ -181,8 +190,7 @@ class WeightBroadcaster(Sampler):
         """`packer`: None if the sampler loads no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
-        for name in ("eval_batch_size", "text_only", "tokenizer", "runs_model"):
-            setattr(self, name, getattr(inner, name))
+        self.info, self.tokenizer = inner.info, inner.tokenizer
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Send new weights, unless an evaluation has sent them already. All weights of a warm start are version 0."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, RolloutWorkersLost
 from rlvr.task import Task, Verdict
 
+logger = logging.getLogger(__name__)
 MAX_CONCURRENT_CALLS = 100_000
 """Calls that an actor accepts at once. With the default of Ray a heartbeat would wait behind a thousand pending verifications."""
 
@@ -84,9 +85,8 @@ class VerifierActors:
 
     def __init__(
         self, ray: Any, settings: ClusterConfig, config: Mapping[str, Any], *, heartbeat_interval_s: float, max_missed: int,
-        log: Callable[[str], None] = lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
     ) -> None:  # fmt: skip
-        self.ray, self.settings, self.config, self.log = ray, settings, dict(config), log
+        self.ray, self.settings, self.config = ray, settings, dict(config)
         self.heartbeat_interval_s, self.max_missed, self.num_lost = heartbeat_interval_s, max_missed, 0
         self._has_started, self._last_checked = False, time.monotonic()
         """Whether any worker ever started, and when heartbeats were last checked."""
@@ -157,7 +157,7 @@ class VerifierActors:
     def _handle_loss(self, slot: _WorkerSlot, why: str) -> None:
         left = self.settings.max_restarts + 1 - slot.num_starts
         what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
-        self.log(f"verifier worker {slot.name} is lost: {why}; {what}")
+        logger.warning("verifier worker %s is lost: %s; %s", slot.name, why, what)
         self.num_lost += 1
         self._end_worker(slot)
         if left > 0:

@@ -40,29 +40,16 @@ TokenDiagnostics = tuple[Sequence[float], Sequence[float] | None]
 """The learner's values for an episode: the advantage of each token, and the log-ratio of trainer to sampler, if available."""
 
 
-class MetricReporter:
-    """Reports the metrics of a run outside of its folder. The base class does nothing; see `rlvr.training.trackers`.
-
-    >>> MetricReporter().metrics({"step": 1, "reward": 0.5})
-    """
-
-    def log_metrics(self, row: Mapping[str, Any]) -> None:
-        """Report the metrics of a step."""
-
-    def log_episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Report the episodes of a step, as written to the log."""
-
-
 class RunLog:
     """Writes a run folder.
 
     >>> run = RunLog.create(Path("runs/a"), config)                  # doctest: +SKIP
-    >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
+    >>> run.log_metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, *, is_writer: bool = True, reporter: MetricReporter | None = None) -> None:
-        self.folder, self.is_writer, self.reporter = folder, is_writer, reporter or MetricReporter()
-        """`writes` is False in all processes except the main one."""
+    def __init__(self, folder: Path, *, is_writer: bool = True) -> None:
+        self.folder, self.is_writer = folder, is_writer
+        """`is_writer` is False in all processes except the main one."""
         self._files: dict[str, TextIO] = {}
 
     @classmethod
@@ -98,18 +85,10 @@ class RunLog:
         """Append the metrics of a step; timings go to a separate file, because they are not reproducible."""
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
-        self.reporter.log_metrics({**row, **timings})
 
-    def log_episodes(self, step: int, groups: Sequence[Sequence[Episode]], diagnostics: Sequence[Sequence[TokenDiagnostics]]) -> None:
-        """Append the episodes of a step, with their advantages."""
-        rows = [
-            episode_to_json(step, episode, *told)
-            for group, tellings in zip(groups, diagnostics, strict=True)
-            for episode, told in zip(group, tellings, strict=True)
-            if not episode.meta.get("mismatched")  # not a completion of the policy
-        ]
+    def log_episodes(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append the episodes of a step, as `episode_to_json` makes them."""
         self._append("episodes.jsonl", rows)
-        self.reporter.log_episodes(step, rows)
 
     def log_rewarded_canaries(self, step: int, episodes: Sequence[Episode]) -> None:
         """Append the rewarded canaries of a step: each is an answer that the verifier should not have rewarded."""

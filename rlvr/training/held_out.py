@@ -9,42 +9,42 @@ from rlvr.episode import Episode
 from rlvr.evaluation.evaluate import compute_mean_reward, count_tasks, make_requests
 from rlvr.evaluation.statistics import estimate_mean
 from rlvr.task import Task
+from rlvr.training.components import Components
 from rlvr.training.processes import map_sharded
 from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
-from rlvr.training.trainer import Trainer
 
 
-def evaluate_held_out(crew: Trainer) -> float | None:
+def evaluate_held_out(components: Components) -> float | None:
     """Return the mean score on the held-out tasks; None if no verdict has a score."""
-    return compute_mean_reward(sample_held_out(crew))
+    return compute_mean_reward(sample_held_out(components))
 
 
-def sample_held_out(crew: Trainer) -> list[Episode]:
+def sample_held_out(components: Components) -> list[Episode]:
     """Sample a completion of each held-out task, over all processes."""
-    settings = crew.config.eval
+    settings = components.config.eval
     if not settings.tasks:
         return []
-    return sample_split(crew, settings.split, settings.tasks, settings.temperature)
+    return sample_split(components, settings.split, settings.tasks, settings.temperature)
 
 
-def estimate_interval(crew: Trainer, episodes: Sequence[Episode]) -> list[float] | None:
+def estimate_interval(components: Components, episodes: Sequence[Episode]) -> list[float] | None:
     """Estimate the 95 % interval of the mean score; None without scores. Tasks with the same question count as one."""
-    questions = [crew.environment.task(crew.config.eval.split, index).question for index in range(len(episodes))]
+    questions = [components.environment.task(components.config.eval.split, index).question for index in range(len(episodes))]
     found = estimate_mean([episode.reward if episode.is_scored else None for episode in episodes], questions)
     return [found.low, found.high] if found else None
 
 
-def average_by_sub_environment(crew: Trainer, episodes: Sequence[Episode]) -> dict[str, float | None]:
+def average_by_sub_environment(components: Components, episodes: Sequence[Episode]) -> dict[str, float | None]:
     """Return the mean score on each environment of a mixture; empty for other environments."""
     return {
         name: compute_mean_reward([e for e in episodes if parse_sub_environment(e.task_id) == name])
-        for name in crew.environment.sub_environments
+        for name in components.environment.sub_environments
     }
 
 
-def evaluate_split(crew: Trainer, split: str, tasks: int, temperature: float = 0.0) -> float | None:
+def evaluate_split(components: Components, split: str, tasks: int, temperature: float = 0.0) -> float | None:
     """Return the mean score on the first tasks of a split."""
-    return compute_mean_reward(sample_split(crew, split, tasks, temperature))
+    return compute_mean_reward(sample_split(components, split, tasks, temperature))
 
 
 def build_sub_environment_metrics(names: Sequence[str], episodes: Sequence[Episode]) -> dict[str, float | None]:
@@ -61,24 +61,27 @@ def parse_sub_environment(task_id: str) -> str:
     return task_id.split("/")[1]
 
 
-def sample_split(crew: Trainer, split: str, tasks: int, temperature: float) -> list[Episode]:
+def sample_split(components: Components, split: str, tasks: int, temperature: float) -> list[Episode]:
     """Sample a completion of each of the first tasks of a split, over all processes."""
-    sampling = Sampling(temperature, stop_ids=crew.tokenizer.stop_ids)
-    asked = make_requests(crew.environment, split, tasks, 1, crew.config.seed)
+    sampling = Sampling(temperature, stop_ids=components.tokenizer.stop_ids)
+    asked = make_requests(components.environment, split, tasks, 1, components.config.seed)
     return map_sharded(
-        crew.accelerator, asked, lambda mine: crew.rollout.collect(mine, sampling), main_only=crew.rollout.main_process_samples
+        components.accelerator,
+        asked,
+        lambda mine: components.rollout.collect(mine, sampling),
+        main_only=components.rollout.main_process_samples,
     )
 
 
-def count_contamination(crew: Trainer) -> tuple[int, int]:
+def count_contamination(components: Components) -> tuple[int, int]:
     """Count the different held-out tasks, and those of them that were trained on."""
-    config, environment = crew.config, crew.environment
+    config, environment = components.config, components.environment
     if not config.eval.tasks:
         return 0, 0
     count = count_tasks(environment, config.eval.split, config.eval.tasks)
     held_out = {get_task_identity(environment.task(config.eval.split, index)) for index in range(count)}
     questions = {question for question, _ in held_out}
-    passed = [(crew.task_sampler.task_order, crew.task_sampler.position)]
+    passed = [(components.task_sampler.task_order, components.task_sampler.position)]
     if config.sft_warmup:
         passed.append(
             (
@@ -89,8 +92,8 @@ def count_contamination(crew: Trainer) -> tuple[int, int]:
     indices = {schedule.get_index(position) for schedule, end in passed for position in range(end)}  # each task is made once
     given = (environment.task("train", index) for index in sorted(indices))
     trained = {get_task_identity(task) for task in given if task.question in questions}
-    if crew.offline_dataset is not None:
-        trained |= {get_task_identity(task) for task in crew.offline_dataset.load_tasks(crew.mdp)}
+    if components.offline_dataset is not None:
+        trained |= {get_task_identity(task) for task in components.offline_dataset.load_tasks(components.mdp)}
     return len(held_out), len(held_out & trained)
 
 

@@ -7,8 +7,8 @@ writes. An error in one process stops all, and `train.collective_timeout_s` limi
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -17,21 +17,24 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from rlvr.config.config import RunConfig
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import ConfigError, RlvrError, suggest
 from rlvr.models.device import resolve_device
 from rlvr.models.device_defaults import resolve_mixed_precision
 from rlvr.training.distributed.group import all_gather_values, init_control_group, is_peer_lost, main_only
 from rlvr.training.distributed.peer_monitor import PeerMonitor
-from rlvr.training.trackers import validate_trackers
 from rlvr.training.update.malloc_settings import keep_freed_memory
 
 S = TypeVar("S")
 T = TypeVar("T")
 LAUNCH_CONFIG_FOLDER = Path(__file__).parent / "launch"
 """Configurations for `accelerate launch`."""
+PROMETHEUS_NAME = "prometheus"
+"""The tracker that is a file in the run folder, and none of accelerate's."""
+logger = logging.getLogger(__name__)
 
 
 def build_accelerator(config: RunConfig, folder: Path) -> Accelerator:
@@ -58,6 +61,18 @@ def build_accelerator(config: RunConfig, folder: Path) -> Accelerator:
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     return accelerator
+
+
+def validate_trackers(names: Sequence[str]) -> list[str]:
+    """Return the trackers of `log.report_to`; raise ConfigError if one is unknown or not installed."""
+    names = [name for name in names if name != PROMETHEUS_NAME]
+    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known | {PROMETHEUS_NAME})}")
+        if name not in installed:
+            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
+    return list(names)
 
 
 def configure_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
@@ -108,10 +123,9 @@ def monitor_peers(accelerator: Accelerator) -> Iterator[None]:
     with collective_error_context(accelerator):
         watch = PeerMonitor.connect_all()
     if watch is None and accelerator.num_processes > 1 and accelerator.is_main_process:
-        print(
-            "note: the processes could not connect to the main one, so a lost process is noticed by the backend only; open the ports "
-            "between the machines",
-            file=sys.stderr,
+        logger.warning(
+            "the processes could not connect to the main one, so a lost process is noticed by the backend only; open the ports between "
+            "the machines"
         )
     with watch or nullcontext(), collective_error_context(accelerator, watch):
         yield

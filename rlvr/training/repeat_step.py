@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from rich.console import Console
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.runs.folder_owner import create_owned_folder, remove_folder, remove_orphaned_folders
 from rlvr.runs.run_log import RunLog, read_jsonl
 from rlvr.training import checkpoint
-from rlvr.training.collect import enable_partial_rollouts
+from rlvr.training.callbacks import RunLogWriter
+from rlvr.training.components import ComponentBuilder, build_components
 from rlvr.training.processes import run_on_main
-from rlvr.training.rollout_prefetcher import make_prefetcher
-from rlvr.training.trainer import Trainer, build_trainer, restore
-from rlvr.training.training_step import run_training_step
+from rlvr.training.trainer import Trainer
 
 SCRATCH_PREFIX = "rlvr-again-"
 COMPARE_TOLERANCE = 0.01
@@ -35,7 +34,7 @@ COMPARE_TOLERANCE = 0.01
 
 
 def repeat_one_step(
-    config: RunConfig, accelerator: Accelerator, folder: Path, trainer_builder: Callable[..., Trainer] = build_trainer
+    config: RunConfig, accelerator: Accelerator, folder: Path, component_builder: ComponentBuilder = build_components
 ) -> str:
     """Repeat the first recorded step after a checkpoint; return a summary, or raise CheckFailed if it differs."""
     place = run_on_main(accelerator, lambda: find_repeatable_checkpoint(folder))
@@ -43,20 +42,21 @@ def repeat_one_step(
         remove_orphaned_folders(SCRATCH_PREFIX)
         scratch = create_owned_folder(SCRATCH_PREFIX)
         stack.callback(remove_folder, scratch)
-        crew = trainer_builder(config, accelerator, stack, checkpoint_folder=place)
-        ahead = make_prefetcher(crew, stack)
-        enable_partial_rollouts(crew)
-        step = restore(crew, folder, place).num_completed_steps
         log = RunLog(scratch, is_writer=accelerator.is_main_process)
         stack.callback(log.close)
-        steps = run_on_main(accelerator, lambda: find_recorded_steps(folder, step, config.rollout.max_staleness + 1))
-        for again in steps:
-            run_training_step(crew, log, again - 1, ahead)
+        trainer = Trainer(
+            config, out=folder, resume=True, accelerator=accelerator, component_builder=component_builder, repeat_from=place,
+            callbacks=[RunLogWriter(log)], console=Console(quiet=True),
+        )  # fmt: skip
+        with trainer:
+            done = trainer.num_completed_steps
+            steps = run_on_main(accelerator, lambda: find_recorded_steps(folder, done, config.rollout.max_staleness + 1))
+            for _ in steps:
+                trainer.step()
+            exact = trainer.components.is_bitwise_repeatable
         told = run_on_main(
             accelerator,
-            lambda: "\n".join(
-                compare_step(folder, scratch, again, episodes=config.log.episodes, exact=crew.is_bitwise_repeatable) for again in steps
-            ),
+            lambda: "\n".join(compare_step(folder, scratch, again, episodes=config.log.episodes, exact=exact) for again in steps),
         )
     accelerator.free_memory()
     return told
@@ -72,7 +72,7 @@ def find_repeatable_checkpoint(folder: Path) -> Path:
 
 
 def find_recorded_steps(folder: Path, step: int, limit: int) -> list[int]:
-    """Return those of the next `most` steps that are in the logs."""
+    """Return those of the next `limit` steps that are in the logs."""
     return [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if step < row["step"] <= step + limit]
 
 
@@ -96,7 +96,7 @@ def compare_step(folder: Path, repeated_folder: Path, step: int, *, episodes: bo
 def is_close(old: Any, new: Any) -> bool:
     """Return whether two logged values differ at most by rounding; strings, tokens and counts must be equal.
 
-    >>> near({"loss": 0.5, "tokens": [3]}, {"loss": 0.5001, "tokens": [3]}), near([3], [4])
+    >>> is_close({"loss": 0.5, "tokens": [3]}, {"loss": 0.5001, "tokens": [3]}), is_close([3], [4])
     (True, False)
     """
     if isinstance(old, dict) and isinstance(new, dict):

@@ -40,11 +40,11 @@ from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
 from rlvr.training.checkpoint import Progress
+from rlvr.training.components import build_optimization
 from rlvr.training.processes import build_accelerator
 from rlvr.training.step_notes import explain_rounding_risk
 from rlvr.training.task_sampling.offline_dataset import Group, check_unchanged, compute_digest, load_recorded_groups
 from rlvr.training.task_sampling.task_order import shuffled_index
-from rlvr.training.trainer import build_optimization
 from rlvr.training.update.reward_model_trainer import RewardModelTrainer
 
 Pair = tuple[list[int], list[int], float]

@@ -10,40 +10,43 @@ from rlvr.models.determinism import is_deterministic
 from rlvr.models.device_defaults import describe_precision
 from rlvr.models.model_loading import count_parameters
 from rlvr.models.numerics_check import format_check_results as told_of
+from rlvr.training.components import Components
 from rlvr.training.step_notes import explain_rounding_risk
-from rlvr.training.trainer import Trainer
 from rlvr.training.update.lora_adapter import list_linear_layers
 
 SHARED_CRITIC_DESCRIPTION = "a linear head on the policy's own last hidden states, at 0 at first; its loss also trains the policy's weights"
 
 
-def build_run_table(crew: Trainer, folder: Path) -> Table:
+def build_run_table(components: Components, folder: Path) -> Table:
     """Build the summary table: derived batch sizes, and settings that differ from the defaults."""
-    config, rollout = crew.config, crew.config.rollout
+    config, rollout = components.config, components.config.rollout
     episodes, source = rollout.prompts_per_step * rollout.num_generations, ""
     if config.data is not None:
-        stored = crew.offline_dataset.groups if crew.offline_dataset else []
+        stored = components.offline_dataset.groups if components.offline_dataset else []
         each = sum(map(len, stored)) / len(stored) if stored else 1
         episodes = round(rollout.prompts_per_step * each)
         source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
-    updates = config.train.minibatches_per_step * crew.algorithm.traits.num_iterations
-    rounds, curriculum = crew.algorithm.traits.sampling_rounds, rollout.curriculum
+    updates = config.train.minibatches_per_step * components.algorithm.traits.num_iterations
+    rounds, curriculum = components.algorithm.traits.sampling_rounds, rollout.curriculum
     sampling = f", groups without spread replaced in up to {rounds} rounds" if rounds > 1 else ""
     chosen = f", chosen by solve rate from {curriculum.oversample} times as many" if curriculum else ""
-    processes = crew.accelerator.num_processes
+    processes = components.accelerator.num_processes
     lora = config.model.lora
-    beside = ", ".join(lora.target_modules or list_linear_layers(crew.model)) if lora else ""
-    careful = [*crew.environment.warnings] + [note for note in (explain_rounding_risk(config), crew.mdp.history_note()) if note]
-    departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe_settings() if differs)
+    beside = ", ".join(lora.target_modules or list_linear_layers(components.model)) if lora else ""
+    careful = [*components.environment.warnings] + [note for note in (explain_rounding_risk(config), components.mdp.history_note()) if note]
+    departs = ", ".join(f"{name}={value}" for name, value, differs in components.algorithm.describe_settings() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
-        ("policy", f"{count_parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
+        (
+            "policy",
+            f"{count_parameters(components.model):,} parameters, {components.tokenizer.vocab_size:,} token ids, {components.accelerator.device}",
+        ),
         *([("adapter", f"rank {lora.rank}, alpha {lora.effective_alpha}, next to {beside}; only the adapter is trained")] if lora else ()),
-        ("device", describe_precision(config, crew.accelerator.device, crew.accelerator.mixed_precision)),
-        ("repeatable", describe_repeatability(crew)),
-        *(("cluster", sentence) for sentence in describe_cluster_guarantees(crew)),
-        *([("model check", told_of(crew.check_results))] if crew.check_results else ()),
-        ("window", f"{crew.mdp.max_length} tokens, at most {crew.mdp.max_new_tokens} of them sampled"),
+        ("device", describe_precision(config, components.accelerator.device, components.accelerator.mixed_precision)),
+        ("repeatable", describe_repeatability(components)),
+        *(("cluster", sentence) for sentence in describe_cluster_guarantees(components)),
+        *([("model check", told_of(components.check_results))] if components.check_results else ()),
+        ("window", f"{components.mdp.max_length} tokens, at most {components.mdp.max_new_tokens} of them sampled"),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
             "episodes a step",
@@ -54,10 +57,10 @@ def build_run_table(crew: Trainer, folder: Path) -> Table:
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (describe_on_policy(crew) if updates == 1 and not source and not rollout.is_off_policy else ""),
+            + (describe_on_policy(components) if updates == 1 and not source and not rollout.is_off_policy else ""),
         ),
-        *([("critic", SHARED_CRITIC_DESCRIPTION)] if crew.algorithm.traits.needs_value else []),
-        *([("sampled ahead", describe_staleness(crew))] if rollout.max_staleness else []),
+        *([("critic", SHARED_CRITIC_DESCRIPTION)] if components.algorithm.traits.needs_value else []),
+        *([("sampled ahead", describe_staleness(components))] if rollout.max_staleness else []),
         *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
         (
             "total",
@@ -71,59 +74,59 @@ def build_run_table(crew: Trainer, folder: Path) -> Table:
     return table
 
 
-def describe_on_policy(crew: Trainer) -> str:
+def describe_on_policy(components: Components) -> str:
     """Describe that training is exactly on-policy, and which settings have no effect then."""
-    idle = () if crew.algorithm.traits.use_rollout_logprobs else crew.algorithm.traits.noop_on_policy
+    idle = () if components.algorithm.traits.use_rollout_logprobs else components.algorithm.traits.noop_on_policy
     told = f": every ratio is 1, so {', '.join(idle)} {'do' if len(idle) > 1 else 'does'} nothing" if idle else ""
     return f" (exactly on-policy{told})"
 
 
-def describe_staleness(crew: Trainer) -> str:
+def describe_staleness(components: Components) -> str:
     """Describe how old the sampling weights may be, and how that is corrected."""
-    most = crew.config.rollout.max_staleness
-    settings = {name: value for name, value, _ in crew.algorithm.describe_settings()}
+    most = components.config.rollout.max_staleness
+    settings = {name: value for name, value, _ in components.algorithm.describe_settings()}
     how = settings.get("importance_sampling_correction")
-    if crew.algorithm.traits.use_rollout_logprobs:
+    if components.algorithm.traits.use_rollout_logprobs:
         done = "the clipped ratio is to the sampler's own probabilities (old_from_sampler)"
     elif how and how != "none":
         done = f"corrected by importance_sampling_correction={how}"
-    elif crew.algorithm.traits.off_policy_defaults:
+    elif components.algorithm.traits.off_policy_defaults:
         done = "not corrected, as requested (importance_sampling_correction=none)"
     else:
         done = "this algorithm has no correction for it"
     return f"up to {most} step{'s' if most > 1 else ''}, with weights that much older; {done}"
 
 
-def describe_cluster_guarantees(crew: Trainer) -> list[str]:
+def describe_cluster_guarantees(components: Components) -> list[str]:
     """Describe what does not depend on the number of rollout workers; empty without a cluster."""
-    if crew.config.cluster is None:
+    if components.config.cluster is None:
         return []
-    deterministic = is_deterministic(crew.config, crew.accelerator.device)
-    company = "in the same company, which the calls fix" if crew.sampler.eval_batch_size else "in any company"
+    deterministic = is_deterministic(components.config, components.accelerator.device)
+    company = "in the same company, which the calls fix" if components.sampler.info.eval_batch_size else "in any company"
     tokens = "same tokens: yes, where collectors run on machines that compute the same bits"
     if not deterministic:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
-    elif not crew.is_bitwise_repeatable:
+    elif not components.is_bitwise_repeatable:
         tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.sync_turns=true fixes that)"
-    elif crew.sampler.eval_batch_size and not crew.sampler.runs_model:
+    elif components.sampler.info.eval_batch_size and not components.sampler.info.runs_model:
         tokens = "same tokens: mostly, since an engine decides by itself what it computes together, and last bits depend on that"
     gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
     return [
         "same schedule: always. Tasks, seeds, groups, their order and the version of the weights are functions of the seed and the step, "
         "for any number of collectors, whichever of them are lost",
         f"{tokens}; an answer is sampled {company}",
-        f"same gradients: {gradients}, with {crew.accelerator.num_processes} learning process{'es' * (crew.accelerator.num_processes > 1)}",
+        f"same gradients: {gradients}, with {components.accelerator.num_processes} learning process{'es' * (components.accelerator.num_processes > 1)}",
     ]
 
 
-def describe_repeatability(crew: Trainer) -> str:
+def describe_repeatability(components: Components) -> str:
     """Describe how exactly the run can be repeated, and what to set for more."""
-    if crew.is_bitwise_repeatable:
+    if components.is_bitwise_repeatable:
         return (
             "to the bit, if its tools are; rollout.sync_turns=false is faster where they are slow"
-            if crew.mdp.has_sessions
+            if components.mdp.has_sessions
             else "to the bit"
         )
-    if is_deterministic(crew.config, crew.accelerator.device):
+    if is_deterministic(components.config, components.accelerator.device):
         return "up to rounding: which answers are sampled together depends on how long sessions take; rollout.sync_turns=true fixes that"
     return "up to rounding; train.deterministic=true asks for the same bits, at some cost in speed"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from rlvr.config.config import SFTWarmupConfig
 from rlvr.registry.plugins import build
 from rlvr.runs.progress import ProgressReporter
 from rlvr.training import sampler_mismatch as agreement
+from rlvr.training.components import Components
 from rlvr.training.held_out import evaluate_split
 from rlvr.training.processes import local_shard
 from rlvr.training.task_sampling.offline_dataset import tokenize_gold
 from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
-from rlvr.training.trainer import Trainer
 from rlvr.training.update.fsdp import MainProcessWeightLoader
 from rlvr.training.update.learner import Learner, Optimization
 from rlvr.training.update.policy_weights import ShardedWeights
@@ -21,51 +22,54 @@ EVAL_INTERVAL_STEPS, NUM_EVAL_TASKS = 5, 400
 """The evaluation interval in steps during the warmup, and the number of evaluated tasks."""
 
 
-def run_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressReporter) -> None:
-    """Train on the gold solutions of training tasks (never held-out ones) for a number of steps."""
-    blank = copy.deepcopy(crew.model) if crew.weight_loader is not None else None
-    learner = train_sft_warmup(crew, settings, work)
+def run_sft_warmup(components: Components, settings: SFTWarmupConfig, work: ProgressReporter) -> Components:
+    """Train on the gold solutions of training tasks (never held-out ones); return the components with the trained model."""
+    blank = copy.deepcopy(components.model) if components.weight_loader is not None else None
+    learner = train_sft_warmup(components, settings, work)
     if isinstance(weights := learner.weights, ShardedWeights):  # the next learner shards a model of its own
-        crew.model, crew.weight_loader = blank, MainProcessWeightLoader(weights.gather_on_main())
+        trained = replace(components, model=blank, weight_loader=MainProcessWeightLoader(weights.gather_on_main()))
     else:
-        crew.model = weights.gather_model()
+        trained = replace(components, model=weights.gather_model())
     del learner, weights
-    crew.accelerator.free_memory()
+    components.accelerator.free_memory()
+    return trained
 
 
-def train_sft_warmup(crew: Trainer, settings: SFTWarmupConfig, work: ProgressReporter) -> Learner:
+def train_sft_warmup(components: Components, settings: SFTWarmupConfig, work: ProgressReporter) -> Learner:
     """Train the SFT warmup, and return its learner."""
-    schedule = TaskOrder(crew.environment, "train", seed=crew.config.seed, purpose=WARMUP_PURPOSE)
+    schedule = TaskOrder(components.environment, "train", seed=components.config.seed, purpose=WARMUP_PURPOSE)
     learner = Learner(
-        crew.model,
+        components.model,
         build("algorithm", "grpo"),  # supervised steps do not use it; one with a critic would have an untrained head
         Optimization(
             learning_rate=settings.learning_rate,
-            max_tokens_per_microbatch=crew.config.train.max_tokens_per_microbatch,  # the same memory limit as in training
-            gradient_checkpointing=crew.config.train.gradient_checkpointing,
+            max_tokens_per_microbatch=components.config.train.max_tokens_per_microbatch,  # the same memory limit as in training
+            gradient_checkpointing=components.config.train.gradient_checkpointing,
         ),
-        accelerator=crew.accelerator,
-        weight_loader=crew.weight_loader,
+        accelerator=components.accelerator,
+        weight_loader=components.weight_loader,
         total_steps=settings.steps,
-        seed=crew.config.seed,
-        max_completion_length=crew.mdp.max_new_tokens,
-        fp32_head=crew.config.model.fp32_head,
+        seed=components.config.seed,
+        max_completion_length=components.mdp.max_new_tokens,
+        fp32_head=components.config.model.fp32_head,
     )
     if learner.is_sharded:
-        agreement.check_sharded_model(learner, max_length=crew.mdp.max_length)
+        agreement.check_sharded_model(learner, max_length=components.mdp.max_length)
     numbers: dict[str, float | str] = {}
     cut = 0
     for step in range(settings.steps):
-        tasks = local_shard(crew.accelerator, schedule.load_tasks(step * settings.batch_size, settings.batch_size))
-        rows = [tokenize_gold(crew.mdp, task) for _, task in tasks]
+        tasks = local_shard(components.accelerator, schedule.load_tasks(step * settings.batch_size, settings.batch_size))
+        rows = [tokenize_gold(components.mdp, task) for _, task in tasks]
         numbers["loss"] = learner.train_supervised(rows)["loss"]
-        if cut := cut + sum(tokens[-1] not in crew.mdp.tokenizer.stop_ids for tokens, _ in rows):
+        if cut := cut + sum(tokens[-1] not in components.mdp.tokenizer.stop_ids for tokens, _ in rows):
             numbers["solutions cut at rollout.max_completion_length"] = f"{cut}"
         work.advance(numbers)
         if settings.target_accuracy < 1 and (step + 1) % EVAL_INTERVAL_STEPS == 0:
-            crew.sampler.update_weights(learner.weights, 0)
-            numbers["accuracy"] = skill = evaluate_split(crew, "train", NUM_EVAL_TASKS) or 0.0  # the held-out tasks are never used here
-            crew.sampler.sleep()
+            components.sampler.update_weights(learner.weights, 0)
+            numbers["accuracy"] = skill = (
+                evaluate_split(components, "train", NUM_EVAL_TASKS) or 0.0
+            )  # the held-out tasks are never used here
+            components.sampler.sleep()
             if skill >= settings.target_accuracy:
                 break
     return learner

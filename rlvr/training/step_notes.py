@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from rlvr.config.config import RunConfig
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
+from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.task_sampling.audit_monitor import MIN_PAIRS
+
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
 
 MAX_MISMATCH_KL, MIN_EFFECTIVE_SAMPLE_FRACTION = 0.01, 0.9
 """Limits beyond which the sampler's and the trainer's probabilities differ by more than rounding."""
@@ -41,16 +47,15 @@ def explain_rounding_risk(config: RunConfig) -> str:
     )
 
 
-class StepNotes:
-    """Prints each kind of note once.
+class StepNotes(Callback):
+    """Explains surprising metrics of a step, each kind once.
 
-    >>> notes = Notes(config)                                # doctest: +SKIP
-    >>> notes.about({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
+    >>> StepNotes(config).find_notes({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
     ['step 3 changed nothing: ...']
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, console: Console | None = None) -> None:
+        self.config, self.console = config, console or Console(quiet=True)
         self._printed_kinds: set[str] = set()
         self._times: deque[Mapping[str, Any]] = deque(maxlen=SPEED_WINDOW_STEPS)
         algorithm = build_from_config("algorithm", config.algorithm)
@@ -60,6 +65,11 @@ class StepNotes:
         self._has_no_reward_weights = settings.get("reward_weights") == {}
         """True if the algorithm weighs the components of the verdict, but no weights are set."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KTO_KINDS]
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Print the new notes."""
+        for note in self.find_notes(record.metrics, record.timings):
+            self.console.print(f"note: {note}", highlight=False, markup=False)
 
     def find_notes(self, row: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:
         """Return the new notes on a step's metrics and times."""

@@ -10,38 +10,28 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from rlvr.config.config import RunConfig
-from rlvr.errors import ConfigError, suggest
 from rlvr.evaluation.export import TRAINING_COLUMNS, flatten_row
 from rlvr.runs.prometheus import PrometheusFile
-from rlvr.runs.run_log import MetricReporter
+from rlvr.training.callbacks import Callback, StepRecord
+from rlvr.training.processes import PROMETHEUS_NAME
 
-PROJECT_NAME, PROMETHEUS_NAME = "rlvr", "prometheus"
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
+
+PROJECT_NAME = "rlvr"
 MAX_TABLE_ROWS = 100
 """The maximum number of episodes in a table; the run folder has all of them."""
 
 
-def validate_trackers(names: Sequence[str]) -> list[str]:
-    """Return the trackers of `log.report_to`; raise ConfigError if one is unknown or not installed."""
-    names = [name for name in names if name != PROMETHEUS_NAME]
-    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known | {PROMETHEUS_NAME})}")
-        if name not in installed:
-            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
-    return list(names)
-
-
-class Trackers(MetricReporter):
+class Trackers(Callback):
     """The trackers of one run, used through accelerate.
 
-    >>> Trackers(accelerator, config, Path("runs/a")).metrics({"step": 1, "reward": 0.5})        # doctest: +SKIP
+    >>> Trackers(accelerator, config, Path("runs/a")).log_metrics({"step": 1, "reward": 0.5})        # doctest: +SKIP
     """
 
     def __init__(self, accelerator: Accelerator, config: RunConfig, folder: Path) -> None:
@@ -50,6 +40,17 @@ class Trackers(MetricReporter):
         self.prometheus_gauges = PrometheusFile(folder) if PROMETHEUS_NAME in asked and accelerator.is_main_process else None
         if set(asked) - {PROMETHEUS_NAME}:
             accelerator.init_trackers(PROJECT_NAME, config={"config": config.to_yaml()}, init_kwargs=build_tracker_settings(folder))
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Send the metrics and times of a step, and at some steps its episodes."""
+        if trainer.config.log.episodes and (record.step % self.table_interval_steps == 0 or record.step == self.last_step):
+            self.log_episodes(record.step, record.list_episode_rows())
+        self.log_metrics({**record.metrics, **record.timings})
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Send the accuracy before and after training; those in between are metrics of their step."""
+        if step == 0 or trainer.is_finished:
+            self.log_metrics({"step": step, "eval/accuracy": accuracy})
 
     def log_metrics(self, row: Mapping[str, Any]) -> None:
         """Send one step's metrics; missing values are left out."""
@@ -60,8 +61,6 @@ class Trackers(MetricReporter):
 
     def log_episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send one step's episodes to the trackers that show tables."""
-        if step % self.table_interval_steps and step != self.last_step:
-            return
         lines = [list(flatten_row(row, TRAINING_COLUMNS).values()) for row in rows[:MAX_TABLE_ROWS]]
         for tracker in self.accelerator.trackers:
             if hasattr(tracker, "log_table"):

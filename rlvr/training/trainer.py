@@ -1,374 +1,485 @@
-"""The components of a training run (model, sampler, algorithm, learner, ...), built from its configuration and closed at its end."""
+"""The trainer: a run from its configuration to its report.
+
+    with Trainer("quickstart", out="runs/a") as trainer:
+        report = trainer.fit()
+
+Constructing a trainer does everything that comes before the first step: it builds and checks the components, opens the run folder, and
+either restores the newest checkpoint or trains the SFT warmup, if there is one. `fit` then evaluates, and repeats `step`:
+
+    tasks -> episodes -> update -> weights to the sampler -> metrics -> callbacks (logs, checkpoints, notes, the user's own)
+
+No random state is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the position in the
+task order. So a run that was killed and resumed has the final weights of one that was not: to the bit where `rlvr.models.determinism`
+holds (on a CPU), up to rounding elsewhere.
+
+Under `accelerate launch` every process runs this on its share of the groups; only the main process writes.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import functools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
-import torch
+import transformers
 from accelerate import Accelerator, DistributedType
-from accelerate.utils import set_seed
-from transformers import AutoModelForCausalLM
+from rich.console import Console
 
-from rlvr.config.config import ModelConfig, RunConfig
-from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
-from rlvr.contracts.algorithm import Algorithm
-from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.evaluation.evaluate import count_tasks
-from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.models import numerics_check as honesty
-from rlvr.models.batch import TokenRows
-from rlvr.models.compiled_layers import compile_layers
-from rlvr.models.determinism import is_deterministic
-from rlvr.models.device import get_trainer_precision
-from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
-from rlvr.models.reference_model import check_reference_model
-from rlvr.registry.plugins import build_from_config
-from rlvr.rollout.partial_rollouts import build_rollout
-from rlvr.rollout.rollout import Rollout
-from rlvr.samplers._sampling_support import make_support
+from rlvr.config.config import RunConfig
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+from rlvr.evaluation.evaluate import compute_mean_reward
+from rlvr.models.determinism import configure_device
+from rlvr.models.device import resolve_device
+from rlvr.models.model_loading import to_transformers_tokenizer
+from rlvr.models.numerics_check import format_check_results, has_experts
+from rlvr.runs.conversation_stats import compute_conversation_metrics
+from rlvr.runs.progress import ProgressReporter
+from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
-from rlvr.training import sampler_mismatch as agreement
-from rlvr.training.checkpoint import Progress
-from rlvr.training.processes import run_on_main
-from rlvr.training.task_sampling.offline_dataset import (
-    OfflineDataset,
-    build_gold_groups,
-    check_unchanged,
-    compute_digest,
-    load_recorded_groups,
+from rlvr.training.batch_sources import RolloutBatch, check_batch_source, count_tokens, make_batch_source
+from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, ProgressLine, RewardCurve, RunLogWriter, StepRecord
+from rlvr.training.components import ComponentBuilder, build_components, build_learner
+from rlvr.training.held_out import (
+    average_by_sub_environment,
+    build_sub_environment_metrics,
+    count_contamination,
+    estimate_interval,
+    sample_held_out,
 )
-from rlvr.training.task_sampling.task_order import TaskOrder
-from rlvr.training.task_sampling.task_sampler import TaskSampler, build_task_sampler
+from rlvr.training.processes import all_gather, build_accelerator, collective_error_context, local_shard, monitor_peers, run_on_main
+from rlvr.training.run_inputs import resolve_run_inputs
+from rlvr.training.run_summary import build_run_table
+from rlvr.training.sampler_mismatch import check_logprob_mismatch
+from rlvr.training.sft_warmup import run_sft_warmup
+from rlvr.training.step_metrics import (
+    check_token_accounting,
+    compute_sampling_metrics,
+    compute_session_times,
+    compute_staleness_metrics,
+    select_counted_episodes,
+)
+from rlvr.training.step_notes import StepNotes
+from rlvr.training.task_sampling.offline_dataset import check_unchanged
+from rlvr.training.trackers import Trackers
+from rlvr.training.train_report import TrainReport
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update import packing
-from rlvr.training.update.fsdp import FolderWeightLoader, MainProcessWeightLoader, WeightLoader
-from rlvr.training.update.learner import Learner, Optimization
 
-MAX_CHECKED_PROMPTS = 10_000
-"""The maximum number of prompts whose length is checked before a run."""
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class Stateful(Protocol):
-    """An object that a checkpoint can hold: its state is written as plain data and read back."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for the checkpoint."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from `state_dict`."""
-        ...
-
-
-@dataclass(slots=True)
 class Trainer:
-    """The components of one run.
+    """Trains a policy as configured, and writes a run folder.
 
-    >>> trainer = build_trainer(config, accelerator, stack)                    # doctest: +SKIP
+    A trainer is complete when it is constructed: `fit` runs all steps, `step` one of them. It must be closed, best with `with`.
+
+    >>> with Trainer("quickstart", {"train.steps": 5}, out="runs/a") as trainer:            # doctest: +SKIP
+    ...     report = trainer.fit()
     """
 
-    config: RunConfig
-    environment: Environment
-    tokenizer: Tokenizer
-    mdp: TokenMDP
-    model: Any
-    algorithm: Any
-    sampler: Sampler
-    rollout: Rollout
-    task_sampler: TaskSampler
-    accelerator: Accelerator
-    sampling: Sampling
-    slow_sampling_reason: str
-    """Why sampling from this model is slow; empty where it is not."""
-    check_results: Sequence[honesty.CheckResult] = ()
-    """The results of the numerics checks."""
-    not_compiled_reason: str = ""  # why layers are not compiled although requested
-    offline_dataset: OfflineDataset | None = None
-    """Offline data to train on instead of sampling, if any."""
-    weight_loader: WeightLoader | None = None
-    """Loads sharded weights; the model itself then has no weights yet."""
-    learner: Learner = field(init=False)
-    """Set by `setup_learner`, when the initial weights are known."""
-    checkpoint_writer: checkpoint.CheckpointWriter = field(default_factory=lambda: checkpoint.CheckpointWriter(60.0))
-    """Writes the checkpoints; the loop closes its own at the end."""
-    extra_state: dict[str, Stateful] = field(default_factory=dict)
-    """Further states in a checkpoint, by name. They are collected first, which waits for running sampling."""
+    def __init__(
+        self,
+        recipe: RunConfig | str | Path | Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | Sequence[str] | None = None,
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        env: Any = None,
+        algorithm: Any = None,
+        callbacks: Sequence[Callback] = (),
+        out: str | Path | None = None,
+        resume: bool = False,
+        console: Console | None = None,
+        accelerator: Accelerator | None = None,
+        component_builder: ComponentBuilder = build_components,
+        repeat_from: Path | None = None,
+        **sections: Any,
+    ) -> None:
+        """Prepare a run up to its first step.
+
+        Args:
+            recipe: a configuration, the name of a recipe, a YAML file, a mapping, or None: then env and model must be given.
+            settings: values by dotted key that replace those of the recipe: {"train.steps": 5}.
+            model: a folder, a Hub id, or a model object, which is trained in place.
+            tokenizer: a name or a tokenizer object.
+            env: a name, a mapping, or an environment object, which the caller closes.
+            algorithm: a name, a mapping, or an algorithm object.
+            callbacks: called after the shipped ones, in order; see `Callback`.
+            out: the run folder; by default one in `runs/` with the time in its name.
+            resume: continue the run in `out` from its newest checkpoint; start it if there is none.
+            console: where progress is shown; by default standard error.
+            accelerator: the accelerator, if the caller has made it.
+            component_builder: builds the components; a cluster passes its own.
+            repeat_from: a checkpoint of the run in `out` whose next steps are repeated: the run folder is only read, and `step` is called
+                instead of `fit`. See `rlvr.training.repeat_step`.
+            sections: sections of the configuration, such as train={"steps": 5}.
+        """
+        transformers.utils.logging.disable_progress_bar()  # only our own progress bar
+        self._started_at, self._seconds_before = time.monotonic(), 0.0
+        inputs = resolve_run_inputs(recipe, settings, model=model, tokenizer=tokenizer, env=env, algorithm=algorithm, **sections)
+        self.config = config = inputs.config
+        check_arguments(config, out, resume=resume, has_own_builder=component_builder is not build_components)
+        with ExitStack() as outer:  # closes everything again if the preparation fails
+            if accelerator is None:
+                configure_device(config, resolve_device())
+                accelerator = build_accelerator(config, Path(out or make_run_folder_path(config)))
+            if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
+                raise ConfigError(
+                    "--resume under DeepSpeed is not supported: its optimizer state cannot be gathered; launch with fsdp2.yaml"
+                )
+            self.accelerator, main = accelerator, accelerator.is_main_process
+            self.console = (console or Console(stderr=True)) if main else Console(quiet=True)
+            stack = outer.enter_context(ExitStack())
+            outer.enter_context(monitor_peers(accelerator))  # leaves first, so that a lost process is told as such
+            stack.enter_context(collective_error_context(accelerator))
+            # the default name contains the time, which may differ between processes
+            self.folder = folder = run_on_main(accelerator, lambda: Path(out or make_run_folder_path(config)))
+            is_new = repeat_from is None and run_on_main(accelerator, lambda: not resume or is_empty_run(folder))
+            if is_new and resume:  # a job that always passes --resume, killed before it wrote anything
+                self._print(f"{folder} contains no run yet: starting a new one")
+            place = repeat_from or run_on_main(accelerator, lambda: _find_checkpoint(folder) if resume else None)
+            if not is_new:
+                RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
+
+            components = component_builder(inputs, accelerator, stack, checkpoint_folder=place)
+            check_batch_source(components)
+            if repeat_from is None:
+                if is_new:
+                    run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
+                run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
+                self.run_log = RunLog(folder, is_writer=main)
+                self.console.print(build_run_table(components, folder))
+                if place is not None:
+                    run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
+                else:
+                    self.run_log.truncate_logs({})  # a run that was killed before its first checkpoint starts from the beginning
+            else:
+                self.run_log = RunLog(folder, is_writer=False)
+            stack.callback(self.run_log.close)
+            self.checkpoint_writer = stack.enter_context(checkpoint.CheckpointWriter(config.train.collective_timeout_s))
+            if place is None and config.sft_warmup is not None:
+                with ProgressReporter(self.console, "warm start", config.sft_warmup.steps) as work:
+                    components = run_sft_warmup(components, config.sft_warmup, work)
+
+            self.learner, components, self.not_compiled_reason = build_learner(components, folder, is_resumed=place is not None)
+            self.components = components
+            self.environment, self.tokenizer, self.mdp = components.environment, components.tokenizer, components.mdp
+            self.model, self.algorithm, self.sampler = components.model, components.algorithm, components.sampler
+            self.rollout, self.task_sampler = components.rollout, components.task_sampler
+            self.batch_source = stack.enter_context(make_batch_source(components, self.learner))
+            self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
+            self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
+            self.report_values: dict[str, Any] = {}
+            self.is_resumed, self._last_saved_step = place is not None, -1
+            if place is not None:
+                self.restore(place)
+            else:
+                self.sync_weights()
+            self._repeats, self._is_closed = repeat_from is not None, False
+            self._resources = outer.pop_all()
+
+    # ---- the run ------------------------------------------------------------------------------------------------------
+
+    def fit(self) -> TrainReport:
+        """Run all steps that are left, and return the report of the run."""
+        if not self.is_resumed and self.num_completed_steps == 0:
+            self.report_values["accuracy_before"] = self.evaluate()
+            self.save()
+        for line in self._list_model_notes():
+            self._print(line)
+        self._call("on_run_begin")
+        while not self.is_finished:
+            self.step()
+        if self._last_saved_step != self.num_completed_steps:
+            self.save()
+        report = self._finish()
+        self._call("on_run_end", report)
+        return report
+
+    def step(self) -> StepRecord:
+        """Run one training step: sample, update, send the weights to the sampler, compute the metrics, call the callbacks."""
+        step, config, c = self.num_completed_steps, self.config, self.components
+        began = time.perf_counter()
+        batch = self.batch_source.next(step)
+        sampled = time.perf_counter()
+        self._call("on_batch", step + 1, batch)
+        metrics = self.learner.update(local_shard(self.accelerator, batch.groups))
+        updated = time.perf_counter()
+        # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
+        rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
+        check_logprob_mismatch(metrics, c.max_logprob_mismatch, check_every_token=not rare)
+
+        evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0
+        if evaluates or step + 1 == self.num_steps:
+            self.batch_source.drain()  # the sampler is about to need the newest weights
+        self.num_completed_steps = step + 1
+        if evaluates or step + 1 == self.num_steps or not self.batch_source.sends_weights:
+            self.sync_weights()
+        row: dict[str, Any] = {
+            "step": step + 1,
+            **compute_sampling_metrics(batch.all_groups),
+            **check_token_accounting(metrics, batch),
+            **batch.metrics,
+        }
+        if self.environment.sub_environments:
+            row |= build_sub_environment_metrics(self.environment.sub_environments, select_counted_episodes(batch.all_groups))
+        if self.environment.max_turns > 1:
+            row |= compute_conversation_metrics(select_counted_episodes(batch.all_groups))
+        if config.rollout.is_off_policy:
+            row |= compute_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
+        if evaluates:
+            row["eval/accuracy"] = self.evaluate()
+        record = StepRecord(step + 1, row, self._measure_times(batch, began, sampled, updated), batch, self._gather_diagnostics(batch))
+        run_on_main(self.accelerator, self.checkpoint_writer.raise_if_failed)
+        self._call("on_step_end", record)
+        return record
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step: it is saved and reported as usual. With several processes, all must call this in the same step."""
+        if not self.stop_reason:
+            self.stop_reason = reason
+            logger.info("the run stops after step %d: %s", self.num_completed_steps, reason)
 
     @property
-    def is_bitwise_repeatable(self) -> bool:
-        """Whether repeating a step is bitwise identical. False if timing affects batch composition or truncation."""
-        asked = self.config.rollout
-        by_time = (
-            asked.episode_timeout_s is not None
-            or asked.straggler_policy == "truncate"
-            or (self.sampler.eval_batch_size and not self.rollout.sync_turns)
-        )
-        timed = self.mdp.is_interactive and by_time
-        return is_deterministic(self.config, self.accelerator.device) and not timed
+    def is_finished(self) -> bool:
+        """Whether no step is left: all are done, or a callback has called `stop`."""
+        return bool(self.stop_reason) or self.num_completed_steps >= self.num_steps
 
-    @property
-    def max_logprob_mismatch(self) -> float | None:
-        """The allowed log-probability difference of sampler and trainer; None if they legitimately differ or were not compared."""
-        rollout, model = self.config.rollout, self.config.model
-        plain = not rollout.is_off_policy and self.config.data is None
-        wide = (
-            model.dtype == "float32"
-            and get_trainer_precision(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
-        )
-        exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
-        compared = any(finding.way == agreement.SAMPLER_CHECK_NAME for finding in self.check_results)
-        return honesty.compute_run_limit(self.check_results, rollout.temperature) if plain and wide and exact and compared else None
+    def evaluate(self) -> float | None:
+        """Return the mean score on the held-out tasks; None without such tasks, or if no verdict has a score."""
+        return self._evaluate()[1]
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self) -> None:
         """Send the current weights to the sampler. A collective operation."""
-        self.sampler.update_weights(self.learner.weights, version)
+        self.sampler.update_weights(self.learner.weights, self.num_completed_steps)
 
+    # ---- checkpoints --------------------------------------------------------------------------------------------------
 
-def build_trainer(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None = None) -> Trainer:
-    """Build and check all components before the run begins. `checkpoint_folder`: load the weights from this checkpoint."""
-    set_seed(config.seed)
-    tokenizer = load_tokenizer(config.tokenizer_name)
-    environment: Environment = stack.enter_context(build_from_config("env", config.env))
-    if config.eval.tasks and config.eval.split not in environment.splits:
-        raise ConfigError(
-            f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
+    def save(self) -> None:
+        """Write a checkpoint; in the background if memory allows a copy. A collective operation."""
+        step, writer, accelerator = self.num_completed_steps, self.checkpoint_writer, self.accelerator
+        if step:
+            self.report_values["seconds"] = self.total_seconds
+        state = checkpoint.add_random_state(self._collect_state())
+        progress = checkpoint.Progress(step, run_on_main(accelerator, self.run_log.flush_and_get_offsets), dict(self.report_values))
+        run_on_main(accelerator, writer.wait_for_write)
+        partial = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(self.folder, step))
+        tokenizer, base = to_transformers_tokenizer(self.tokenizer), str(self.config.model.path or self.folder / "base")
+
+        def publish(kept: Any) -> None:
+            if kept["adapter"] is not None:
+                with checkpoint.handle_write_errors(partial):
+                    adapter.save_adapter(self.model, kept["adapter"], partial / "adapter", base)
+            checkpoint.publish_checkpoint(partial, tokenizer, kept, progress, save_total_limit=self.config.log.save_total_limit)
+
+        def write_in_background(model: Any) -> None:
+            weights = model.state_dict()
+            fits = checkpoint.count_tensor_bytes(weights, state) <= checkpoint.measure_copy_budget_bytes()
+            weights, kept = checkpoint.copy_to_host((weights, state)) if fits else (weights, state)
+
+            def write() -> None:
+                with checkpoint.handle_write_errors(partial):
+                    model.save_pretrained(partial, state_dict=weights)
+                publish(kept)
+
+            writer.start_write(step, write)
+            if not fits:
+                writer.wait_for_write()
+
+        if self.learner.is_sharded:
+            with checkpoint.handle_write_errors(partial):  # all processes together
+                self.learner.weights.save(partial)
+                self.learner.write_sharded_state(partial)
+            run_on_main(accelerator, lambda: writer.start_write(step, functools.partial(publish, checkpoint.copy_to_host(state))))
+        else:
+            model = self.learner.gather_model()
+            run_on_main(accelerator, lambda: write_in_background(model))
+        self._last_saved_step = step
+        self._call("on_save", step)
+
+    def save_model(self, folder: Path) -> None:
+        """Write the current weights and the tokenizer, as transformers loads them. A collective operation."""
+        self.learner.weights.save(folder)
+        run_on_main(self.accelerator, lambda: to_transformers_tokenizer(self.tokenizer).save_pretrained(folder))
+
+    def restore(self, checkpoint_folder: Path) -> None:
+        """Restore the state of a checkpoint, whose weights the model has already, and cut the logs to its step."""
+        state, progress = checkpoint.load_checkpoint(checkpoint_folder)
+        if self.components.offline_dataset is not None:
+            check_unchanged(state.get("data"), self.components.offline_dataset.digest, self.config)
+        with checkpoint.handle_load_errors(checkpoint_folder):
+            adapter.load_adapter(self.model, state.get("adapter"))
+            self.learner.load_state_dict(state["learner"], checkpoint_folder)
+            self.task_sampler.load_state_dict(state["task_sampler"])
+            self.batch_source.load_state_dict(state["batch_source"])
+        self.num_completed_steps = self._last_saved_step = progress.num_completed_steps
+        self.report_values = dict(progress.report_values)
+        self._seconds_before = float(self.report_values.get("seconds", 0.0))
+        self.sync_weights()
+        self.run_log.truncate_logs(progress.log_offsets)
+
+    @property
+    def total_seconds(self) -> float:
+        """The time of the run so far, including the processes before a resume."""
+        return round(self._seconds_before + time.monotonic() - self._started_at, 2)
+
+    def close(self) -> None:
+        """Close everything that the trainer has opened; it can no longer train. May be called more than once."""
+        self.__exit__(None, None, None)
+
+    def enter_context(self, opened: AbstractContextManager[T]) -> T:
+        """Enter a context that is left when the trainer closes; for callbacks that hold something open."""
+        return self._resources.enter_context(opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        resources = self._resources.pop_all()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if kind is not None:  # the error may be replaced by a clearer one, where another process is the cause
+            resources.__exit__(kind, error, trace)
+            return
+        with resources:
+            if self._repeats:
+                return
+            self.sampler.close()  # before accelerate destroys torch's process group, which an engine may use
+            if self.accelerator.num_processes > 1:
+                # the wrapper of the learner must not hold the group's last reference: it would wait for its thread while holding the GIL
+                del self.learner
+            self.accelerator.free_memory()
+            self.accelerator.end_training()
+
+    # ---- parts of a step ----------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> tuple[list[Episode], float | None]:
+        episodes = sample_held_out(self.components)
+        accuracy = compute_mean_reward(episodes)
+        if episodes:
+            self._call("on_evaluate", self.num_completed_steps, accuracy)
+        return episodes, accuracy
+
+    def _measure_times(self, batch: RolloutBatch, began: float, sampled: float, updated: float) -> dict[str, Any]:
+        ended = time.perf_counter()
+        times = {
+            "step": self.num_completed_steps,
+            "step_time": ended - began,
+            "time/wait_for_batch": sampled - began,
+            "time/sample": batch.timing.sampling_s,
+            "time/verify_wait": batch.timing.verify_tail_s,
+            "time/verify": batch.timing.total_verify_s,
+            "verify_hidden": batch.timing.hidden_fraction,
+            "time/update": updated - sampled,
+            "tokens_per_second": count_tokens(batch.all_groups) / (ended - began),
+        }
+        times |= self.rollout.compute_extra_metrics(times)
+        return times | (compute_session_times(batch) if self.mdp.has_sessions else {})
+
+    def _gather_diagnostics(self, batch: RolloutBatch) -> list[list[TokenDiagnostics]]:
+        """Gather the advantages and log ratios of the tokens of each group, where episodes are logged; none for dropped groups."""
+        if not self.config.log.episodes:
+            return []
+
+        def of_this_process() -> list[list[TokenDiagnostics]]:
+            by_group = zip(self.learner.advantages, self.learner.log_ratios, strict=True)
+            return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
+
+        learned = all_gather(self.accelerator, of_this_process)
+        none: list[list[TokenDiagnostics]] = [[((), None) for _ in group] for group in batch.all_groups[len(batch.groups) :]]
+        return [*learned, *none]
+
+    def _collect_state(self) -> dict[str, Any]:
+        """Collect the state of every component for a checkpoint, without the weights."""
+        source = self.batch_source.state_dict()  # first: it waits for running sampling, which moves the task sampler on
+        dataset = self.components.offline_dataset
+        return {
+            "batch_source": source,
+            "learner": self.learner.state_dict(),
+            "task_sampler": self.task_sampler.state_dict(),
+            "adapter": adapter.get_adapter_state(self.model),
+            "data": dataset and dataset.digest,
+        }
+
+    def _finish(self) -> TrainReport:
+        """Evaluate the trained policy, and make the report."""
+        episodes, accuracy = self._evaluate()
+        steps = run_on_main(self.accelerator, lambda: list(read_jsonl(self.folder / "metrics.jsonl")))
+        held_out, seen = count_contamination(self.components)
+        report = TrainReport(
+            str(self.folder),
+            self.num_completed_steps,
+            self.total_seconds,
+            self.report_values.get("accuracy_before"),
+            accuracy,
+            held_out,
+            seen,
+            interval_after=estimate_interval(self.components, episodes),
+            members=average_by_sub_environment(self.components, episodes),
+            status=f"stopped: {self.stop_reason}" if self.stop_reason else "finished",
+            rewards=[row["reward"] for row in steps if row["reward"] is not None],
         )
-    asked = config.rollout
-    mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
-    schedule, curriculum = TaskOrder(environment, "train", seed=config.seed), asked.curriculum
-    questions = build_task_sampler(config.rollout, schedule)
-    algorithm = build_from_config("algorithm", config.algorithm)
-    if config.rollout.is_off_policy:  # settings written by the user take precedence
-        algorithm = build_from_config("algorithm", {**algorithm.traits.off_policy_defaults, **config.algorithm})
-    build_optimization(config).check_algorithm(
-        algorithm, mdp.max_new_tokens, has_adapter=config.model.lora is not None, is_sharded=accelerator.is_fsdp2
-    )
-    check_group_size(config, algorithm, environment)
-    make_support(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
-    looks = config.train.steps * config.rollout.prompts_per_step * algorithm.traits.sampling_rounds * (curriculum.oversample if curriculum else 1)
-    size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
-    longest = check_prompt_lengths(mdp, "train", map(schedule.get_index, range(min(looks, size))))
-    if config.eval.tasks:
-        held_out = count_tasks(environment, config.eval.split, config.eval.tasks)
-        longest = max(longest, check_prompt_lengths(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
-    check_reference_model(config, algorithm, mdp, longest)
-    environment.check_ready()
-    sampler: Sampler = stack.enter_context(build_from_config("sampler", config.rollout.sampler))
-    if config.model.path is not None and (config.model.folder / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"model.path {config.model.path!r} has an adapter without a model; name a folder with the merged model (peft: merge_and_unload)"
-        )
-    model, fill = build_policy_model(config, accelerator, tokenizer, checkpoint_folder)
-    rows = model.get_input_embeddings().num_embeddings
-    if rows < tokenizer.vocab_size:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
-    honesty.check_context_window(mdp, model.config, longest)
-    if config.model.lora is not None:
-        adapter.check_lora_config(model, config.model.lora)
-        if accelerator.distributed_type is DistributedType.DEEPSPEED:
-            raise ConfigError("model.lora is set, but under DeepSpeed weights cannot have an adapter; launch with fsdp2.yaml")
-    sampler.attach(environment, tokenizer)
-    precision = get_trainer_precision(model, accelerator.mixed_precision, accelerator.device)
-    sampler.configure(precision=precision, max_length=mdp.max_length)
-    slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
-    how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
-    checks = agreement.check_model(model, sampler, mdp, config, **how)
-    lockstep = choose_sync_turns(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=lockstep, **asked.rollout_settings))
-    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
-    crew = Trainer(
-        config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow, checks, weight_loader=fill
-    )  # fmt: skip
-    if config.data is not None and config.data.run is not None:
-        recorded = load_recorded_groups(config, mdp)
-        crew.offline_dataset = OfflineDataset(algorithm.select_offline(recorded), seed=config.seed, digest=compute_digest(recorded))
-    elif config.data is not None:
-        algorithm.select_offline(list(build_gold_groups(schedule.load_tasks(0, 1), mdp)))
-    return crew
+        run_on_main(self.accelerator, self.checkpoint_writer.wait_for_write)
+        return report
+
+    def _list_model_notes(self) -> Iterator[str]:
+        """Yield notes about the model: numerics checks of a sharded model, and reasons for slow operation."""
+        if self.learner.is_sharded:
+            yield f"model check: {format_check_results(self.components.check_results)}"
+        if self.components.slow_sampling_reason:
+            yield f"sampling is slow: {self.components.slow_sampling_reason}"
+        if self.not_compiled_reason:
+            yield f"layers are not compiled: {self.not_compiled_reason}"
+        if self.learner.padding_reason:
+            yield f"rows are padded instead of packed: {self.learner.padding_reason}"
+        elif self.accelerator.device.type != "cpu" and (why := self.learner.packing.no_kernel_reason):
+            yield f"packed rows need masks, which are slow: {why}"
+
+    def _call(self, event: str, *given: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *given)
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def build_policy_model(
-    config: RunConfig, accelerator: Accelerator, tokenizer: Tokenizer, checkpoint_folder: Path | None
-) -> tuple[Any, WeightLoader | None]:
-    """Build the model. If it will be sharded, it has no weights yet, and is returned with its weight loader."""
-    source = ModelConfig(path=str(checkpoint_folder), dtype=config.model.dtype) if checkpoint_folder else config.model
-    if not accelerator.is_fsdp2:
-        return load_model(source, tokenizer, config.seed).to(accelerator.device), None
-    model = build_meta_model(source, tokenizer)
-    return model, build_weight_loader(model, source, accelerator, tokenizer, config.seed)
+def _find_checkpoint(folder: Path) -> Path | None:
+    return checkpoint.find_newest_checkpoint(folder) if checkpoint.has_checkpoint(folder) else None
 
 
-def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> WeightLoader:
-    """Build the weight loader of a model without weights: from its folder, or from the main process if weights must be converted."""
-    if source.path is not None and (rows := FolderWeightLoader.for_model(model, str(source.folder))):
-        return rows
-    held: list[Any] = []
-
-    def load() -> Any:
-        held.append(load_model(source, tokenizer, seed))
-        return torch.get_rng_state()
-
-    torch.set_rng_state(run_on_main(accelerator, load))  # as if loaded in this process
-    return MainProcessWeightLoader(dict(held[0].state_dict()) if held else None)
-
-
-def setup_learner(crew: Trainer, folder: Path, *, is_resumed: bool) -> Learner:
-    """Build the learner from the current weights; the reference, if needed, is a frozen copy of them."""
-    lora, reference, fill_reference = crew.config.model.lora, None, None
-    home = folder / ("reference" if lora is None else "base")
-    other = crew.config.reference
-    if kept := lora is not None or (crew.algorithm.traits.needs_reference and other is None):
-        reference, fill_reference = load_initial_model(crew, home, is_resumed=is_resumed)
-    if lora is not None:  # with the adapter off, the model is its own reference
-        crew.model, crew.weight_loader = adapter.add_adapter(reference, lora), fill_reference or crew.weight_loader
-        reference = fill_reference = None
-    elif reference is not None:
-        reference = copy.deepcopy(reference) if reference is crew.model else reference
-    if other is not None:
-        reference, fill_reference = build_policy_model(crew.config, crew.accelerator, crew.tokenizer, other.folder)
-    supervised = crew.algorithm.traits.is_supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
-    crew.learner = Learner(
-        crew.model,
-        crew.algorithm,
-        build_optimization(crew.config),
-        accelerator=crew.accelerator,
-        total_steps=crew.config.train.steps,
-        temperature=1.0 if supervised else crew.config.rollout.temperature,
-        has_sampling_temperature=not supervised or crew.config.rollout.temperature == 1.0,
-        reference=None if reference is None else reference.eval().requires_grad_(False),
-        weight_loader=crew.weight_loader,
-        reference_weight_loader=fill_reference,
-        seed=crew.config.seed,
-        max_completion_length=crew.mdp.max_new_tokens,
-        fp32_head=crew.config.model.fp32_head,
-    )
-    if crew.learner.is_sharded:
-        crew.check_results = [*agreement.check_sharded_model(crew.learner, max_length=crew.mdp.max_length), *crew.check_results]
-    if crew.weight_loader is not None and kept and not is_resumed:
-        crew.learner.weights.save(home)
-    crew.not_compiled_reason = compile_policy(crew.learner) if crew.config.model.compile is not None else ""
-    if (support := make_support(crew.config, crew.algorithm)) is not None:
-        crew.accelerator.unwrap_model(crew.learner.policy).make_logit_filter = support.make_policy_mask
-        if crew.learner.reference is not None:
-            crew.learner.reference.policy.make_logit_filter = support.make_reference_mask
-    return crew.learner
+def make_callbacks(trainer: Trainer, console: Console) -> list[Callback]:
+    """Make the callbacks of every run, in their order: what is logged before a checkpoint belongs to it."""
+    guard = [CanaryGuard()] if trainer.task_sampler.reward_monitor is not None else []
+    return [
+        RunLogWriter(trainer.run_log),
+        Trackers(trainer.accelerator, trainer.config, trainer.folder),
+        PeriodicCheckpoints(),
+        StepNotes(trainer.config, console),
+        ProgressLine(console),
+        RewardCurve(console),
+        *guard,
+    ]
 
 
-def compile_policy(learner: Learner) -> str:
-    """Compile the layers of a learner's model; return why they are not compiled, or ''."""
-    if learner.is_sharded:
-        return "the weights are sharded"
-    policy = learner.accelerator.unwrap_model(learner.policy)
-    rows = TokenRows([[1, 2, 3, 4], [1, 2, 4]], [[False, False, True, True], [False, False, True]])  # one prompt, so they are packed
-    parts, lay = packing.plan_batches(rows, range(2), learner.max_tokens_per_microbatch, learner.packing)
-
-    def score() -> torch.Tensor:
-        policy.uses_compiled_layers = True  # what is not compiled yet is not affected
-        with learner.accelerator.autocast():
-            return policy(lay(parts[0], learner.device)).logprobs
-
-    reason = compile_layers(policy.model, score, learner.accelerator.mixed_precision)
-    policy.uses_compiled_layers = not reason
-    return reason
+def make_run_folder_path(config: RunConfig) -> Path:
+    """Return the default run folder."""
+    env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
+    return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def load_initial_model(crew: Trainer, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
-    """Return the initial model: loaded from the run folder if resumed, otherwise the current one, which is saved there.
-
-    A sharded model has no weights here; in a new run it is saved after its weights are loaded.
-    """
-    if crew.weight_loader is not None:
-        source = ModelConfig(path=str(reference_folder), dtype=crew.config.model.dtype)
-        fill = build_weight_loader(crew.model, source, crew.accelerator, crew.tokenizer, crew.config.seed) if is_resumed else None
-        return crew.model, fill
-    if is_resumed:
-        with MODEL_LOAD_LOCK:
-            return AutoModelForCausalLM.from_pretrained(reference_folder, dtype=crew.model.dtype).to(crew.accelerator.device), None
-
-    def written() -> None:
-        crew.model.save_pretrained(reference_folder)
-
-    run_on_main(crew.accelerator, written)
-    return crew.model, None
-
-
-def restore(crew: Trainer, folder: Path, checkpoint_folder: Path) -> Progress:
-    """Restore all components from a checkpoint; the trainer must have been built with its weights."""
-    learner = setup_learner(crew, folder, is_resumed=True)
-    state, progress = checkpoint.load_checkpoint(checkpoint_folder)
-    if crew.offline_dataset is not None:
-        check_unchanged(state.get("data"), crew.offline_dataset.digest, crew.config)
-    with checkpoint.handle_load_errors(checkpoint_folder):
-        adapter.load_adapter(crew.model, state.get("adapter"))
-        learner.load_state_dict(state["learner"], checkpoint_folder)
-        crew.task_sampler.load_state_dict(state["questions"])
-        for name, member in crew.extra_state.items():
-            member.load_state_dict(state[name])
-    crew.sync_weights(progress.num_completed_steps)
-    return progress
-
-
-def collect_state(crew: Trainer) -> dict[str, Any]:
-    """Collect the state of every component for the checkpoint, without the weights."""
-    saved = {name: member.state_dict() for name, member in crew.extra_state.items()}
-    members = {"learner": crew.learner.state_dict(), "questions": crew.task_sampler.state_dict()}
-    return {
-        **saved,
-        **members,
-        "adapter": adapter.get_adapter_state(crew.model),
-        "data": crew.offline_dataset and crew.offline_dataset.digest,
-    }
-
-
-def build_optimization(config: RunConfig) -> Optimization:
-    """Build the learner's settings from the configuration."""
-    settings = config.train.model_dump()
-    for key in ("steps", "mixed_precision", "deterministic", "collective_timeout_s"):
-        del settings[key]
-    settings["critic"] = config.train.critic  # `model_dump` has made a dict of it
-    return Optimization(**settings)
-
-
-def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
-    """Return whether conversations wait for each other. If unset, True for deterministic runs, which must be repeatable."""
-    if config.rollout.sync_turns is None and mdp.has_sessions and sampler.eval_batch_size and is_deterministic(config, accelerator.device):
-        return True
-    return config.rollout.sync_turns
-
-
-def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
-    """Check that the algorithm has enough completions per prompt, and several turns if it requires them."""
-    name = config.algorithm["name"]
-    if config.data is None and algorithm.traits.requires_group and config.rollout.num_generations < 2:
-        raise ConfigError(
-            f"rollout.num_generations is 1, but {name} compares an answer with others to the same prompt; set it to 2 "
-            "or more, or use an algorithm that needs only one (ppo, reinforce_baseline, reinforce_pp, remax)"
-        )
-    if algorithm.traits.requires_multi_turn and environment.max_turns == 1:
-        raise ConfigError(
-            f"{name} compares turns that begin from the same state, but in {config.env['name']} the policy has one turn, so the same "
-            "answers would be compared twice; use grpo, or an environment with max_turns above 1"
-        )
-
-
-def check_prompt_lengths(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
-    """Return the length of the longest prompt; raise ConfigError if one does not fit, before the run begins."""
-    longest = 0
-    for index in indices:
-        task = mdp.environment.task(split, index)
-        try:
-            state = mdp.preview_prompt(task)
-        except EnvError as error:
-            raise ConfigError(f"rollout.max_length: {error}") from error
-        longest = max(longest, len(state.tokens))
-    if longest + 1 > mdp.max_length:
-        raise ConfigError(
-            f"the longest prompt of split {split!r} is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer"
-        )
-    return longest
+def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, has_own_builder: bool) -> None:
+    """Raise ConfigError for inconsistent arguments of `Trainer`."""
+    if resume and out is None:
+        raise ConfigError("--resume needs --out: the folder of the run to continue")
+    if config.cluster is not None and not has_own_builder:
+        raise ConfigError("cluster is set, which this trainer does not know; call rlvr.cluster.training.train, or use `rlvr train`")
+    if config.reward_model is not None:
+        raise ConfigError("reward_model is set, and a trainer trains a policy; call rlvr.training.reward_model.train_reward_model")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import rlvr.training.train
+import rlvr.training.trainer
 from rlvr.cli.commands import run_command
 from rlvr.cluster import ray_transport as actors
 from rlvr.errors import ConfigError
@@ -24,7 +24,7 @@ def refused(*given: Any) -> Any:
 
 if __name__ == "__main__":
     how, *rest = sys.argv[1:] if sys.argv[1] in ("sharded", "refused") else ["", *sys.argv[1:]]
-    vars(actors)["Actors"] = refused if how == "refused" else InThisProcess
+    vars(actors)["RayTransport"] = refused if how == "refused" else InThisProcess
     if how == "sharded":
-        vars(rlvr.training.train)["accelerator_from"] = sharding
+        vars(rlvr.training.trainer)["build_accelerator"] = sharding
     sys.exit(run_command(["train", *rest]))

@@ -14,8 +14,8 @@ from rlvr.cluster.training import train
 from rlvr.cluster.transport import Event, TaskEnded, WorkerLost
 from rlvr.errors import ConfigError, RolloutWorkersLost
 from rlvr.runs.run_log import read_jsonl
+from rlvr.training.components import build_components
 from rlvr.training.run_summary import describe_cluster_guarantees
-from rlvr.training.trainer import build_trainer
 from tests.cluster.test_training import InThisProcess, files
 from tests.fixtures.tiny import tiny_run
 
@@ -92,10 +92,10 @@ def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("rlvr.training.run_summary.is_deterministic", lambda config, device: False)
     accelerator = Accelerator(cpu=True)
     with ExitStack() as stack:
-        crew = build_trainer(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)
+        crew = build_components(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)
         told = describe_cluster_guarantees(crew)
         assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
-        assert describe_cluster_guarantees(build_trainer(tiny_run(), accelerator, stack)) == []
+        assert describe_cluster_guarantees(build_components(tiny_run(), accelerator, stack)) == []
         if not changes:
             setattr(crew.sampler, "runs_model", False)  # noqa: B010 -- as an engine of its own
             assert describe_cluster_guarantees(crew)[1].startswith("same tokens: mostly, since an engine decides")

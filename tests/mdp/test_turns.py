@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rlvr.episode import StopReason
+from rlvr.training.step_metrics import compute_sampling_metrics
 from rlvr.training.train import train
-from rlvr.training.training_step import compute_sampling_metrics
 from tests.algorithms.test_credit import said
 from tests.fixtures.tiny import tiny_run
 

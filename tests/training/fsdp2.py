@@ -15,7 +15,7 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
-import rlvr.training.train
+import rlvr.training.trainer
 from rlvr.cli.commands import run_command
 from rlvr.config.config import RunConfig
 from rlvr.training.processes import build_accelerator
@@ -32,5 +32,5 @@ def sharding(config: RunConfig, folder: Path) -> Accelerator:
 
 
 if __name__ == "__main__":
-    vars(rlvr.training.train)["accelerator_from"] = sharding
+    vars(rlvr.training.trainer)["build_accelerator"] = sharding
     sys.exit(run_command(["train", *sys.argv[1:]]))

@@ -32,10 +32,9 @@ from rlvr.runs.run_log import RunLog, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Fault, StepReward, Verdict
+from rlvr.training import batch_sources as ahead
 from rlvr.training import checkpoint
-from rlvr.training import rollout_prefetcher as ahead
-from rlvr.training.collect import RolloutBatch
-from rlvr.training.rollout_prefetcher import RolloutPrefetcher, batch_from_json, batch_to_json
+from rlvr.training.batch_sources import PrefetchedSource, RolloutBatch, batch_from_json, batch_to_json
 from rlvr.training.train import train
 from rlvr.training.update.learner import Learner
 from tests.algorithms.test_credit import said
@@ -62,7 +61,7 @@ def run(folder: Path, *, resume: bool = False, verify: bool = False, **changes: 
     try:
         train(tiny_run(**changes), out=folder, resume=resume, verify=verify, console=console)
     finally:
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ahead")]
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -134,7 +133,7 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
     "sampling beside an update": (HFSampler, "serve", 10),
     "updating beside a sampler": (Learner, "update", 4),
     "writing the logs": (RunLog, "log_episodes", 5),
-    "waiting before a checkpoint": (RolloutPrefetcher, "state_dict", 3),
+    "waiting before a checkpoint": (PrefetchedSource, "state_dict", 3),
     "inside a checkpoint": (checkpoint, "_replace_link", 3),
     "behind a checkpoint": (checkpoint, "_fsync", 20),
 }
@@ -194,11 +193,11 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(whole: tupl
     shutil.rmtree(place.with_name("step-000006"))
     state = torch.load(place / "learner.pt", weights_only=True)
     if lacking == "logprobs":
-        batches = json.loads(state["ahead"]["batches"])
+        batches = json.loads(state["batch_source"]["batches"])
         del batches[0]["groups"][0][0]["logprobs"]
-        state["ahead"]["batches"] = json.dumps(batches)
+        state["batch_source"]["batches"] = json.dumps(batches)
     else:
-        del state[{"batches": "ahead", "scheduler": "learner"}[lacking]][lacking]
+        del state[{"batches": "batch_source", "scheduler": "learner"}[lacking]][lacking]
     torch.save(state, place / "learner.pt")
     (place / "manifest.json").write_text(json.dumps(checkpoint._hash_files(place)))
     before = logs(tmp_path / "old")
@@ -325,7 +324,7 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
     )
     crew.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
-        RolloutPrefetcher(crew)
+        check_batch_source(crew)
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
@@ -362,4 +361,4 @@ def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monke
         assert {t.device.type for t in copied.state_dict().values()} == {where}
         assert copied.lm_head.weight is copied.get_input_embeddings().weight and copied.lm_head.weight is not model.lm_head.weight
     assert {p.device.type for p in model.parameters()} == {"cpu"}
-    assert HFSampler.runs_model and not VLLMSampler.runs_model
+    assert HFSampler.info.runs_model and not VLLMSampler.info.runs_model

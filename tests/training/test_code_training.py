@@ -70,7 +70,7 @@ def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(environment.verifier, "verify", counted)
         sampler = Attentive(judged)
-        sampler.attach(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(12)]
             episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))

@@ -25,8 +25,7 @@ from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.device_defaults import CPU_DEFAULTS
 from rlvr.runs.run_log import read_jsonl
-from rlvr.training import processes
-from rlvr.training import trainer as crew
+from rlvr.training import components, processes
 from rlvr.training.distributed import group
 from rlvr.training.distributed.serialization import deserialize, serialize
 from rlvr.training.processes import build_accelerator
@@ -162,10 +161,10 @@ def test_the_precision_of_the_device_is_accelerate_s(tmp_path: Path, monkeypatch
 def test_before_it_is_sharded_a_model_is_whole_in_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on the CPU nor on the device: each process reads its own rows of the folder."""
     model_of("qwen2", vocab_size=40).save_pretrained(tmp_path)
-    monkeypatch.setattr(crew, "load_model", lambda *args: pytest.fail("a whole model was loaded"))
+    monkeypatch.setattr(components, "load_model", lambda *args: pytest.fail("a whole model was loaded"))
     config = tiny_run(model={"path": str(tmp_path)}, tokenizer="chars:0123456789+=")
     sharding: Any = SimpleNamespace(is_fsdp2=True)
-    model, fill = crew.build_policy_model(config, sharding, CharTokenizer("0123456789+="), None)
+    model, fill = components.build_policy_model(config, sharding, CharTokenizer("0123456789+="), None)
     assert {p.device.type for p in model.parameters()} == {"meta"} and isinstance(fill, FolderWeightLoader)
 
 

@@ -19,8 +19,8 @@ from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
+from rlvr.training.components import build_components
 from rlvr.training.train import train
-from rlvr.training.trainer import build_trainer
 from tests.fixtures.tiny import MODEL, tiny_run
 
 KL = {"name": "grpo", "beta": 0.2}
@@ -122,4 +122,4 @@ def test_what_sharded_weights_do_not_allow_is_said_before_a_model_is_made(teache
         (own, r"train\.critic makes a second network, which sharded weights \(FSDP2\) do not allow yet; remove it"),
     ):
         with ExitStack() as stack, pytest.raises(ConfigError, match=message):
-            build_trainer(tiny_run(**settings), sharded, stack)
+            build_components(tiny_run(**settings), sharded, stack)

@@ -28,9 +28,10 @@ from rlvr.runs.folder_owner import OWNER_FILE, get_pid_scope
 from rlvr.runs.run_log import RunLog, load_run_config, lock_run_folder, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.training import checkpoint
+from rlvr.training.components import build_components
 from rlvr.training.run_summary import build_run_table
-from rlvr.training.train import TrainReport, train
-from rlvr.training.trainer import build_trainer
+from rlvr.training.train import train
+from rlvr.training.train_report import TrainReport
 from rlvr.training.update.learner import Learner, Optimization
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -381,7 +382,7 @@ def test_a_hybrid_model_learns(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.samplers._cache_selection.are_close", lambda *_: False)
     monkeypatch.setattr("rlvr.samplers.hf.find_slot_problem", lambda _: "as the test wants it")
-    monkeypatch.setattr("rlvr.training.train.run_sft_warmup", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("rlvr.training.trainer.run_sft_warmup", lambda *_: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=r"cannot sample from a model of the family llama \(its log-probabilities differ by"):
         run(tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -493,7 +494,7 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     config = tiny_run(model={"config": MODEL, **model}, train={"learning_rate": rate})
     screen = io.StringIO()
     with ExitStack() as stack:
-        crew = build_trainer(config, Accelerator(cpu=True), stack)
+        crew = build_components(config, Accelerator(cpu=True), stack)
         Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
     assert ("the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16" in screen.getvalue()) is warned
 
@@ -515,6 +516,6 @@ def test_conversations_wait_for_each_other_in_a_deterministic_run(
     train = {"deterministic": deterministic}
     config = tiny_run(env={"name": "tests/fixtures/boards.py:Boards"}, rollout=rollout, train=train, sft_warmup=None)
     with ExitStack() as stack:
-        crew, screen = build_trainer(config, Accelerator(cpu=True), stack), io.StringIO()
+        crew, screen = build_components(config, Accelerator(cpu=True), stack), io.StringIO()
         Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
     assert crew.rollout.sync_turns is waits and told in screen.getvalue() and crew.is_bitwise_repeatable is told.startswith("to the bit")

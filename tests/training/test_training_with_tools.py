@@ -12,7 +12,7 @@ from rlvr.rollout.replay import replay_run
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task, user
 from rlvr.tools._arithmetic import Value, evaluate
-from rlvr.training.collect import MAX_REFERENCE_CHARACTERS, build_reference_meta
+from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_reference_meta
 from rlvr.training.train import train
 from tests.fixtures.tiny import MODEL, tiny_run
 

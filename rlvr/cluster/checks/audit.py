@@ -25,7 +25,7 @@ from rlvr.cluster.checks.comparison import TIME_REASONS, SampledAnswer, describe
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.config import ModelConfig, RunConfig
-from rlvr.contracts import Sampler, Sampling
+from rlvr.contracts import Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.models.device import get_trainer_precision
@@ -35,7 +35,7 @@ from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.runs.run_log import load_run_config, read_jsonl
 from rlvr.training.checkpoint import iter_complete_checkpoints, parse_step
-from rlvr.training.trainer import choose_sync_turns
+from rlvr.training.components import choose_sync_turns
 
 AUXILIARY_FLAGS = ("greedy", "mismatched", "canary")
 """Flags of completions of a group that have other seeds or settings."""
@@ -102,7 +102,7 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
                 model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
                 collector.load_weights(
                     version,
-                    [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.runs_model).pack(model)],
+                    [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.info.runs_model).pack(model)],
                 )
                 del model
             collector.version = version
@@ -145,9 +145,9 @@ def build_worker(config: RunConfig) -> RolloutWorker:
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
     with closing(build_from_config("sampler", config.rollout.sampler)) as sampler:
-        if type(sampler).receive is not Sampler.update_weights:
+        if sampler.info.loads_weights and not sampler.info.runs_model:
             raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has its own processes")
-        loads = type(sampler).load is not Sampler.load_model
+        loads = sampler.info.loads_weights
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
     precision = get_trainer_precision(like, accelerator.mixed_precision, accelerator.device)
     made = RolloutWorker(plain, WorkerSettings(precision, None, torch.get_num_threads(), uses_weights=loads))

@@ -24,7 +24,8 @@ from rlvr.runs.run_log import episode_to_json, read_jsonl
 from rlvr.training import checkpoint
 from rlvr.training.reward_model import RewardReport, train_reward_model
 from rlvr.training.task_sampling.offline_dataset import OfflineDataset, episode_from_json
-from rlvr.training.train import TrainReport, train
+from rlvr.training.train import train
+from rlvr.training.train_report import TrainReport
 from tests.fixtures.tiny import tiny_run
 
 SKILLED: dict[str, Any] = {

@@ -82,7 +82,7 @@ def test_checkpointed_layers_are_computed_twice_and_copies_have_their_own() -> N
     counts: list[int] = []
     model.model.attending_layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
     ids = torch.arange(1, 6)[None]
-    model(input_ids=ids, use_cache=False).logits.parse_sum().backward()
+    model(input_ids=ids, use_cache=False).logits.sum().backward()
     assert len(counts) == 2
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits

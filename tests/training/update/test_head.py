@@ -134,7 +134,7 @@ def test_capped_and_scaled_heads_are_tiled(family: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(policy, "logit_transform", form)
         scores = policy(batch, entropy=True)
         assert scores.entropy is not None
-        found.append([*scores[:2], *torch.autograd.grad((scores.logprobs + scores.entropy).parse_sum(), list(model.parameters()))])
+        found.append([*scores[:2], *torch.autograd.grad((scores.logprobs + scores.entropy).sum(), list(model.parameters()))])
         monkeypatch.setattr("rlvr.models.device_defaults.CPU_DEFAULTS", replace(CPU_DEFAULTS, max_head_logits=64))  # two tokens a tile
         monkeypatch.setattr(model, "forward", None)  # the model's own logits are not computed
     for a, b in zip(*found, strict=True):

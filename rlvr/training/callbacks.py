@@ -1,0 +1,203 @@
+"""Callbacks: what happens beside the steps of a run. The shipped ones use the same interface as a user's own.
+
+class StopAtLowEntropy(rlvr.Callback):
+def on_step_end(self, trainer, record):
+if record.metrics["entropy"] < 0.1:
+trainer.stop("the entropy is below 0.1")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from rlvr.runs import report as plots
+from rlvr.runs.progress import ProgressReporter
+from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_jsonl
+from rlvr.training.batch_sources import RolloutBatch
+from rlvr.training.processes import run_on_main
+from rlvr.training.task_sampling.canary import find_rewarded
+from rlvr.training.train_report import TrainReport, format_closing_lines, format_turn_summary
+
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
+
+PROGRESS_FRACTIONS = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
+"""Fractions of a step that the progress line of a cluster run shows: sampling and training."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a training step did."""
+
+    step: int
+    """The number of the step, from 1."""
+    metrics: Mapping[str, Any]
+    """The metrics of the step, as in metrics.jsonl."""
+    timings: Mapping[str, Any]
+    """Its times, as in timings.jsonl."""
+    batch: RolloutBatch
+    """Its episodes."""
+    diagnostics: Sequence[Sequence[TokenDiagnostics]] = ()
+    """The advantages and log ratios of each episode, by group; empty if episodes are not logged."""
+
+    def list_episode_rows(self) -> list[dict[str, Any]]:
+        """Return the episodes as JSON, as in episodes.jsonl, without those that are not completions of the policy."""
+        return [
+            episode_to_json(self.step, episode, *values)
+            for group, of_group in zip(self.batch.all_groups, self.diagnostics, strict=True)
+            for episode, values in zip(group, of_group, strict=True)
+            if not episode.meta.get("mismatched")
+        ]
+
+
+class Callback:
+    """Called at the events of a run. Override what you need; every method does nothing here.
+
+    In a run of several processes each of them calls its callbacks, with the same values.
+    """
+
+    def on_run_begin(self, trainer: Trainer) -> None:
+        """Called before the first step of this process."""
+
+    def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
+        """Called when a batch has been sampled, before the update."""
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Called after each step. `trainer.stop(reason)` ends the run after it."""
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Called after an evaluation on the held-out tasks; `step` is 0 before training."""
+
+    def on_save(self, trainer: Trainer, step: int) -> None:
+        """Called when the checkpoint of a step was handed to the disk."""
+
+    def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Called once, when the run has ended without an error."""
+
+
+class RunLogWriter(Callback):
+    """Writes episodes, rewarded canaries, metrics and the report to the run folder."""
+
+    def __init__(self, run_log: RunLog) -> None:
+        self.run_log = run_log
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Write the step; its metrics last, so that a step with a metrics line has all its episodes even if the run is killed."""
+        if trainer.config.log.episodes:
+            self.run_log.log_episodes(record.list_episode_rows())
+        if "canary" in record.batch.dropped:
+            self.run_log.log_rewarded_canaries(record.step, find_rewarded(record.batch.dropped["canary"]))
+        self.run_log.log_metrics(record.metrics, record.timings)
+
+    def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Write report.json."""
+        self.run_log.write_json("report.json", report.to_dict())
+
+
+class PeriodicCheckpoints(Callback):
+    """Saves every `log.save_every` steps, and after the last one."""
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Save, if it is time."""
+        if record.step == trainer.num_steps or record.step % trainer.config.log.save_every == 0:
+            trainer.save()
+
+
+class ProgressLine(Callback):
+    """Shows the progress of the run with its main metrics."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._shown: list[ProgressReporter] = []
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Print the accuracy before training."""
+        if step == 0:
+            told = "not judged" if accuracy is None else f"{accuracy:.1%}"
+            self.console.print(f"held-out accuracy before: {told}", highlight=False)
+
+    def on_run_begin(self, trainer: Trainer) -> None:
+        """Show the progress bar."""
+        shown = ProgressReporter(self.console, "training", trainer.num_steps, trainer.num_completed_steps)
+        self._shown = [trainer.enter_context(shown)]
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Count the step."""
+        for shown in self._shown:
+            shown.advance(select_progress_metrics(record.metrics, record.timings))
+
+    def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Remove the bar."""
+        for shown in self._shown:
+            shown.__exit__()
+
+
+class RewardCurve(Callback):
+    """Draws the rewards of a run, in the terminal and as reward.png, above its closing lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Draw the curve, and print how the run ended."""
+        folder, before, after = trainer.folder, report.accuracy_before, report.accuracy_after
+        run_on_main(trainer.accelerator, lambda: plots.save_reward_plot(folder / "reward.png", report.rewards, before, after))
+        steps = run_on_main(trainer.accelerator, lambda: list(read_jsonl(folder / "metrics.jsonl")))
+        self.console.print(plots.plot_curve(report.rewards, "reward"), highlight=False)
+        if line := format_turn_summary(steps[-1] if steps else {}):
+            self.console.print(line, highlight=False)
+        if steps and all(row.get("step/skipped") for row in steps):
+            self.console.print("note: no step changed the weights: the checkpoint is the model that training began with", highlight=False)
+        self.console.print(format_closing_lines(report, folder), highlight=False, markup=False, soft_wrap=True)
+
+
+class CanaryGuard(Callback):
+    """Ends the run with an error when too many canary tasks were rewarded."""
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        """Raise CheckFailed if the verifier has rewarded more canaries than allowed."""
+        if trainer.task_sampler.reward_monitor is not None:
+            trainer.task_sampler.reward_monitor.raise_if_exceeded(record.metrics)
+
+
+class BestCheckpoint(Callback):
+    """Keeps the model with the best held-out accuracy so far in a folder of its own; needs `eval.every`.
+
+    >>> train(config, callbacks=[BestCheckpoint()])                                # doctest: +SKIP
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: where the model is written; None: `best` in the run folder."""
+        self.folder, self.best_accuracy = folder, -1.0
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Write the model if it is better than all before, also than those before a resume."""
+        folder = self.folder or trainer.folder / "best"
+        found = run_on_main(trainer.accelerator, lambda: _read_accuracy(folder))
+        if accuracy is not None and accuracy > max(self.best_accuracy, found):
+            self.best_accuracy = accuracy
+            trainer.save_model(folder)
+            run_on_main(trainer.accelerator, lambda: _write_accuracy(folder, step, accuracy))
+
+
+def _read_accuracy(folder: Path) -> float:
+    path = folder / "accuracy.json"
+    return float(json.loads(path.read_text("utf-8"))["accuracy"]) if path.is_file() else -1.0
+
+
+def _write_accuracy(folder: Path, step: int, accuracy: float) -> None:
+    (folder / "accuracy.json").write_text(json.dumps({"step": step, "accuracy": accuracy}), "utf-8")
+
+
+def select_progress_metrics(row: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, float | str]:
+    """Select the metrics shown next to the progress bar."""
+    numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean")}
+    numbers |= {"calls": row.get("tools/calls"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
+    cluster = {name: f"{times[key]:.0%}" for name, key in PROGRESS_FRACTIONS.items() if key in times}
+    return {name: float(value) for name, value in numbers.items() if value is not None} | cluster

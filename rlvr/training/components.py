@@ -1,0 +1,394 @@
+"""The components of a training run (model, sampler, algorithm, learner, ...), built and checked from its configuration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import set_seed
+from transformers import AutoModelForCausalLM
+
+from rlvr.config.config import ModelConfig, RunConfig
+from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.evaluation.evaluate import count_tasks
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.models import numerics_check as honesty
+from rlvr.models.batch import TokenRows
+from rlvr.models.compiled_layers import compile_layers
+from rlvr.models.determinism import is_deterministic
+from rlvr.models.device import get_trainer_precision
+from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
+from rlvr.models.reference_model import check_reference_model
+from rlvr.registry.plugins import build_from_config
+from rlvr.rollout.partial_rollouts import build_rollout
+from rlvr.rollout.rollout import Rollout
+from rlvr.samplers._sampling_support import make_support
+from rlvr.training import sampler_mismatch as agreement
+from rlvr.training.processes import run_on_main
+from rlvr.training.run_inputs import RunInputs
+from rlvr.training.task_sampling.offline_dataset import (
+    OfflineDataset,
+    build_gold_groups,
+    compute_digest,
+    load_recorded_groups,
+)
+from rlvr.training.task_sampling.task_order import TaskOrder
+from rlvr.training.task_sampling.task_sampler import TaskSampler, build_task_sampler
+from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update import packing
+from rlvr.training.update.fsdp import FolderWeightLoader, MainProcessWeightLoader, WeightLoader
+from rlvr.training.update.learner import Learner, Optimization
+
+MAX_CHECKED_PROMPTS = 10_000
+"""The maximum number of prompts whose length is checked before a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Everything that a run samples and trains with, checked and complete, before the first weight changes.
+
+    >>> components = build_components(config, accelerator, stack)                    # doctest: +SKIP
+    """
+
+    config: RunConfig
+    accelerator: Accelerator
+    environment: Environment
+    tokenizer: Tokenizer
+    mdp: TokenMDP
+    model: Any
+    algorithm: Any
+    sampler: Sampler
+    rollout: Rollout
+    task_sampler: TaskSampler
+    sampling: Sampling
+    slow_sampling_reason: str = ""
+    """Why sampling from this model is slow; empty where it is not."""
+    check_results: Sequence[honesty.CheckResult] = ()
+    """The results of the numerics checks."""
+    offline_dataset: OfflineDataset | None = None
+    """Recorded groups to train on instead of sampling, if any."""
+    weight_loader: WeightLoader | None = None
+    """Loads sharded weights; the model itself then has no weights yet."""
+
+    @property
+    def is_bitwise_repeatable(self) -> bool:
+        """Whether repeating a step is bitwise identical. False if timing affects batch composition or truncation."""
+        asked = self.config.rollout
+        by_time = (
+            asked.episode_timeout_s is not None
+            or asked.straggler_policy == "truncate"
+            or (self.sampler.info.eval_batch_size and not self.rollout.sync_turns)
+        )
+        timed = self.mdp.is_interactive and by_time
+        return is_deterministic(self.config, self.accelerator.device) and not timed
+
+    @property
+    def max_logprob_mismatch(self) -> float | None:
+        """The allowed log-probability difference of sampler and trainer; None if they legitimately differ or were not compared."""
+        rollout, model = self.config.rollout, self.config.model
+        plain = not rollout.is_off_policy and self.config.data is None
+        wide = (
+            model.dtype == "float32"
+            and get_trainer_precision(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
+        )
+        exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
+        compared = any(finding.way == agreement.SAMPLER_CHECK_NAME for finding in self.check_results)
+        return honesty.compute_run_limit(self.check_results, rollout.temperature) if plain and wide and exact and compared else None
+
+
+class ComponentBuilder(Protocol):
+    """Builds the components of a run; a cluster passes its own, which samples elsewhere."""
+
+    def __call__(self, inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None) -> Components:
+        """Build the components; what must be closed goes on the stack."""
+        ...
+
+
+def build_components(
+    inputs: RunInputs | RunConfig, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None = None
+) -> Components:
+    """Build and check all components of a run; what must be closed goes on the stack.
+
+    Args:
+        inputs: the configuration, with the objects that replace what it names; the caller closes an environment object.
+        accelerator: the accelerator of the run.
+        stack: closes the components.
+        checkpoint_folder: load the weights from this checkpoint instead of the initial model.
+    """
+    inputs = RunInputs(inputs) if isinstance(inputs, RunConfig) else inputs
+    config = inputs.config
+    set_seed(config.seed)
+    tokenizer = inputs.tokenizer if inputs.tokenizer is not None else load_tokenizer(config.tokenizer_name)
+    environment: Environment = inputs.environment or stack.enter_context(build_from_config("env", config.env))
+    if config.eval.tasks and config.eval.split not in environment.splits:
+        raise ConfigError(
+            f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
+        )
+    asked = config.rollout
+    mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
+    schedule, curriculum = TaskOrder(environment, "train", seed=config.seed), asked.curriculum
+    questions = build_task_sampler(config.rollout, schedule)
+    algorithm = inputs.algorithm if inputs.algorithm is not None else build_algorithm(config)
+    build_optimization(config).check_algorithm(
+        algorithm, mdp.max_new_tokens, has_adapter=config.model.lora is not None, is_sharded=accelerator.is_fsdp2
+    )
+    check_group_size(config, algorithm, environment)
+    make_support(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
+    looks = (
+        config.train.steps
+        * config.rollout.prompts_per_step
+        * algorithm.traits.sampling_rounds
+        * (curriculum.oversample if curriculum else 1)
+    )
+    size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
+    longest = check_prompt_lengths(mdp, "train", map(schedule.get_index, range(min(looks, size))))
+    if config.eval.tasks:
+        held_out = count_tasks(environment, config.eval.split, config.eval.tasks)
+        longest = max(longest, check_prompt_lengths(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
+    check_reference_model(config, algorithm, mdp, longest)
+    environment.check_ready()
+    sampler: Sampler = stack.enter_context(build_from_config("sampler", config.rollout.sampler))
+    if inputs.model is None and config.model.path is not None and (config.model.folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path {config.model.path!r} has an adapter without a model; name a folder with the merged model (peft: merge_and_unload)"
+        )
+    model, fill = build_policy_model(config, accelerator, tokenizer, checkpoint_folder, model=inputs.model)
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < tokenizer.vocab_size:
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
+    honesty.check_context_window(mdp, model.config, longest)
+    if config.model.lora is not None:
+        adapter.check_lora_config(model, config.model.lora)
+        if accelerator.distributed_type is DistributedType.DEEPSPEED:
+            raise ConfigError("model.lora is set, but under DeepSpeed weights cannot have an adapter; launch with fsdp2.yaml")
+    precision = get_trainer_precision(model, accelerator.mixed_precision, accelerator.device)
+    sampler.setup(environment, tokenizer, precision=precision, max_length=mdp.max_length)
+    slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
+    how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
+    checks = agreement.check_model(model, sampler, mdp, config, **how)
+    lockstep = choose_sync_turns(config, accelerator, mdp, sampler)
+    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=lockstep, **asked.rollout_settings))
+    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
+    dataset = None
+    if config.data is not None and config.data.run is not None:
+        recorded = load_recorded_groups(config, mdp)
+        dataset = OfflineDataset(algorithm.select_offline(recorded), seed=config.seed, digest=compute_digest(recorded))
+    elif config.data is not None:
+        algorithm.select_offline(list(build_gold_groups(schedule.load_tasks(0, 1), mdp)))
+    return Components(
+        config=config,
+        accelerator=accelerator,
+        environment=environment,
+        tokenizer=tokenizer,
+        mdp=mdp,
+        model=model,
+        algorithm=algorithm,
+        sampler=sampler,
+        rollout=rollout,
+        task_sampler=questions,
+        sampling=sampling,
+        slow_sampling_reason=slow,
+        check_results=checks,
+        offline_dataset=dataset,
+        weight_loader=fill,
+    )
+
+
+def build_algorithm(config: RunConfig) -> Any:
+    """Build the algorithm; off-policy runs get its corrections, unless the user's settings say otherwise."""
+    algorithm = build_from_config("algorithm", config.algorithm)
+    if config.rollout.is_off_policy:
+        algorithm = build_from_config("algorithm", {**algorithm.traits.off_policy_defaults, **config.algorithm})
+    return algorithm
+
+
+def build_policy_model(
+    config: RunConfig, accelerator: Accelerator, tokenizer: Tokenizer, checkpoint_folder: Path | None, *, model: Any = None
+) -> tuple[Any, WeightLoader | None]:
+    """Build the model. If it will be sharded, it has no weights yet, and is returned with its weight loader.
+
+    A model object is trained in place; to resume, it gets the weights of the checkpoint.
+    """
+    if model is not None:
+        if accelerator.is_fsdp2:
+            raise ConfigError("the model is an object, and sharded weights (FSDP2) are loaded from a folder; save it and give model=FOLDER")
+        if checkpoint_folder is not None:
+            model.load_state_dict(load_model(_source_of(config, checkpoint_folder), tokenizer, config.seed).state_dict())
+        return model.to(accelerator.device), None
+    source = _source_of(config, checkpoint_folder)
+    if not accelerator.is_fsdp2:
+        return load_model(source, tokenizer, config.seed).to(accelerator.device), None
+    made = build_meta_model(source, tokenizer)
+    return made, build_weight_loader(made, source, accelerator, tokenizer, config.seed)
+
+
+def _source_of(config: RunConfig, checkpoint_folder: Path | None) -> ModelConfig:
+    return ModelConfig(path=str(checkpoint_folder), dtype=config.model.dtype) if checkpoint_folder else config.model
+
+
+def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> WeightLoader:
+    """Build the weight loader of a model without weights: from its folder, or from the main process if weights must be converted."""
+    if source.path is not None and (rows := FolderWeightLoader.for_model(model, str(source.folder))):
+        return rows
+    held: list[Any] = []
+
+    def load() -> Any:
+        held.append(load_model(source, tokenizer, seed))
+        return torch.get_rng_state()
+
+    torch.set_rng_state(run_on_main(accelerator, load))  # as if loaded in this process
+    return MainProcessWeightLoader(dict(held[0].state_dict()) if held else None)
+
+
+def build_learner(components: Components, folder: Path, *, is_resumed: bool) -> tuple[Learner, Components, str]:
+    """Build the learner from the current weights; the reference, if needed, is a frozen copy of them.
+
+    Args:
+        components: the components, with the weights that training starts from.
+        folder: the run folder, which keeps the initial model where the reference needs it.
+        is_resumed: the initial model is already in the run folder.
+
+    Returns:
+        The learner, the components with the model as it is trained (with its adapter, if any), and why its layers are not compiled.
+    """
+    config, algorithm, model, weight_loader = components.config, components.algorithm, components.model, components.weight_loader
+    lora, reference, fill_reference = config.model.lora, None, None
+    home = folder / ("reference" if lora is None else "base")
+    other = config.reference
+    if kept := lora is not None or (algorithm.traits.needs_reference and other is None):
+        reference, fill_reference = load_initial_model(components, home, is_resumed=is_resumed)
+    if lora is not None:  # with the adapter off, the model is its own reference
+        model, weight_loader = adapter.add_adapter(reference, lora), fill_reference or weight_loader
+        reference = fill_reference = None
+    elif reference is not None:
+        reference = copy.deepcopy(reference) if reference is model else reference
+    if other is not None:
+        reference, fill_reference = build_policy_model(config, components.accelerator, components.tokenizer, other.folder)
+    supervised = algorithm.traits.is_supervised or config.data is not None  # stored answers were not sampled at this run's temperature
+    learner = Learner(
+        model,
+        algorithm,
+        build_optimization(config),
+        accelerator=components.accelerator,
+        total_steps=config.train.steps,
+        temperature=1.0 if supervised else config.rollout.temperature,
+        has_sampling_temperature=not supervised or config.rollout.temperature == 1.0,
+        reference=None if reference is None else reference.eval().requires_grad_(False),
+        weight_loader=weight_loader,
+        reference_weight_loader=fill_reference,
+        seed=config.seed,
+        max_completion_length=components.mdp.max_new_tokens,
+        fp32_head=config.model.fp32_head,
+    )
+    checks = components.check_results
+    if learner.is_sharded:
+        checks = [*agreement.check_sharded_model(learner, max_length=components.mdp.max_length), *checks]
+    if weight_loader is not None and kept and not is_resumed:
+        learner.weights.save(home)
+    not_compiled_reason = compile_policy(learner) if config.model.compile is not None else ""
+    if (support := make_support(config, algorithm)) is not None:
+        components.accelerator.unwrap_model(learner.policy).make_logit_filter = support.make_policy_mask
+        if learner.reference is not None:
+            learner.reference.policy.make_logit_filter = support.make_reference_mask
+    return learner, replace(components, model=model, weight_loader=weight_loader, check_results=checks), not_compiled_reason
+
+
+def compile_policy(learner: Learner) -> str:
+    """Compile the layers of a learner's model; return why they are not compiled, or ''."""
+    if learner.is_sharded:
+        return "the weights are sharded"
+    policy = learner.accelerator.unwrap_model(learner.policy)
+    rows = TokenRows([[1, 2, 3, 4], [1, 2, 4]], [[False, False, True, True], [False, False, True]])  # one prompt, so they are packed
+    parts, lay = packing.plan_batches(rows, range(2), learner.max_tokens_per_microbatch, learner.packing)
+
+    def score() -> torch.Tensor:
+        policy.uses_compiled_layers = True  # what is not compiled yet is not affected
+        with learner.accelerator.autocast():
+            return policy(lay(parts[0], learner.device)).logprobs
+
+    reason = compile_layers(policy.model, score, learner.accelerator.mixed_precision)
+    policy.uses_compiled_layers = not reason
+    return reason
+
+
+def load_initial_model(components: Components, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
+    """Return the initial model: loaded from the run folder if resumed, otherwise the current one, which is saved there.
+
+    A sharded model has no weights here; in a new run it is saved after its weights are loaded.
+    """
+    if components.weight_loader is not None:
+        source = ModelConfig(path=str(reference_folder), dtype=components.config.model.dtype)
+        fill = (
+            build_weight_loader(components.model, source, components.accelerator, components.tokenizer, components.config.seed)
+            if is_resumed
+            else None
+        )
+        return components.model, fill
+    if is_resumed:
+        with MODEL_LOAD_LOCK:
+            return AutoModelForCausalLM.from_pretrained(reference_folder, dtype=components.model.dtype).to(
+                components.accelerator.device
+            ), None
+
+    def written() -> None:
+        components.model.save_pretrained(reference_folder)
+
+    run_on_main(components.accelerator, written)
+    return components.model, None
+
+
+def build_optimization(config: RunConfig) -> Optimization:
+    """Build the learner's settings from the configuration."""
+    settings = config.train.model_dump()
+    for key in ("steps", "mixed_precision", "deterministic", "collective_timeout_s"):
+        del settings[key]
+    settings["critic"] = config.train.critic  # `model_dump` has made a dict of it
+    return Optimization(**settings)
+
+
+def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
+    """Return whether conversations wait for each other. If unset, True for deterministic runs, which must be repeatable."""
+    if config.rollout.sync_turns is None and mdp.has_sessions and sampler.info.eval_batch_size and is_deterministic(config, accelerator.device):
+        return True
+    return config.rollout.sync_turns
+
+
+def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
+    """Check that the algorithm has enough completions per prompt, and several turns if it requires them."""
+    name = config.algorithm["name"]
+    if config.data is None and algorithm.traits.requires_group and config.rollout.num_generations < 2:
+        raise ConfigError(
+            f"rollout.num_generations is 1, but {name} compares an answer with others to the same prompt; set it to 2 "
+            "or more, or use an algorithm that needs only one (ppo, reinforce_baseline, reinforce_pp, remax)"
+        )
+    if algorithm.traits.requires_multi_turn and environment.max_turns == 1:
+        raise ConfigError(
+            f"{name} compares turns that begin from the same state, but in {config.env['name']} the policy has one turn, so the same "
+            "answers would be compared twice; use grpo, or an environment with max_turns above 1"
+        )
+
+
+def check_prompt_lengths(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
+    """Return the length of the longest prompt; raise ConfigError if one does not fit, before the run begins."""
+    longest = 0
+    for index in indices:
+        task = mdp.environment.task(split, index)
+        try:
+            state = mdp.preview_prompt(task)
+        except EnvError as error:
+            raise ConfigError(f"rollout.max_length: {error}") from error
+        longest = max(longest, len(state.tokens))
+    if longest + 1 > mdp.max_length:
+        raise ConfigError(
+            f"the longest prompt of split {split!r} is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer"
+        )
+    return longest

@@ -1,0 +1,80 @@
+"""The metrics of a step, computed from its batch; and the check that no token is lost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from rlvr.episode import Episode
+from rlvr.errors import RlvrError
+from rlvr.runs.conversation_stats import compute_tool_times
+from rlvr.training.batch_sources import RolloutBatch, count_tokens
+from rlvr.training.task_sampling.dynamic_sampling import Group
+
+
+def check_token_accounting(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
+    """Add dropped groups to the learner's token counts, and check sampled = trained + masked + dropped."""
+    whole = dict(metrics)
+    for reason, groups in batch.dropped.items():
+        if tokens := count_tokens(groups):
+            whole[f"tokens/dropped_{reason}"] = float(tokens)
+            whole["tokens/dropped"] += tokens
+            whole["tokens/sampled"] += tokens
+    counted = whole["tokens/trained"] + whole["tokens/masked"] + whole["tokens/dropped"]
+    seen, sampled = whole["tokens/sampled"], count_tokens(batch.all_groups)
+    if not sampled == seen == counted:
+        raise RlvrError(f"tokens are not conserved: {sampled} sampled, {seen:g} trained on or dropped, {counted:g} accounted for")
+    return whole
+
+
+def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
+    """Compute metrics of all sampled episodes, including dropped ones; the reward covers only scored episodes."""
+    everyone = select_counted_episodes(groups)
+    rewards = [episode.reward for episode in everyone if episode.is_scored]
+    lengths = [episode.num_policy_tokens for episode in everyone]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    spread = (sum((r - mean) ** 2 for r in rewards) / max(len(rewards) - 1, 1)) ** 0.5 if mean is not None else None
+    return compute_component_metrics(everyone) | {
+        "reward": mean,
+        "reward_std": spread,
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
+        "unscored": len(everyone) - len(rewards),
+        "num_tokens": sum(lengths),
+    }
+
+
+def select_counted_episodes(groups: Sequence[Group]) -> list[Episode]:
+    """Return the episodes that metrics count: all except baselines and canaries."""
+    return [episode for group in groups for episode in group if not episode.auxiliary]
+
+
+def compute_session_times(batch: RolloutBatch) -> dict[str, float]:
+    """Return the times of tools and sessions, and the maximum number of open sessions."""
+    asked = {"rollout/sampler_idle": batch.timing.sampler_idle_s, "rollout/open_sessions": float(batch.timing.max_open_sessions)}
+    return compute_tool_times(select_counted_episodes(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
+
+
+def compute_staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
+    """Compute a histogram of token staleness in steps, with at least `max_staleness` + 1 bins, and its mean."""
+    tokens: Counter[int] = Counter()
+    for episode in (episode for group in groups for episode in group):
+        for version, count in episode.meta.get("versions") or [[episode.policy_version, episode.num_policy_tokens]]:
+            tokens[step - version] += count
+    mean = sum(age * count for age, count in tokens.items()) / max(1, tokens.total())
+    return {f"staleness/{age}": float(tokens[age]) for age in range(max([max_staleness, *tokens]) + 1)} | {"staleness/mean": mean}
+
+
+def compute_component_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
+    """Compute the mean of each verdict component, and the correlation of a learned reward with the true one if both exist."""
+    parts = [e.verdict.components for e in episodes if e.is_scored and e.verdict is not None]
+    names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
+    row: dict[str, float | None] = {f"rewards/{name}/mean": math.fsum(part[name] for part in parts) / len(parts) for name in names}
+    if {"learned", "true"} <= set(names):
+        learned, true = ([part[name] for part in parts] for name in ("learned", "true"))
+        varied = len(set(learned)) > 1 and len(set(true)) > 1
+        row["rewards/correlation"] = statistics.correlation(learned, true) if varied else None
+    return row

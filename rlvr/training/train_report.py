@@ -1,0 +1,66 @@
+"""The report of a run, and the lines that tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """The result of a run: the last line that `rlvr train --json` prints.
+
+    >>> TrainReport("runs/a", steps=1, seconds=2.0, accuracy_before=0.2, accuracy_after=0.9, held_out_tasks=500).status
+    'finished'
+    """
+
+    run: str
+    steps: int
+    seconds: float
+    accuracy_before: float | None
+    """On the held-out tasks, after the SFT warmup and before the first training step."""
+    accuracy_after: float | None
+    held_out_tasks: int
+    held_out_seen: int = 0
+    """The number of held-out tasks that were trained on; must be 0."""
+    interval_after: list[float] | None = None
+    """The 95 % interval of the accuracy after training."""
+    members: dict[str, float | None] = field(default_factory=dict)
+    """With a mixture: the accuracy after training on each of its environments."""
+    status: str = "finished"
+    """`finished`, or `stopped: ` and the reason that a callback gave."""
+    rewards: list[float] = field(default_factory=list)
+    """The mean reward of each step."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON."""
+        idle = {"rewards", *(["members"] if not self.members else [])}
+        return {key: value for key, value in asdict(self).items() if key not in idle}
+
+
+def format_closing_lines(report: TrainReport, folder: Path) -> str:
+    """Format the last lines of a run: the held-out accuracy, with its interval, and the outputs."""
+    accuracies = [f"{value:.1%}" if value is not None else "not judged" for value in (report.accuracy_before, report.accuracy_after)]
+    between = f" (95 %: {report.interval_after[0]:.1%} to {report.interval_after[1]:.1%})" if report.interval_after else ""
+    counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_seen} of them trained on"
+    lines = [f"held-out accuracy {accuracies[0]} -> {accuracies[1]}{between} on {counted}"]
+    if not report.held_out_tasks:
+        lines = ["held-out accuracy not measured (eval.tasks=0)"]
+    lines[0] += f"; {report.seconds:.0f} s"
+    lines += [f"  {name}: {'not judged' if value is None else f'{value:.1%}'}" for name, value in report.members.items()]
+    lines += [f"{report.status} after {report.steps} steps"] if report.status != "finished" else []
+    return "\n".join([*lines, f"run folder {folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last"])
+
+
+def format_turn_summary(row: Mapping[str, Any]) -> str:
+    """Format the turns and calls of a step in one line; empty for single-turn environments.
+
+    >>> format_turn_summary({"turns/mean": 2.5, "tools/calls": 1.5, "tools/errors": 0.25})
+    'last step: 2.5 turns, 1.5 calls and 0.25 errors per answer'
+    """
+    if "turns/mean" not in row:
+        return ""
+    calls = f", {row['tools/calls']:.3g} calls and {row['tools/errors']:.3g} errors" if "tools/calls" in row else ""
+    return f"last step: {row['turns/mean']:.3g} turns{calls} per answer"
