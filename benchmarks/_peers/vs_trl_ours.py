@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlvr.training.training_step import run_training_step
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 from rlvr.config.config import validate_config
-from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Verifier
 from rlvr.runs.run_log import RunLog
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
 from rlvr.training.processes import build_accelerator
 from rlvr.training.trainer import build_trainer, setup_learner
-from rlvr.training.training_step import run_training_step
 
 
 class Share(Verifier):
@@ -72,6 +72,8 @@ class Forced(HFSampler):
             if lengths[i] < self.work.cap:
                 tokens[-1] = self.eos
             yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
+
+    serve = Sampler.serve  # which calls `stream`
 
 
 def configuration(workload: str, model: str) -> dict[str, Any]:

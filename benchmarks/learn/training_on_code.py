@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build
@@ -37,6 +37,8 @@ class Paced(ScriptedSampler):
         for pair in super().stream(requests, sampling):
             time.sleep(self.pace_s)
             yield pair
+
+    serve = Sampler.serve  # which calls `stream`
 
 
 def measure(environment: Any, pace_s: float, count: int) -> dict[str, float]:

@@ -22,20 +22,20 @@ from typing import Any
 
 import torch
 from _engines import Lengths
+from rlvr.training.rollout_prefetcher import RolloutPrefetcher
 
 from rlvr.cluster.driver import Driver, PendingRollout
 from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerStarted
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplerInfo, Sampling
 from rlvr.contracts.algorithm import AlgorithmTraits
 from rlvr.episode import Episode, StopReason
 from rlvr.rollout.episode_encoding import encode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
 from rlvr.task import Task, Verdict, user
-from rlvr.training.rollout_prefetcher import RolloutPrefetcher
 
 MEMBERS = 16
 Seconds = dict[str, float]
@@ -156,7 +156,7 @@ def crew_of(args: argparse.Namespace, driver: Driver, k: int, *, looks_back: boo
             figures=dict,
         ),
         sampler=SimpleNamespace(
-            holds_trainer_up="", runs_model=False, figures=dict,
+            info=SamplerInfo(runs_model=False), metrics=dict,
             receive=lambda weights, version: driver.load(), load=lambda model, version: driver.load(),
         ),
         learner=SimpleNamespace(weights=None, whole=lambda: model),

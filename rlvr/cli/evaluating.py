@@ -73,19 +73,19 @@ def eval_suite(
 
 
 class ClusterSampling:
-    """Samples an evaluation with the collectors of a cluster. Ray is imported only when there is something to sample."""
+    """Samples an evaluation with the rollout workers of a cluster. Ray is imported only when there is something to sample."""
 
     def __init__(self, settings: ClusterConfig, out: Path | None, console: Console) -> None:
         self.settings, self.out, self.console = settings, out, console
 
     @classmethod
     def from_cli(cls, text: str, out: Path | None, console: Console) -> ClusterSampling | None:
-        """Parse `--cluster`. None if it asks for 0 collectors, so that this process samples; ConfigError for unsupported settings."""
+        """Parse `--cluster`. None if it asks for 0 rollout workers, so that this process samples; ConfigError for unsupported settings."""
         settings = validate_section(ClusterConfig, apply_overrides({}, make_cluster_overrides(text)).get("cluster", {}), "--cluster")
-        for name in ("judges", "resumes"):
+        for name in ("verifier_workers", "max_auto_resumes"):
             if value := getattr(settings, name):
                 raise ConfigError(
-                    f"cluster.{name} is {value}, but collectors of an evaluation verify their own samples and do not resume by themselves; "
+                    f"cluster.{name} is {value}, but rollout workers of an evaluation verify their own samples and do not resume by themselves; "
                     f"remove it (the same command with --out continues an interrupted evaluation)"
                 )
         if "task_timeout_s" not in settings.model_fields_set:  # a call samples a whole round, which has no time limit in one process either
@@ -94,7 +94,7 @@ class ClusterSampling:
 
     @contextmanager
     def __call__(self, spec: PluginSpec, sampler: Sampler, items: Sequence[SuiteItem]) -> Iterator[EpisodeSource]:
-        """Start the collectors of a policy and keep them for all environments."""
+        """Start the rollout workers of a policy and keep them for all environments."""
         from rlvr.cluster.driver import Driver
         from rlvr.cluster.event_log import EventLog
         from rlvr.cluster.ray_transport import RayTransport
@@ -117,7 +117,7 @@ class ClusterSampling:
 
 
 class ClusterEpisodeSource:
-    """Streams the episodes that collectors sample. All batches are submitted at once, so that no environment waits for another."""
+    """Streams the episodes that rollout workers sample. All batches are submitted at once, so that no environment waits for another."""
 
     def __init__(self, driver: Any, sampler: Sampler) -> None:
         self.driver, self.sampler = driver, sampler
@@ -135,8 +135,8 @@ class ClusterEpisodeSource:
 
         for draws in requests.batches:
             each = len(draws)
-            if not self.sampler.eval_batch_size:
-                each = math.ceil(len(draws) / self.driver.settings.collectors)
+            if not self.sampler.info.eval_batch_size:
+                each = math.ceil(len(draws) / self.driver.settings.rollout_workers)
                 each = min(each, 2 * getattr(self.sampler, "concurrency", 0) or SINGLES_PER_TASK)
             yield from (draws[start : start + each] for start in range(0, len(draws), each))
 

@@ -87,9 +87,10 @@ class RolloutWorker:
         environment.check_ready()
         mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
-        self.sampler.attach(environment, tokenizer)
-        self.sampler.configure(precision=settings.precision, max_length=mdp.max_length)
-        self.model = _build_model(config, tokenizer, settings.precision, vectors=self.sampler.runs_model) if settings.uses_weights else None
+        self.sampler.setup(environment, tokenizer, precision=settings.precision, max_length=mdp.max_length)
+        self.model = (
+            _build_model(config, tokenizer, settings.precision, vectors=self.sampler.info.runs_model) if settings.uses_weights else None
+        )
         rollout = build_rollout(
             mdp, _CancellableSampler(self.sampler, self._is_cancelled), sync_turns=settings.sync_turns, **asked.rollout_settings
         )
@@ -183,7 +184,7 @@ class EvalWorker(RolloutWorker):
 
 def check_sampler_supported(sampler: Sampler, name: str) -> None:
     """Raise ConfigError for a sampler that rollout workers do not support."""
-    if type(sampler).update_weights is not Sampler.update_weights and not sampler.blocks_trainer_reason:
+    if sampler.info.loads_weights and not (sampler.info.runs_model or sampler.info.blocks_trainer_reason):
         raise ConfigError(
             f"cluster is set, but the sampler {name!r} has its own processes; rollout workers need one that runs in their process, "
             "such as hf, or vllm with placement: colocated"
@@ -195,11 +196,10 @@ class _CancellableSampler(Sampler):
 
     def __init__(self, inner: Sampler, unneeded: Callable[[], bool]) -> None:
         self.inner, self.is_cancelled = inner, unneeded
-        for name in ("eval_batch_size", "text_only", "tokenizer"):
-            setattr(self, name, getattr(inner, name))
+        self.info, self.tokenizer = inner.info, inner.tokenizer
 
-    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        self.inner.attach(environment, tokenizer)
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
+        self.inner.setup(environment, tokenizer, precision=precision, max_length=max_length)
 
     def stream(self, requests: Any, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         yield from self._check_cancelled(self.inner.stream(requests, sampling))

@@ -13,7 +13,7 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 
 from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue
+from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue
 from rlvr.contracts.sandbox import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
@@ -37,6 +37,7 @@ __all__ = [
     "Request",
     "RequestQueue",
     "Sampler",
+    "SamplerInfo",
     "Sampling",
     "Sandbox",
     "SandboxSession",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
@@ -154,16 +154,43 @@ class StaticQueue(RequestQueue):
         return self.pop(len(self.remaining))
 
 
-class Sampler(Plugin, ABC):
-    """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerInfo:
+    """What a sampler is: how it gets its weights, and what its samples depend on. A sampler that wraps another one passes it on.
 
-    cli_syntax: ClassVar[str] = ""  # its syntax in `rlvr eval --policy`, for example `hf:DIR`; empty if unsupported
-    tokenizer: str | None = None  # the tokenizer, if the sampler determines it
-    text_only: bool = False  # True if `tokens` only encode a text; limits then apply to `Completion.usage`
-    blocks_trainer_reason: str = ""  # why it cannot sample in a thread during training; empty if it can
-    runs_model: bool = True  # True if it runs the model passed to `load_model`; False if it only reads the weights
-    non_semantic_settings: ClassVar[frozenset[str]] = frozenset()  # settings without effect on the samples; evaluations do not record them
-    eval_batch_size: ClassVar[int] = 0  # the evaluation batch size, if results depend on it bitwise; 0 if not
+    >>> SamplerInfo(eval_batch_size=64).loads_weights
+    True
+    """
+
+    loads_weights: bool = True
+    """False for a sampler without weights, such as a script: the trainer then sends it none."""
+    runs_model: bool = True
+    """True if it runs the model that `load_model` receives; False if an engine of its own reads the weights (`update_weights`)."""
+    validates_model: bool = False
+    """True if `validate_model` tests the model, which the sampler then has as its `model`: its tokens can be checked before a run."""
+    text_only: bool = False
+    """True if `tokens` only encode a text; limits then apply to `Completion.usage`."""
+    blocks_trainer_reason: str = ""
+    """Why it cannot sample in a thread during training; empty if it can."""
+    eval_batch_size: int = 0
+    """The evaluation batch size, if results depend on it bitwise; 0 if not."""
+    cli_syntax: str = ""
+    """Its syntax in `rlvr eval --policy`, for example `hf:DIR`; empty if unsupported."""
+    non_semantic_settings: frozenset[str] = frozenset()
+    """Settings without effect on the samples; evaluations do not record them."""
+
+
+class Sampler(Plugin, ABC):
+    """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once.
+
+    Define `stream`. A sampler that can take new requests while it works on others overrides `serve` as well, and one with an engine of
+    its own overrides `update_weights` instead of `load_model`.
+    """
+
+    info: SamplerInfo = SamplerInfo()
+    """What it is. A class attribute, or set in the constructor where it depends on the settings."""
+    tokenizer: str | None = None
+    """The tokenizer, if the sampler determines it."""
 
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
@@ -178,7 +205,8 @@ class Sampler(Plugin, ABC):
         """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
         Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
-        The default samples one batch of all available requests at a time, with `stream`.
+        The default samples one batch of all available requests at a time, with `stream`; a subclass of a sampler with its own `serve`
+        overrides this method, too.
         """
         while (asked := queue.pop_all()) is not None:
             if not asked:
@@ -191,37 +219,32 @@ class Sampler(Plugin, ABC):
             for number in sorted(silent):
                 yield number, Completion([], [], "error", "the sampler gave no answer at all")
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        """Restore the default `serve` for subclasses that override only `stream`, even if their base class has its own `serve`."""
-        super().__init_subclass__(**more)
-        if "stream" in vars(cls) and "serve" not in vars(cls):
-            setattr(cls, "serve", Sampler.serve)  # noqa: B010 -- pyright takes an assignment for an override
-
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Return all completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
-    def configure(self, *, precision: str, max_length: int) -> None:
-        """Receive the trainer's compute precision and the maximum sequence length (prompt and completion), once before a training run."""
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
+        """Receive the environment and the tokenizer before the first request.
+
+        A training run also gives the trainer's compute precision and the maximum sequence length (prompt and completion). Most samplers
+        ignore all of it.
+        """
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
-
-    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore them."""
 
     def validate_model(self, model: Any) -> str:
         """Raise ConfigError if the sampler cannot run the trainer's model. Returns why sampling will be slow, or an empty string."""
         return ""
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Receive the trainer's new weights. The default calls `load_model`; samplers with an external engine override this method."""
-        if type(self).load_model is not Sampler.load_model:
+        """Receive the trainer's new weights. The default calls `load_model`; samplers with an engine of their own override this method."""
+        if self.info.loads_weights:
             self.load_model(weights.gather_model(), version)
 
     def load_model(self, model: Any, version: int) -> None:
-        """Load the trainer's model. Samplers without weights (such as scripted) ignore it."""
+        """Load a model of this process, such as the trainer's. The default ignores it."""
 
     def sleep(self) -> None:
         """Free memory for the trainer after a step's sampling. Nothing is sampled until the next weight update."""

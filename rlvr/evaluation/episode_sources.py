@@ -63,13 +63,13 @@ def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> Tok
     """Make the token MDP of an environment, with the limits of its suite item."""
     named: Any = sampler.tokenizer or "bytes"
     tokenizer = load_tokenizer(named) if isinstance(named, str) else named
-    window = sys.maxsize if sampler.text_only else item.max_length  # an endpoint has its own tokens and its own window
+    window = sys.maxsize if sampler.info.text_only else item.max_length  # an endpoint has its own tokens and its own window
     return TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
 
 
 def make_rollout(item: SuiteItem, mdp: TokenMDP, sampler: Sampler) -> Rollout:
     """Make the rollout of one environment, in this or another process."""
-    sampler.attach(mdp.environment, mdp.tokenizer)
+    sampler.setup(mdp.environment, mdp.tokenizer)
     return Rollout(
         mdp, sampler=sampler, call_timeout_s=item.verify_timeout_s or DEFAULT_CALL_TIMEOUT_S, episode_timeout_s=item.episode_timeout_s
     )

@@ -23,7 +23,7 @@ from rich.console import Console
 from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.config import hub
 from rlvr.config.section import validate_section
-from rlvr.contracts import Environment, Sampler, Verifier
+from rlvr.contracts import Environment, Sampler, SamplerInfo, Verifier
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.evaluation.episode_sources import RemoteSampling
@@ -82,7 +82,7 @@ def evaluate(
         console: where to show the progress.
         remote_sampling: samples in other processes, such as the rollout workers of `rlvr eval --cluster`; None: this process samples.
         item_settings: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
-            episode_timeout_s, deadline_s (see the fields of a suite item).
+            episode_timeout_s, verify_timeout_s (see the fields of a suite item).
     """
     _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in item_settings if name != "top_k"})
     check_selector(select)
@@ -225,7 +225,7 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
     factory: Any = load_factory("sampler", name)
-    if not getattr(factory, "cli_syntax", ""):
+    if not getattr(factory, "info", SamplerInfo()).cli_syntax:
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
     limits = {"concurrency": concurrency} if concurrency and "concurrency" in get_parameters(factory) else {}
     check_settings("sampler", name, get_parameters(factory), sampler or {})
@@ -237,7 +237,7 @@ def select_semantic_settings(policy: str, sampler: Mapping[str, Any]) -> dict[st
     if policy.startswith(OBJECT_PREFIXES):
         return dict(sampler)
     factory: Any = load_factory("sampler", policy.partition(":")[0])
-    return {name: value for name, value in sampler.items() if name not in factory.non_semantic_settings}
+    return {name: value for name, value in sampler.items() if name not in factory.info.non_semantic_settings}
 
 
 def find_policy_folder(policy: str) -> str:
@@ -246,7 +246,7 @@ def find_policy_folder(policy: str) -> str:
         return ""
     name, _, rest = policy.partition(":")
     factory: Any = load_factory("sampler", name)
-    if not factory.cli_syntax.endswith(":DIR"):
+    if not factory.info.cli_syntax.endswith(":DIR"):
         return ""
     return str(hub.resolve_model_folder(rest).resolve()) if hub.HUB_ID_PATTERN.fullmatch(rest) or Path(rest).is_dir() else ""
 

@@ -139,10 +139,10 @@ class EvalRunner:
 
     def _iter_batches(self, sampler: Sampler, requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
         """Yield batches of requests. If batch composition affects the last bits of an answer, a batch always has the same members."""
-        if not sampler.eval_batch_size:
+        if not sampler.info.eval_batch_size:
             yield [draw for draw in requests if get_sample_key(draw) not in self.stored_keys]
             return
-        size = self.concurrency or sampler.eval_batch_size
+        size = self.concurrency or sampler.info.eval_batch_size
         # requests that were added when the evaluation grew have their own batches
         for _, stage in groupby(requests, key=lambda draw: self.plan.find_stage(*get_sample_key(draw))):
             together = list(stage)

@@ -266,7 +266,7 @@ class RolloutFunction:
         """Build the rollout, with the tokenizer and the limits of TRL."""
         tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model))
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
-        self.sampler.attach(self.environment, tokenizer)
+        self.sampler.setup(self.environment, tokenizer)
         return Rollout(mdp, sampler=self.sampler, call_timeout_s=self.call_timeout_s)
 
     def _make_request(self, prompt: Any, place: int, trainer: Any) -> RolloutRequest:

@@ -28,8 +28,7 @@ class PartialSampler(Sampler):
         self.inner, self.max_tokens, self.version, self.rollout_tokenizer = inner, max_tokens, 0, tokenizer
         self.partial_by_seed: dict[int, PartialCompletion] | None = None
         """The partial completion of each request, by seed; None outside of `cut_completions`."""
-        for name in ("eval_batch_size", "text_only", "tokenizer", "runs_model"):
-            setattr(self, name, getattr(inner, name))
+        self.info, self.tokenizer = inner.info, inner.tokenizer
 
     @contextmanager
     def cut_completions(self, partial_by_seed: Mapping[int, PartialCompletion], version: int) -> Iterator[dict[int, PartialCompletion]]:

@@ -124,7 +124,9 @@ def find_mismatch(
         if not last and paid != 0.0:
             return f"token {k} of the policy has the reward {paid} before the end"
     if ended_by_time and env.state.stop_reason is None:
-        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.action_mask[: len(action_mask)] == [bool(own) for own in action_mask]
+        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.action_mask[: len(action_mask)] == [
+            bool(own) for own in action_mask
+        ]
         return "" if same else f"the tokens differ: {_describe_first_difference(env.state.tokens[: len(tokens)], tokens)}"
     if env.state.stop_reason is None:
         return f"the episode continues after the policy's {len(chosen)} tokens, and was recorded as {stop_reason}"
@@ -133,7 +135,9 @@ def find_mismatch(
     if env.state.action_mask != [bool(own) for own in action_mask]:
         return f"the action mask differs: {_describe_first_difference(env.state.action_mask, [bool(own) for own in action_mask])}"
     if last != stop_reason:
-        return f"stepping ended {last}, recorded {stop_reason}" + (f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else "")
+        return f"stepping ended {last}, recorded {stop_reason}" + (
+            f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else ""
+        )
     return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
 
 

@@ -97,7 +97,7 @@ class Rollout:
         """The version of the weights that sample, counted by `update_weights`."""
         self.episode_timeout_s, self.straggler_policy = episode_timeout_s, straggler_policy
         self.sync_turns = (
-            bool(sampler.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
+            bool(sampler.info.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
         )
         self.has_async_verifier = is_async_verifier(mdp.environment.verifier)
         """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, Sampling, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 
 
@@ -25,6 +25,7 @@ class FunctionSampler(Sampler):
     '4'
     """
 
+    info = SamplerInfo(loads_weights=False)
     tokenizer = "bytes"  # it can encode any text
 
     def __init__(self, *, function: Callable[..., str] = answer_nothing) -> None:
@@ -38,7 +39,7 @@ class FunctionSampler(Sampler):
         self.function, self._takes_messages = function, "messages" in inspect.signature(function).parameters
         self._tokenizer: Tokenizer | None = None
 
-    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Store the tokenizer."""
         self._tokenizer = tokenizer
 
@@ -49,7 +50,7 @@ class FunctionSampler(Sampler):
 
     def _complete(self, request: Request) -> Completion:
         if self._tokenizer is None:
-            raise SamplerError("the function sampler got a request before `attach`")
+            raise SamplerError("the function sampler got a request before `setup`")
         messages: Sequence[Any] = request.chat_prompt.messages if request.chat_prompt else request.task.prompt if request.task else ()
         if not messages or (request.turn and not request.chat_prompt):
             return Completion([], [], "error", "a function answers the first turn only where the environment gives no messages")

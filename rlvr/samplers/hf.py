@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.device import free_cached_memory, resolve_device
 from rlvr.models.device_defaults import get_device_defaults
@@ -49,8 +49,7 @@ class HFSampler(Sampler):
     64
     """
 
-    cli_syntax = "hf:DIR"
-    eval_batch_size = 64
+    info = SamplerInfo(validates_model=True, eval_batch_size=64, cli_syntax="hf:DIR")
 
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
@@ -85,9 +84,10 @@ class HFSampler(Sampler):
         if self.model is None and self.tokenizer is not None:
             self.load_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
 
-    def configure(self, *, precision: str, max_length: int) -> None:
-        """Set the precision of the trainer, and the length of sequences to reserve memory for."""
-        self._precision, self._max_length = precision, max_length
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
+        """Set the precision of the trainer, and the length of sequences to reserve memory for; kept where they are not given."""
+        if precision is not None:
+            self._precision, self._max_length = precision, max_length
 
     def load_model(self, model: Any, version: int) -> None:
         """Use the trainer's model directly; it is copied only if the trainer computes in another precision than the model has."""

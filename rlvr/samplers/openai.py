@@ -29,7 +29,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rlvr.chat.dialects.table import get_dialect
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, StaticQueue, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, parse_chat_reply
@@ -59,8 +59,12 @@ class OpenAISampler(Sampler):
     16
     """
 
-    cli_syntax = "openai:URL#MODEL[#TOKENIZER]"
-    non_semantic_settings = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_timeout_s", "completion_timeout_s"))
+    info = SamplerInfo(
+        runs_model=False,
+        text_only=True,
+        cli_syntax="openai:URL#MODEL[#TOKENIZER]",
+        non_semantic_settings=frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_timeout_s", "completion_timeout_s")),
+    )
 
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
@@ -131,7 +135,7 @@ class OpenAISampler(Sampler):
             attempt_timeout_s,
             completion_timeout_s,
         )
-        self.text_only = tokenizer is None
+        self.info = replace(type(self).info, text_only=tokenizer is None)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._tokenizer: Tokenizer | None = None
         self._token_limit_field = TOKEN_LIMIT_FIELDS[0]
@@ -146,7 +150,7 @@ class OpenAISampler(Sampler):
         except NoReply as error:
             raise NoReply(f"{error}; start the server, or fix the URL") from None
 
-    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Store the tokenizer, which encodes the endpoint's text."""
         self._tokenizer = tokenizer
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlvr.chat.tool_calling import ToolFormat
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
 
 SCRIPTS = ("gold", "noop", "random")
@@ -28,7 +28,7 @@ class ScriptedSampler(Sampler):
     'noop'
     """
 
-    cli_syntax = "scripted:gold|noop|random"
+    info = SamplerInfo(loads_weights=False, cli_syntax="scripted:gold|noop|random")
     tokenizer = "bytes"  # it can encode any text
 
     @classmethod
@@ -52,7 +52,7 @@ class ScriptedSampler(Sampler):
         self._tokenizer: Tokenizer | None = None
         self._calls: ToolFormat | None = None
 
-    def attach(self, environment: Environment, tokenizer: Tokenizer) -> None:
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Store the environment, which has the gold answers, and the tokenizer."""
         self._environment, self._tokenizer = environment, tokenizer
         self._calls = ToolFormat(tokenizer, environment)
@@ -71,7 +71,7 @@ class ScriptedSampler(Sampler):
 
     def _complete(self, request: Request) -> Completion:
         if self._tokenizer is None:
-            raise SamplerError("the scripted sampler got a request before `attach`")
+            raise SamplerError("the scripted sampler got a request before `setup`")
         tokenizer = self._tokenizer
         if self.answers is None and self.answer == "random":
             return _sample_random(request, tokenizer)

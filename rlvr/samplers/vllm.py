@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from transformers import AutoConfig
 
 from rlvr.config.hub import resolve_model_folder
-from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, StaticQueue, Weights
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer, Weights
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.models.device import resolve_device
 from rlvr.models.plain_weights import PlainWeights
@@ -77,12 +77,23 @@ class VLLMSampler(Sampler):
     'colocated'
     """
 
-    cli_syntax = "vllm:DIR"
-    non_semantic_settings = frozenset(
-        ("concurrency", "start_timeout_s", "heartbeat_timeout_s", "completion_timeout_s", "memory_fraction", "kv_cache_gb", "gpus", "urls")
+    info = SamplerInfo(
+        runs_model=False,
+        eval_batch_size=1024,
+        cli_syntax="vllm:DIR",
+        non_semantic_settings=frozenset(
+            (
+                "concurrency",
+                "start_timeout_s",
+                "heartbeat_timeout_s",
+                "completion_timeout_s",
+                "memory_fraction",
+                "kv_cache_gb",
+                "gpus",
+                "urls",
+            )
+        ),
     )
-    eval_batch_size = 1024
-    runs_model = False
     _engine: Engine | None = None
     _probe: WeightProbe | None = None
     _precision: str | None = None
@@ -166,18 +177,16 @@ class VLLMSampler(Sampler):
             transfer,
         )
         sleep &= gpus is None
+        if placement == "colocated":
+            self.info = replace(type(self).info, blocks_trainer_reason=IN_PROCESS_REASON)
         self.engine_config = EngineConfig(
             dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size
         )
 
-    @property
-    def blocks_trainer_reason(self) -> str:  # type: ignore[override]
-        """Why this sampler cannot run concurrently with training; empty if it can."""
-        return IN_PROCESS_REASON if self.placement == "colocated" else ""
-
-    def configure(self, *, precision: str, max_length: int) -> None:
-        """Set the defaults of `dtype` and `max_model_len` for this run."""
-        self._precision, self._max_length = precision, max_length
+    def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
+        """Set the defaults of `dtype` and `max_model_len` for this run; kept where they are not given."""
+        if precision is not None:
+            self._precision, self._max_length = precision, max_length
 
     def check_ready(self) -> None:
         """Start the engine for the configured model, if there is none yet."""

@@ -47,13 +47,7 @@ MEDIAN_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "mixed bf16": 0.05}
 
 def runs_trainer_model(sampler: Sampler) -> bool:
     """Return whether a sampler runs the trainer's own model, in this process."""
-    kind = type(sampler)
-    own = (
-        kind.load_model is not Sampler.load_model
-        and kind.update_weights is Sampler.update_weights
-        and kind.validate_model is not Sampler.validate_model
-    )
-    return own and getattr(sampler, "model", None) is not None
+    return sampler.info.runs_model and sampler.info.validates_model and getattr(sampler, "model", None) is not None
 
 
 SAMPLER_CHECK_NAME = "the sampler's tokens"
@@ -279,7 +273,7 @@ def measure_logprob_gaps(
             weights, mixed = PRECISIONS[precision]
             model = load_model(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
             with build("sampler", sampler, **unheld) as asked:
-                asked.attach(environment, tokenizer)
+                asked.setup(environment, tokenizer)
                 asked.prepare(precision=mixed or weights, max_length=mdp.max_length)
                 asked.load(model, 0)
                 for temperature in temperatures:

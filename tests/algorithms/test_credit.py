@@ -169,8 +169,8 @@ def test_remax_compares_with_the_greedy_answer() -> None:
 def test_the_running_baseline_is_of_earlier_steps_and_survives_a_resume() -> None:
     first = factory("reinforce_baseline")()
     assert [row[-1] for row in first.compute_advantages([[said(1.0)]])[0]] == [1.0]
-    first.observe([1.0, 0.0], None)
-    first.observe([1.0, 1.0], None)
+    first.on_step_end([1.0, 0.0], None)
+    first.on_step_end([1.0, 1.0], None)
     second = factory("reinforce_baseline")()
     second.load_state_dict(first.state_dict())
     after = [a.compute_advantages([[said(1.0)]])[0][0][-1] for a in (first, second)]

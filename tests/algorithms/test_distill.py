@@ -118,7 +118,7 @@ def test_the_policy_comes_to_write_as_the_teacher_does(kind: str) -> None:
     def gap() -> float:
         prompts = torch.tensor([[a, b] for a in range(8) for b in range(8)])
         p, q = (m(input_ids=prompts, use_cache=False).logits[:, -1].div(HEAT).log_softmax(-1).detach() for m in (model, teacher))
-        return float((p.exp() * (p - q)).parse_sum(-1).mean())
+        return float((p.exp() * (p - q)).sum(-1).mean())
 
     before = gap()
     for _ in range(30):

@@ -64,8 +64,8 @@ def test_the_defaults_are_those_of_the_papers() -> None:
         "gamma": 1.0, "lam": 0.95, "vf_coef": 0.1, "epsilon_value": 0.2, "importance_sampling_cap": 2.0, "importance_sampling_floor": 0.5,
         "kl_horizon": 10_000, "ref_model_mixup_alpha": 0.6, "beta": 0.0, "entropy_coef": 0.0, "num_iterations": 1,
         "value_pretraining_steps": 0, "ref_model_sync_steps": 0, "overlong_buffer": 0, "overlong_penalty": 0.5, "max_completion_length": 0,
-        "advantage_epsilon": 1e-4, "label_smoothing": 0.0, "desirable_from": 0.5, "desirable_weight": 1.0, "undesirable_weight": 1.0,
-        "pairs_per_group": 1, "at_least": 0.0, "turn_weight": 1.0, "malformed_call_penalty": 0.0, "whiten": "none",
+        "advantage_epsilon": 1e-4, "label_smoothing": 0.0, "desirable_threshold": 0.5, "desirable_weight": 1.0, "undesirable_weight": 1.0,
+        "pairs_per_group": 1, "min_score": 0.0, "turn_weight": 1.0, "malformed_call_penalty": 0.0, "whiten": "none",
     }  # fmt: skip
     for setting, value in wanted.items():
         assert usual(having(setting))[setting] == value, setting
@@ -125,22 +125,22 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
 def test_the_reference_moves_every_so_many_steps() -> None:
     algorithm, moved = factory("grpo")(beta=0.1, ref_model_sync_steps=3, ref_model_mixup_alpha=0.7), []
     for _ in range(7):
-        algorithm.observe([1.0], None)
+        algorithm.on_step_end([1.0], None)
         moved.append(algorithm.reference_mixup())
     assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
     still = factory("grpo")(beta=0.1)
     assert not still.traits.syncs_reference and factory("grpo")(beta=0.1, ref_model_sync_steps=1).traits.syncs_reference
-    still.observe([1.0], None)
+    still.on_step_end([1.0], None)
     assert still.reference_mixup() == 0.0
 
 
 def test_beta_is_steered_by_the_samples_of_the_step() -> None:
     algorithm = factory("grpo")(beta=0.1, kl_target=0.5, kl_horizon=10)
-    algorithm.observe([1.0, 0.0], 5.0)
+    algorithm.on_step_end([1.0, 0.0], 5.0)
     assert algorithm.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
-    algorithm.observe([], 5.0)
+    algorithm.on_step_end([], 5.0)
     assert algorithm.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
-    algorithm.observe([1.0] * 5, 0.55)
+    algorithm.on_step_end([1.0] * 5, 0.55)
     assert algorithm.beta == pytest.approx(0.104 * (1 + 0.1 * 5 / 10))
 
 
@@ -232,7 +232,7 @@ def test_the_figures_of_a_loss() -> None:
         new=new, old=old, sampler=old, advantages=tensor(-1, 1, 1, 1), rows=torch.zeros(4, dtype=torch.long), num_rows=1,
         reference=tensor(-1.0, -1.5, -1.0, -0.5), entropy=tensor(1, 2, 3, 4),
     )  # fmt: skip
-    loss, figures = factory("grpo")(entropy_coef=0.5, beta=0.1).losses(inputs)
+    loss, figures = factory("grpo")(entropy_coef=0.5, beta=0.1).compute_token_losses(inputs)
     assert figures["clip_ratio/low_mean"].tolist() == [1, 0, 0, 0] and figures["clip_ratio/high_mean"].tolist() == [0, 1, 0, 0]
     assert figures["clip_ratio/region_mean"].tolist() == [1, 1, 0, 0] and figures["entropy"].tolist() == [1, 2, 3, 4]
     k3 = [0.0, math.exp(-0.5) - 0.5, 0.0, math.exp(0.5) - 1.5]

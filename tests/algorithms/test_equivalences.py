@@ -31,9 +31,9 @@ def slope(name: str, *, values: Any = None, **overrides: Any) -> Tensor:
     inputs = LossInputs(
         new=new, old=new.detach(), sampler=new.detach(), advantages=flat, rows=rows, num_rows=4, reference=new.detach() - 0.3
     )
-    losses, _ = algorithm.losses(inputs)
+    losses, _ = algorithm.compute_token_losses(inputs)
     weights = torch.tensor(algorithm.compute_row_weights(list(LENGTHS), ["0"] * 4, max_length=L_MAX), dtype=torch.float64)
-    [g] = torch.autograd.grad((losses * weights[rows]).parse_sum(), new)
+    [g] = torch.autograd.grad((losses * weights[rows]).sum(), new)
     return g
 
 

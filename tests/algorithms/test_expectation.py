@@ -94,9 +94,9 @@ def expected_gradient(world: Tabular, algorithm: Any, size: int, *, off_policy: 
             new=torch.cat([logs[k] for k in members]), old=old, sampler=old, advantages=torch.tensor(flat, dtype=torch.float64),
             rows=rows, num_rows=size,
         )  # fmt: skip
-        losses, _ = algorithm.losses(inputs)
+        losses, _ = algorithm.compute_token_losses(inputs)
         probability = math.exp(math.fsum(float(olds[k].sum()) for k in members))
-        total = total - probability * (losses * torch.tensor(weights, dtype=torch.float64)[rows]).parse_sum()
+        total = total - probability * (losses * torch.tensor(weights, dtype=torch.float64)[rows]).sum()
     [g] = torch.autograd.grad(total, world.theta)
     return g
 
@@ -128,7 +128,7 @@ def test_the_world_is_whole() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_unbiased_estimators_are_unbiased(name: str, overrides: dict[str, Any], size: int, scale: float, seed: int) -> None:
     world, algorithm = Tabular(seed), factory(name)(**overrides)
-    algorithm.observe([0.37], None)  # the running baseline of earlier steps
+    algorithm.on_step_end([0.37], None)  # the running baseline of earlier steps
     assert near(
         expected_gradient(world, algorithm, size),
         scale * world.gradient(algorithm.beta if "penalties" in algorithm.traits.advantage_inputs else 0.0),

@@ -106,10 +106,10 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
         }
         more: dict[str, Any] = {} if reference is None else {"reference": reference[pick]}
         if algorithm.traits.needs_batch_stats:
-            more["prepared"] = algorithm.prepare(columns)
-        losses, _ = algorithm.losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
+            more["batch_stats"] = algorithm.compute_batch_stats(columns)
+        losses, _ = algorithm.compute_token_losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
         weights = torch.tensor(algorithm.compute_row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)
-        total = total - math.exp(float(old[pick].sum())) * (losses * weights).parse_sum()
+        total = total - math.exp(float(old[pick].sum())) * (losses * weights).sum()
     [gradient] = torch.autograd.grad(total, theta)
     return gradient
 

@@ -198,9 +198,9 @@ def test_every_preset_is_the_naive_loop(name: str, overrides: dict[str, Any], se
             loss = loss - s.entropy_coef * w.entropy[i, t]
         return loss + s.vf_coef * naive_value(w, i, t, s.epsilon_value) if critic else loss
 
-    losses, figures = algorithm.losses(w.inputs(critic=critic))
+    losses, figures = algorithm.compute_token_losses(w.inputs(critic=critic))
     assert all(len(v) == len(losses) for v in figures.values())
-    same((losses * w.weights(s.loss_aggregation)).parse_sum(), naive_aggregate(w, token, s.loss_aggregation), w.new, w.values, w.entropy)
+    same((losses * w.weights(s.loss_aggregation)).sum(), naive_aggregate(w, token, s.loss_aggregation), w.new, w.values, w.entropy)
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
@@ -289,10 +289,10 @@ def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
 def test_value_pretraining_trains_the_critic_alone_and_then_stops() -> None:
     w, algorithm = World(1), factory("ppo")(value_pretraining_steps=2)
     for step in range(4):
-        losses, _ = algorithm.losses(w.inputs(critic=True))
-        policy, critic = torch.autograd.grad(losses.parse_sum(), (w.new, w.values))
+        losses, _ = algorithm.compute_token_losses(w.inputs(critic=True))
+        policy, critic = torch.autograd.grad(losses.sum(), (w.new, w.values))
         assert (not policy.any()) == (step < 2) == algorithm.is_critic_warmup and float(critic.abs().sum()) > 0
-        algorithm.observe([1.0], None)
+        algorithm.on_step_end([1.0], None)
         resumed = factory("ppo")(value_pretraining_steps=2)
         resumed.load_state_dict(algorithm.state_dict())
         assert algorithm.is_critic_warmup == resumed.is_critic_warmup == (step + 1 < 2)

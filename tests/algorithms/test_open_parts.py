@@ -119,7 +119,7 @@ def test_an_advantage_sees_old_reference_and_entropy_of_every_token(mine: str) -
                 logs = expected["old"][g][i][t - 1]
                 assert scores.old[g][i][t] == pytest.approx(float(logs[e.tokens[t]]), abs=1e-5)
                 assert scores.reference[g][i][t] == pytest.approx(float(expected["reference"][g][i][t - 1][e.tokens[t]]), abs=1e-5)
-                assert scores.entropy[g][i][t] == pytest.approx(float(-(logs.exp() * logs).parse_sum()), abs=1e-5)
+                assert scores.entropy[g][i][t] == pytest.approx(float(-(logs.exp() * logs).sum()), abs=1e-5)
 
 
 def test_a_loss_sees_each_token_and_the_whole_batch_before_each_step(mine: str) -> None:
@@ -288,39 +288,39 @@ def test_the_largest_are_taken_over_all_processes() -> None:
     )
     halves = [values[:2], values[2:]]
     bounds = at_once([lambda total, part=part: find_top_fraction_threshold(part, 0.4, total) for part in halves])
-    assert bounds[0] == bounds[1] and [(part >= bounds[0]).parse_sum() for part in halves] == [0, 2]
+    assert bounds[0] == bounds[1] and [(part >= bounds[0]).sum() for part in halves] == [0, 2]
 
 
 def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_only() -> None:
     new = tensor(-1.0, -1.0, -1.0).requires_grad_()
     old, advantages = tensor(-1.1, -1.1, -1.1), tensor(1.0, -1.0, 1.0)
-    x = inputs(new=new, old=old, advantages=advantages, prepared=tensor(0.0, 1.0, 0.0))
-    loss, _ = build("algorithm", "clip_cov").losses(x)
-    plain, _ = build("algorithm", "grpo").losses(x)
+    x = inputs(new=new, old=old, advantages=advantages, batch_stats=tensor(0.0, 1.0, 0.0))
+    loss, _ = build("algorithm", "clip_cov").compute_token_losses(x)
+    plain, _ = build("algorithm", "grpo").compute_token_losses(x)
     assert torch.equal(loss.detach(), plain.detach())
-    [g], [p] = torch.autograd.grad(loss.parse_sum(), new), torch.autograd.grad(plain.parse_sum(), new)
+    [g], [p] = torch.autograd.grad(loss.sum(), new), torch.autograd.grad(plain.sum(), new)
     assert g.tolist() == [float(p[0]), 0.0, float(p[2])] and p[1] != 0
     columns = {"advantages": tensor(3.0, -3.0, 0.1, 1.0), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
     wanted = max(c for c in cov.tolist() if 1.0 < c < 5.0)
-    assert build("algorithm", "clip_cov").prepare(columns).tolist() == [float(c == wanted) for c in cov.tolist()]
-    assert not build("algorithm", "clip_cov", clip_cov_lb=90.0, clip_cov_ub=99.0).prepare(columns).any()
+    assert build("algorithm", "clip_cov").compute_batch_stats(columns).tolist() == [float(c == wanted) for c in cov.tolist()]
+    assert not build("algorithm", "clip_cov", clip_cov_lb=90.0, clip_cov_ub=99.0).compute_batch_stats(columns).any()
 
 
 def test_clip_cov_chooses_between_its_bounds_and_not_at_them() -> None:
     columns = {"advantages": tensor(3.0, -3.0, 1.0, -1.0), "old": tensor(-1.0, -3.0, -1.0, -3.0)}
     assert compute_covariance(columns, list).tolist() == [3.0, 3.0, 1.0, 1.0]
-    assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).prepare(columns).tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert not build("algorithm", "clip_cov", clip_cov_lb=1.0, clip_cov_ub=3.0).prepare(columns).any()
+    assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).compute_batch_stats(columns).tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert not build("algorithm", "clip_cov", clip_cov_lb=1.0, clip_cov_ub=3.0).compute_batch_stats(columns).any()
 
 
 def test_kl_cov_holds_the_tokens_that_vary_most() -> None:
     algorithm = build("algorithm", "kl_cov", kl_cov_ratio=0.5, kl_cov_coef=2.0)
     columns = {"advantages": tensor(3.0, -3.0, 0.1, -0.1), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
-    assert algorithm.prepare(columns).tolist() == [float(c in sorted(cov.tolist())[-2:]) for c in cov.tolist()]
+    assert algorithm.compute_batch_stats(columns).tolist() == [float(c in sorted(cov.tolist())[-2:]) for c in cov.tolist()]
     new, old = tensor(-1.0, -2.0), tensor(-1.5, -1.5)
-    loss, _ = algorithm.losses(inputs(new=new, old=old, advantages=tensor(1.0, 1.0), prepared=tensor(0.0, 1.0)))
+    loss, _ = algorithm.compute_token_losses(inputs(new=new, old=old, advantages=tensor(1.0, 1.0), batch_stats=tensor(0.0, 1.0)))
     assert loss.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5) + 2.0 * 0.5])
 
 
@@ -328,12 +328,12 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_of_its_advantage() 
     sampler, moved = tensor(*[math.log(0.4)] * 6), [0.65, 0.55, 0.65, 0.15, 0.25, 0.15]
     advantages = tensor(1.0, 1.0, -0.5, -1.0, -1.0, 0.5)
     new = tensor(*map(math.log, moved)).requires_grad_()
-    loss, figures = build("algorithm", "dppo").losses(inputs(new=new, old=sampler, sampler=sampler, advantages=advantages))
+    loss, figures = build("algorithm", "dppo").compute_token_losses(inputs(new=new, old=sampler, sampler=sampler, advantages=advantages))
     kept = [0, 1, 1, 0, 1, 1]
     wanted = [-k * p / 0.4 * float(a) for k, p, a in zip(kept, moved, advantages, strict=True)]
     assert loss.tolist() == pytest.approx(wanted)
     assert figures["clip_ratio/high_mean"].tolist() == [1, 0, 0, 0, 0, 0] and figures["clip_ratio/low_mean"].tolist() == [0, 0, 0, 1, 0, 0]
-    [g] = torch.autograd.grad(loss.parse_sum(), new)
+    [g] = torch.autograd.grad(loss.sum(), new)
     assert g.tolist() == pytest.approx(wanted)  # the derivative of -r A with respect to the log-probability is -r A
 
 
@@ -346,7 +346,7 @@ def test_kl_cov_does_not_hold_a_token_by_a_rounding_error() -> None:
     inputs = LossInputs(
         new=new, old=old, sampler=old, advantages=torch.zeros(4, dtype=torch.float64), rows=rows, num_rows=1, batch_stats=prepared
     )
-    [found] = torch.autograd.grad(algorithm.losses(inputs)[0].parse_sum(), new)
+    [found] = torch.autograd.grad(algorithm.compute_token_losses(inputs)[0].sum(), new)
     assert found.tolist() == [0.0, 0.0, 0.0, 100.0]
 
 

@@ -163,7 +163,7 @@ class Stand:
                 new=new, old=new.detach(), sampler=new.detach(), num_rows=1, rows=torch.zeros(len(new), dtype=torch.long),
                 advantages=torch.tensor(advantages[g][i], dtype=torch.float64)[on],
             )  # fmt: skip
-            loss = loss + weights[r] * algorithm.losses(inputs)[0].parse_sum()
+            loss = loss + weights[r] * algorithm.compute_token_losses(inputs)[0].sum()
         return self.gradients(loss)
 
     def gradients(self, loss: Any) -> list[torch.Tensor]:

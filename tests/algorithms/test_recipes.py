@@ -42,7 +42,7 @@ def test_each_recipe_sets_every_half() -> None:
 
 
 def test_the_file_of_grpo_is_short_enough_to_be_read() -> None:
-    lines = inspect.getsource(inspect.getmodule(load_factory("algorithm", "grpo").parts["loss"])).splitlines()  # type: ignore[attr-defined, arg-type]
+    lines = inspect.getsource(inspect.getmodule(load_factory("algorithm", "grpo").components["loss"])).splitlines()  # type: ignore[attr-defined, arg-type]
     assert len(lines) < 60
 
 
@@ -111,7 +111,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         for name, key in (
             ("grpo", "lam"),
             ("grpo", "ratio_max"),
-            ("grpo", "at_least"),
+            ("grpo", "min_score"),
             ("grpo", "label_smoothing"),
             ("grpo", "turn_discount"),
             ("grpo", "reward_weights"),

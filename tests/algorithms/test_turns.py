@@ -113,9 +113,9 @@ class TwoTurns:
                 rows=rows,
                 num_rows=size,
             )
-            losses, _ = algorithm.losses(inputs)
+            losses, _ = algorithm.compute_token_losses(inputs)
             weights = torch.tensor(algorithm.compute_row_weights(lengths, ["0"] * size), dtype=torch.float64)
-            total = total - math.exp(math.fsum(float(x.detach().sum()) for x in logs)) * (losses * weights[rows]).parse_sum()
+            total = total - math.exp(math.fsum(float(x.detach().sum()) for x in logs)) * (losses * weights[rows]).sum()
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, (self.first, self.second))])
 
 
@@ -362,8 +362,8 @@ def test_masked_turns_get_nothing_and_the_others_what_they_would(name: str, grou
         for e, row, full in zip(group, rows, whole, strict=True):
             bad = {t for turn in e.meta.get("malformed_turns", ()) for t in places(e)[turn]}
             assert row == [0.0 if t in bad else a for t, a in enumerate(full)]
-            assert list(algorithm.kept(e)) == [own and t not in bad for t, own in enumerate(e.action_mask)]
-            assert list(plain.kept(e)) == e.action_mask
+            assert list(algorithm.loss_mask(e)) == [own and t not in bad for t, own in enumerate(e.action_mask)]
+            assert list(plain.loss_mask(e)) == e.action_mask
 
 
 @quick
@@ -374,7 +374,7 @@ def test_whitening_is_over_the_tokens_that_are_left(groups: list[list[Episode]])
         a
         for group, rows in zip(groups, algorithm.compute_advantages(groups), strict=True)
         for e, row in zip(group, rows, strict=True)
-        for a, on in zip(row, algorithm.kept(e), strict=True)
+        for a, on in zip(row, algorithm.loss_mask(e), strict=True)
         if on and e.is_scored
     ]
     if any(kept):
@@ -411,5 +411,5 @@ def test_a_malformed_call_is_known_from_the_policys_own_tokens() -> None:
             mdp.step_turn(state, [*tokenizer.encode(text), stop])
         episode = mdp.build_episode(state, mdp.verify(state), group="g")
     assert episode.reward == 1.0 and episode.meta["malformed_turns"] == [0]
-    kept = factory("grpo")(mask_malformed_calls=True).kept(episode)
+    kept = factory("grpo")(mask_malformed_calls=True).loss_mask(episode)
     assert [t for t, on in enumerate(episode.action_mask) if on and not kept[t]] == list(range(*episode.turn_spans[0]))

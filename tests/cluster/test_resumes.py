@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,5 @@ def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatc
         assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
         assert describe_cluster_guarantees(build_components(tiny_run(), accelerator, stack)) == []
         if not changes:
-            setattr(crew.sampler, "runs_model", False)  # noqa: B010 -- as an engine of its own
+            crew.sampler.info = replace(crew.sampler.info, runs_model=False)  # as an engine of its own
             assert describe_cluster_guarantees(crew)[1].startswith("same tokens: mostly, since an engine decides")

@@ -20,7 +20,7 @@ from rlvr.turns import Call
 def scores(env: Any, policy: str, tasks: int = 20) -> list[float | None]:
     mdp = TokenMDP(env, CharTokenizer())
     sampler = ScriptedSampler(answer=policy)
-    sampler.attach(env, mdp.tokenizer)
+    sampler.setup(env, mdp.tokenizer)
     with Rollout(mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.task("test", index), str(index), index) for index in range(tasks)]
         return [e.verdict.score if e.verdict else None for e in rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))]

@@ -26,7 +26,7 @@ TOK = load_tokenizer("chars:0123456789+-*=! ")
 
 def episode(environment: Environment, answers: Sequence[str], index: int = 0) -> Episode:
     mdp, sampler = TokenMDP(environment, TOK), ScriptedSampler(answers=list(answers))
-    sampler.attach(environment, TOK)
+    sampler.setup(environment, TOK)
     with Rollout(mdp, sampler=sampler) as rollout:
         (found,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
     return found
@@ -105,7 +105,7 @@ def test_an_answer_by_submit_is_judged() -> None:
         assert isinstance(environment.open(task, seed=0), ToolSession)
         tokenizer = load_tokenizer("bytes")
         sampler = ScriptedSampler(answers=[f"!submit {task.reference}"])
-        sampler.attach(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             (found,) = rollout.collect([RolloutRequest(task, "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
         assert (found.reward, found.text, found.stop_reason) == (1.0, task.reference, StopReason.TERMINATED)
@@ -166,7 +166,7 @@ def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
     with build("env", "arithmetic", levels=["2+2"], tools=["python"], max_new_tokens=200) as environment:
         task, tokenizer = environment.task("train", 0), load_tokenizer("bytes")
         sampler = ScriptedSampler(answers=[f"!x = {task.question[:-1]}", "!print(x)", task.reference])
-        sampler.attach(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
     for one in found:

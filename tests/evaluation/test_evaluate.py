@@ -21,7 +21,7 @@ import yaml
 
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluation.evaluate import evaluate, make_env_requests
 from rlvr.evaluation.plan import EvalPlan
@@ -202,6 +202,8 @@ class Moody(ScriptedSampler):
             type(self).asked += 1
             yield i, Completion([], [], "error", "the endpoint answered 500") if self.down and i % 3 == 0 else completion
 
+    serve = Sampler.serve  # which calls `stream`
+
 
 def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.samplers.scripted.make", Moody)
@@ -287,11 +289,13 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     sizes: list[int] = []
 
     class Company(ScriptedSampler):
-        eval_batch_size = 64
+        info = SamplerInfo(eval_batch_size=64)
 
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))
             return super().stream(requests, sampling)
+
+        serve = Sampler.serve  # which calls `stream`
 
     monkeypatch.setattr("rlvr.samplers.scripted.make", Company)
     evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e")
@@ -537,7 +541,7 @@ def test_an_evaluation_grows_without_sampling_again(tmp_path: Path) -> None:
 class _Batched(ScriptedSampler):
     """A sampler whose last bits depend on who is in the batch."""
 
-    eval_batch_size = 4
+    info = SamplerInfo(eval_batch_size=4)
 
 
 def test_what_an_evaluation_grew_by_is_sampled_in_batches_of_its_own(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_others_are_asked_for_what_is_missing_alone(tmp_path: Path, suite: Path)
 
 
 def test_rounds_of_a_sampler_whose_company_matters_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedSampler, "eval_batch_size", 8)
+    monkeypatch.setattr(ScriptedSampler, "info", replace(ScriptedSampler.info, eval_batch_size=8))
     others, folder = Backwards(), tmp_path / "e"
     evaluate(SUMS, "scripted:random", tasks=20, out=folder)
     before = results(folder)
@@ -126,6 +127,6 @@ def test_an_environment_that_is_an_object_stays_here() -> None:
 
 
 def test_an_evaluation_in_this_process_needs_no_ray() -> None:
-    code = "import sys; from rlvr.cli.commands import run; run(['eval', 'arithmetic', '--policy', 'scripted:gold', '--tasks', '2']); "
+    code = "import sys; from rlvr.cli.commands import run_command; run_command(['eval', 'arithmetic', '--policy', 'scripted:gold', '--tasks', '2']); "
     done = subprocess.run([sys.executable, "-c", code + "print('ray' in sys.modules)"], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("\nFalse\n"), done.stdout + done.stderr

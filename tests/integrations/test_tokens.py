@@ -44,7 +44,7 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     mdp = TokenMDP(env, HFTokenizer(tokenizer()), max_length=LONGEST)
     texts = [tokenizer().decode(turn[:-1]) for turn in engine.turns]
     sampler = ScriptedSampler(answers=texts)
-    sampler.attach(env, mdp.tokenizer)
+    sampler.setup(env, mdp.tokenizer)
     with Rollout(mdp, sampler=sampler) as rollout:
         (expected,) = rollout.collect([RolloutRequest(env.task("train", 7), "g", 0)], Sampling(stop_ids=mdp.tokenizer.stop_ids))
     assert (row.prompt_ids + row.response_ids, row.verdict) == (expected.tokens, expected.verdict)

@@ -119,7 +119,7 @@ class Rambling(Sampler):
 @pytest.mark.parametrize("sampler", [Rambling(), ScriptedSampler(answers=["!add 7\n=12\nit has 12", "done"])], ids=["rambling", "scripted"])
 def test_what_a_sampler_gives_beyond_the_call_is_cut_off_with_its_log_probabilities(sampler: Any) -> None:
     mdp = TokenMDP(Desks(), TOK)
-    sampler.attach(mdp.environment, TOK)
+    sampler.setup(mdp.environment, TOK)
     with Rollout(mdp, sampler=sampler) as rollout:
         [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
     assert (

@@ -28,7 +28,7 @@ class Hangs(Verifier):
         time.sleep(120)
 
 environment, tokenizer, sampler = Sums(verifier=Hangs()), load_tokenizer(TOKENS), ScriptedSampler()
-sampler.attach(environment, tokenizer)
+sampler.setup(environment, tokenizer)
 with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, call_timeout_s=0.2) as rollout:
     [episode] = rollout.collect([RolloutRequest(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
 print(episode.error)

@@ -65,7 +65,7 @@ def test_step_by_step_equal_to_gymnasiums_own(obs: str, mode: AutoresetMode, wor
         batch = ours.step(actions)
         same(batch, theirs.step(actions))
         over = batch[2] | batch[3]
-        finished += int(over.parse_sum())
+        finished += int(over.sum())
         if mode is AutoresetMode.SAME_STEP and over.any():
             assert {"final_obs", "final_info"} <= set(batch[4])
         if mode is AutoresetMode.DISABLED and over.any():

@@ -245,7 +245,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     count = 150
     env = TokenEnv(env=config.env, tokenizer=tokenizer)
     sampler = build_from_config("sampler", config.rollout.sampler)
-    sampler.attach(env.environment, env.tokenizer)
+    sampler.setup(env.environment, env.tokenizer)
     run = RunLog.create(tmp_path / "run", config)
     with Rollout(env.mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
@@ -260,7 +260,7 @@ def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> No
     boards, seen = Boards(), list[str]()
     sampler = ScriptedSampler(answer="random")
     env = TokenEnv(env=boards, tokenizer=TOKENS, obs="ids")
-    sampler.attach(boards, env.tokenizer)
+    sampler.setup(boards, env.tokenizer)
     draws = [RolloutRequest(boards.task("train", i), "g", derive_seed(i), {"split": "train", "index": i}) for i in range(20)]
     with Rollout(env.mdp, sampler=sampler) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))

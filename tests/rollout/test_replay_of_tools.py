@@ -26,7 +26,7 @@ SAID = ["!add 3", '!add {"amount": "x"}', "!add 4", "done"]
 
 def recorded(desks: Desks) -> dict[str, Any]:
     sampler = ScriptedSampler(answers=SAID)
-    sampler.attach(desks, TOK)
+    sampler.setup(desks, TOK)
     draw = RolloutRequest(desks.task("train", 5), "g", 0, {"split": "train", "index": 5})
     with Rollout(TokenMDP(desks, TOK), sampler=sampler) as rollout:
         (episode,) = rollout.collect([draw], Sampling(stop_ids=TOK.stop_ids))

@@ -24,7 +24,7 @@ from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
 def rollout_of(environment: Environment, sampler: Sampler, **settings: Any) -> Rollout:
     tokenizer = CharTokenizer(DIGITS)
-    sampler.attach(environment, tokenizer)
+    sampler.setup(environment, tokenizer)
     return Rollout(TokenMDP(environment, tokenizer), sampler=sampler, **settings)
 
 
@@ -281,6 +281,8 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             time.sleep(0.5)
             yield from super().stream(requests, sampling)
+
+        serve = Sampler.serve  # which calls `stream`
 
     class Late(Sums):
         def answer(self, task: Task, said: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ STOPS = Sampling(stop_ids=TOK.stop_ids)
 
 
 def rollout_of(environment: Any, sampler: Sampler, **options: Any) -> Rollout:
-    sampler.attach(environment, TOK)
+    sampler.setup(environment, TOK)
     return Rollout(TokenMDP(environment, TOK), sampler=sampler, **options)
 
 
@@ -55,6 +55,8 @@ class Waves(ScriptedSampler):
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         yield from super().stream(requests, sampling)
+
+    serve = Sampler.serve  # which calls `stream`
 
 
 def test_sessions_are_told_each_turn_and_closed() -> None:
@@ -134,6 +136,8 @@ class Composed(ScriptedSampler):
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         self.waves.append([request.task.id for request in requests if request.task])
         yield from super().stream(requests, sampling)
+
+    serve = Sampler.serve  # which calls `stream`
 
 
 def test_in_lockstep_waves_do_not_depend_on_how_long_sessions_take_to_close() -> None:

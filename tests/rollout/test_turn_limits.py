@@ -68,7 +68,7 @@ class Judged(Verifier):
 def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
     environment = Uneven()
     sampler = ScriptedSampler(answers=["1", "2", "3"])
-    sampler.attach(environment, TOK)
+    sampler.setup(environment, TOK)
     draws = [RolloutRequest(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
     with Rollout(TokenMDP(environment, TOK), sampler=sampler, straggler_policy=overlong) as rollout:
         return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
@@ -76,7 +76,7 @@ def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
 
 def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | None = None, **limits: Any) -> Any:
     sampler = ScriptedSampler(answers=answers)
-    sampler.attach(environment, TOK)
+    sampler.setup(environment, TOK)
     with Rollout(TokenMDP(environment, TOK, **limits), sampler=sampler, episode_timeout_s=episode_timeout_s) as rollout:
         (episode,) = rollout.collect([RolloutRequest(environment.task("train", 3), "g", 1, {"index": 3})], STOPS)
     return episode

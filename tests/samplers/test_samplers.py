@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, Sampling, StaticQueue
+from rlvr.contracts import Completion, Request, Sampler, Sampling, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.models import device_defaults as defaults
@@ -145,6 +145,8 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
             self.calls += 1
             yield from super().stream(requests, sampling)
 
+        serve = Sampler.serve  # which calls `stream`
+
     wrapped = Counting()
     wrapped.load_model(model, 0)
     served = dict(ended for ended in wrapped.serve(StaticQueue(requests(3)), Sampling()) if ended is not None)
@@ -247,12 +249,12 @@ def test_top_p_and_top_k_keep_the_likeliest_and_renormalise(model: Any, top_p: f
         probabilities = model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].softmax(-1)
     order = probabilities.argsort(descending=True).tolist()[: top_k or None]
     kept: list[int] = []
-    total = float(probabilities[order].parse_sum())
-    while not kept or float(probabilities[kept].parse_sum()) / total < top_p:
+    total = float(probabilities[order].sum())
+    while not kept or float(probabilities[kept].sum()) / total < top_p:
         kept.append(order[len(kept)])
     draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(1500)], Sampling(1.0, top_p, top_k, STOPS))
     assert {c.tokens[0] for c in draws} <= set(kept)
-    mass = float(probabilities[kept].parse_sum())
+    mass = float(probabilities[kept].sum())
     for completion in draws[:50]:
         wanted = math.log(float(probabilities[completion.tokens[0]]) / mass)
         assert completion.logprobs[0] == pytest.approx(wanted, abs=1e-4)
@@ -268,7 +270,7 @@ def test_hf_says_what_is_missing() -> None:
 def test_scripted_says_the_gold_and_stops() -> None:
     environment, tokenizer = Sums(), ByteTokenizer()
     sampler = ScriptedSampler(answer="gold")
-    sampler.attach(environment, tokenizer)
+    sampler.setup(environment, tokenizer)
     task = environment.task("train", 7)
     long, short = (sampler.sample([Request([1], n, task=task)], Sampling())[0] for n in (9, 1))
     assert tokenizer.decode(long.tokens) == task.reference and long.finish == "stop"
@@ -277,7 +279,7 @@ def test_scripted_says_the_gold_and_stops() -> None:
 
 def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
     sampler = ScriptedSampler(answer="random")
-    sampler.attach(Sums(), TOKENIZER)
+    sampler.setup(Sums(), TOKENIZER)
     asked = [Request([1], 20, seed=seed) for seed in range(50)]
     once, again = (sampler.sample(asked, Sampling()) for _ in range(2))
     assert once == again and len({tuple(c.tokens) for c in once}) > 40
@@ -340,7 +342,7 @@ def test_no_step_asks_the_device_how_wide_it_is(model: Any, monkeypatch: pytest.
 def test_it_samples_in_the_precision_that_the_trainer_computes_in() -> None:
     model = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
     sampler = HFSampler()
-    sampler.configure(precision="bfloat16", max_length=40)
+    sampler.setup(Sums(), TOKENIZER, precision="bfloat16", max_length=40)
     sampler.load_model(model, 0)
     own = sampler.model
     assert own.dtype is torch.bfloat16 and model.dtype is torch.float32
@@ -352,7 +354,7 @@ def test_it_samples_in_the_precision_that_the_trainer_computes_in() -> None:
     pairs = zip(own.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(mine, given.bfloat16()) and not mine.requires_grad for mine, given in pairs)
     other = HFSampler()
-    other.configure(precision="float32", max_length=40)
+    other.setup(Sums(), TOKENIZER, precision="float32", max_length=40)
     other.load_model(model, 1)
     assert other.model is model
 
@@ -374,6 +376,6 @@ def test_as_many_answers_at_a_time_as_have_room_on_the_device(model: Any, monkey
     sampler = hf(model)
     sampler.is_memory_limited = True
     assert len(sampler.sample(requests(7), Sampling(stop_ids=STOPS))) == 7
-    sampler.configure(precision="float32", max_length=99)
+    sampler.setup(Sums(), TOKENIZER, precision="float32", max_length=99)
     sampler.sample(requests(1), Sampling(stop_ids=STOPS))
     assert widths == [max(len(r.prompt) + r.max_tokens for r in requests(7)), 99]

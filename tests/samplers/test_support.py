@@ -52,7 +52,7 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
     for i, row in enumerate(logits):
         ids = sorted(by_hand(row.detach(), 4, 0.8))
         logs = row[ids].log_softmax(0)
-        expected = expected + push[0, i] * logs[ids.index(int(target[i]))] - push[1, i] * (logs.exp() * logs).parse_sum()
+        expected = expected + push[0, i] * logs[ids.index(int(target[i]))] - push[1, i] * (logs.exp() * logs).sum()
     found, entropy = compute_token_logprobs(
         hidden,
         weight,

@@ -175,7 +175,7 @@ def test_top_p_and_top_k_are_in_the_logprobs(vllm: VLLMSampler, model: Any) -> N
     draws = vllm.sample([Request(request.prompt, 1, seed) for seed in range(60)], Sampling(top_k=3, stop_ids=STOPS))
     assert {c.tokens[0] for c in draws} == set(best.tolist())
     for completion in draws:
-        wanted = (probabilities[completion.tokens[0]] / probabilities[best].parse_sum()).log()
+        wanted = (probabilities[completion.tokens[0]] / probabilities[best].sum()).log()
         assert completion.logprobs[0] == pytest.approx(float(wanted), abs=1e-5)
     one = vllm.sample([request], Sampling(top_p=1e-6, stop_ids=STOPS))[0]
     assert one.tokens == [int(best[0])] and one.logprobs == [0.0]

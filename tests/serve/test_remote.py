@@ -139,7 +139,7 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
     with remote(server, name_there="Moody", batch=4, concurrency=16) as verifier:
         environment: Environment = Sums(verifier=verifier)
         sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
-        sampler.attach(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         most, others = 0, set(threading.enumerate())
 
         def watch() -> None:

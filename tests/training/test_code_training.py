@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build, build_from_config
@@ -54,6 +54,8 @@ class Attentive(ScriptedSampler):
         for count, pair in enumerate(super().stream(requests, sampling)):
             until(lambda done=count - 1: len(self.judged) >= done)
             yield pair
+
+    serve = Sampler.serve  # which calls `stream`
 
 
 def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

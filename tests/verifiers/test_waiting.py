@@ -113,7 +113,7 @@ def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_pat
     with composite(waits) as verifier:
         environment: Environment = Sums(verifier=verifier)
         sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
-        sampler.attach(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=1) as rollout:
             drawn: list[Any] = [RolloutRequest(environment.task("train", i), "g", i) for i in range(20)]
             episodes = rollout.collect(drawn, Sampling())

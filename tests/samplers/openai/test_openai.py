@@ -39,7 +39,7 @@ def said(text: Any, reason: str | None = "stop", usage: Any = None) -> tuple[int
 
 def sampler(url: str, **settings: Any) -> OpenAISampler:
     made = OpenAISampler(url=url + "/v1", model="tiny", **settings)
-    made.attach(Sums(), WORDS)
+    made.setup(Sums(), WORDS)
     return made
 
 

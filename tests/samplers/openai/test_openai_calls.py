@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.export import write_export
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.rescore import rescore
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
