@@ -52,7 +52,7 @@ class Service:
             Route("/run_code", self.run_code, methods=post),
             Route("/tasks", self.task, methods=post),
             Route("/sessions", self.open, methods=post),
-            Route("/sessions/{session}/hear", self.hear, methods=post),
+            Route("/sessions/{session}/step", self.step, methods=post),
             Route("/sessions/{session}/close", self.close, methods=post),
             Route("/healthz", self.healthz, methods=get),
             Route("/metrics", self.metrics, methods=get),
@@ -166,7 +166,7 @@ class Service:
         """Open a session of an environment."""
         return _make_response(await self.sessions.open(await _read_object(request)), 201)
 
-    async def hear(self, request: Request) -> Response:
+    async def step(self, request: Request) -> Response:
         """Step a session with a turn and return the reply."""
         return _make_response(await self.sessions.step(request.path_params["session"], await _read_object(request)))
 

@@ -55,7 +55,7 @@ class ServeConfig:
         for name in ("workers", "threads", "queue", "max_body", "memory", "sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("deadline_s", "lease_s", "grace_s", "request_s"):
+        for name in ("verify_timeout_s", "session_timeout_s", "shutdown_timeout_s", "request_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
         if not 0 <= self.port < 1 << 16:
@@ -69,7 +69,7 @@ class ServeConfig:
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
         sandbox = _parse_plugin(self.sandbox) if self.sandbox else None
-        return {"verifiers": verifiers, "envs": envs, "sandbox": sandbox, "threads": self.threads, "deadline_s": self.verify_timeout_s}
+        return {"verifiers": verifiers, "envs": envs, "sandbox": sandbox, "threads": self.threads, "verify_timeout_s": self.verify_timeout_s}
 
 
 def serve(serve_config: ServeConfig) -> int:

@@ -83,7 +83,7 @@ def build_document(version: str, verifiers: Sequence[str], envs: Sequence[str]) 
                 "Open a session of an environment.", _object_schema(opens), _object_schema({"session": {"type": "string"}}), "201"
             )
         },
-        "/sessions/{session}/hear": {
+        "/sessions/{session}/step": {
             "post": _post_operation("Step a session with a turn.", _object_schema({"text": {"type": "string"}}), said)
         },
         "/sessions/{session}/close": {

@@ -53,11 +53,11 @@ class SessionHost:
             return self._run_program(request)
         with self.lock:
             held = self.sessions.get(str(request["session"]))
-            if held is not None and what != "hear":
+            if held is not None and what != "step":
                 del self.sessions[str(request["session"])]
         if held is None:
             return {"error": "there is no such session; it may have been closed", "status": 410}
-        return self._step(held, request) if what == "hear" else self._close_session(held, with_verdict=what == "close")
+        return self._step(held, request) if what == "step" else self._close_session(held, with_verdict=what == "close")
 
     def close(self) -> None:
         """Close all sessions, the environments and the sandbox."""

@@ -47,14 +47,14 @@ class SessionManager:
             self._drop_session(session, hand)
             return said
         self.sessions[session].expires_at, self.sessions[session].is_busy = time.monotonic() + self.session_timeout_s, False
-        return {"session": session, "lease_s": self.session_timeout_s, **said}
+        return {"session": session, "session_timeout_s": self.session_timeout_s, **said}
 
     async def step(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Step a session with a turn of the policy."""
         held = self._get_session(session)
         self._check_call_limit(held.worker)
         held.is_busy = True
-        said = await self._call_worker(held.worker, {**body, "what": "hear", "session": session})
+        said = await self._call_worker(held.worker, {**body, "what": "step", "session": session})
         held.is_busy, held.expires_at = False, time.monotonic() + self.session_timeout_s
         if said.get("status") in (410, 500, 504):  # the process died, or the session's state is unknown
             self._drop_session(session, held.worker)

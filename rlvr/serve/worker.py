@@ -70,7 +70,7 @@ class ServiceWorker:
     """Serves the verifiers, sessions and sandbox over one socket until it closes."""
 
     def __init__(self, connection: socket.socket, settings: dict[str, Any], progress_marks: ProgressMarks) -> None:
-        self.connection, self.verify_timeout_s, self.progress_marks = connection, float(settings["deadline_s"]), progress_marks
+        self.connection, self.verify_timeout_s, self.progress_marks = connection, float(settings["verify_timeout_s"]), progress_marks
         self.verifiers: dict[str, Verifier] = {
             name: build_from_config("verifier", wanted) for name, wanted in settings["verifiers"].items()
         }

@@ -47,7 +47,7 @@ class Explodes(Verifier):
         raise RuntimeError("boom")
 
 class Leaves(Verifier):
-    examples = (Example("Paris", right=("Paris",), wrong=("Rome",)),)
+    examples = (Example("Paris", correct=("Paris",), incorrect=("Rome",)),)
     def verify(self, task, answer):
         raise SystemExit(0)
 
@@ -78,7 +78,7 @@ class Left(Lost):
 
 class Unclosable(Lost):
     def task(self, split, index):
-        return Task(f"{split}/{index}", user("why?"), "because")
+        return Task(user("why?"), "because", id=f"{split}/{index}")
     def close(self):
         raise RuntimeError("no way to close")
 
@@ -88,7 +88,7 @@ class Texts(Lost):
 
 class Numbers(Lost):
     def task(self, split, index):
-        return Task(f"{split}/{index}", user("why?"), "7")
+        return Task(user("why?"), "7", id=f"{split}/{index}")
     def gold(self, task):
         return 7
 
@@ -101,7 +101,7 @@ class Long(Empty):
     def size(self, split):
         return None
     def task(self, split, index):
-        return Task(f"long/{split}/{index}", user("why? " * 400), "because")
+        return Task(user("why? " * 400), "because", id=f"long/{split}/{index}")
 
 NOT_CALLABLE = 7
 '''
@@ -167,11 +167,11 @@ CASES: list[Case] = [
     ("a setting given twice", ["verify", "numeric", *VERIFY, "--set", "tolerance=1", "--set", "tolerance=2"], ["twice"]),
     ("a negative tolerance", ["verify", "numeric", *VERIFY, "--set", "tolerance=-1"], ["-1", "of at least 0"]),
     ("a tolerance that is a word", ["verify", "numeric", *VERIFY, "--set", "tolerance=small"], ["'small'", "a number"]),
-    ("a channel that is none", ["verify", "exact", *VERIFY, "--set", "channel=box"], ["'box'", "boxed"]),
-    ("a composite of nothing", ["verify", "composite", *VERIFY, "--set", "parts={}"], ["at least one"]),
-    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exact, weight: -1}}"], ["-1", "of at least 0"]),
-    ("a part that is no verifier", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exat}}"], ["did you mean 'exact'"]),
-    ("a judged section that is none", ["verify", "structure", *VERIFY, "--set", "judged=result"], ["'result'", "think, answer"]),
+    ("a channel that is none", ["verify", "exact", *VERIFY, "--set", "extractor=box"], ["'box'", "boxed"]),
+    ("a composite of nothing", ["verify", "composite", *VERIFY, "--set", "components={}"], ["at least one"]),
+    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "components={a: {verifier: exact, weight: -1}}"], ["-1", "of at least 0"]),
+    ("a part that is no verifier", ["verify", "composite", *VERIFY, "--set", "components={a: {verifier: exat}}"], ["did you mean 'exact'"]),
+    ("a judged section that is none", ["verify", "structure", *VERIFY, "--set", "answer_section=result"], ["'result'", "think, answer"]),
     ("a constructor that refuses", ["verify", "broken.py:NoRoom", *VERIFY, "--set", "size=1"], ["size 1 is too small"]),
     ("a constructor without its setting", ["verify", "broken.py:NoRoom", *VERIFY], ["needs 'size'"]),
     ("a constructor that breaks", ["verify", "broken.py:Explodes", *VERIFY], ["RuntimeError", "boom"]),
@@ -354,7 +354,7 @@ def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: py
     ],
 )
 def test_a_missing_extra_is_named(package: str, arguments: list[str], words: str, desk: Path) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from rlvr.cli.commands import run; sys.exit(run({arguments!r}))"
+    code = f"import sys; sys.modules[{package!r}] = None; from rlvr.cli.commands import run_command; sys.exit(run_command({arguments!r}))"
     env = os.environ | {"PYTHONPATH": str(PACKAGE_FOLDER.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=desk, env=env)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

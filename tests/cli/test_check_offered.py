@@ -27,25 +27,25 @@ def test_check_runs_the_kit_on_each_that_is_offered(
         "        super().__init__(verifier=verifier)\n"
         "        self.kind = kind\n\n"
         "    @classmethod\n"
-        "    def offered(cls) -> list[dict[str, str]]:\n"
+        "    def catalog(cls) -> list[dict[str, str]]:\n"
         '        kinds = {"bad": "yes", "gone": "no", "fine": "yes"}\n'
         '        return [{"name": name, "offered": how, "why": "for a test"} for name, how in kinds.items()]\n\n'
         "    def gold(self, task: object) -> str:\n"
         '        return "1000000" if self.kind == "bad" else super().gold(task)\n'
     )
     where = f"{tmp_path / 'many.py'}:Many"
-    assert run_command(["check", "env", where, "--offered", "--json"]) == 1
+    assert run_command(["check", "env", where, "--catalog", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["ok"]) for row in found["offered"]] == [("bad", False), ("fine", True)]
     assert {check["name"] for check in found["offered"][0]["checks"] if not check["ok"]} >= {"the gold answer scores 1"}
     monkeypatch.setattr(
         "rlvr.cli.checking.iter_checks", lambda kind, name, settings: [CheckResult("it can be built", settings["kind"] == "fine")]
     )
-    assert run_command(["check", "env", where, "--offered"]) == 1
+    assert run_command(["check", "env", where, "--catalog"]) == 1
     assert "1 of 2 passed" in capsys.readouterr().out
     for line, words in (
-        (["check", "env", "arithmetic", "--offered"], "'arithmetic' is not one"),
-        (["check", "env", where, "--offered", "--set", "kind=fine"], "leave out --set kind=fine"),
+        (["check", "env", "arithmetic", "--catalog"], "'arithmetic' is not one"),
+        (["check", "env", where, "--catalog", "--set", "kind=fine"], "leave out --set kind=fine"),
     ):
         assert run_command(line) == 2
         assert words in capsys.readouterr().err

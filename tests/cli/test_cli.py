@@ -132,7 +132,7 @@ def test_show_config_explains_every_setting_of_a_run(capsys: Said) -> None:
     assert set(rows) == keys(schema, "") and [key for key, row in rows.items() if not row["about"]] == []
     about = rows["rollout.prompts_per_step"]
     assert (about["default"], about["limits"]) == ("32", "at least 1") and "tasks" in about["about"]
-    assert rows["rollout.straggler_policy"]["limits"] == "one of wait, cut" and rows["model.lora.rank"]["default"] == "required"
+    assert rows["rollout.straggler_policy"]["limits"] == "one of wait, truncate" and rows["model.lora.rank"]["default"] == "required"
     said = obey(["show", "config", "train"], capsys)
     assert "train.steps" in said and "constant_with_warmup" in said and "\nrollout." not in said
     (only,) = parsed(["show", "config", "log.save_total_limit"], capsys)
@@ -290,9 +290,9 @@ def test_a_broken_plugin_of_another_package_is_listed_with_its_error(tmp_path: P
     )
     (tmp_path / "cracked_module.py").write_text("raise RuntimeError('cracked')\n", "utf-8")
     code = """
-from rlvr.cli.commands import run
+from rlvr.cli.commands import run_command
 for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval cracked --policy scripted:gold"):
-    print("code", run(line.split()), flush=True)
+    print("code", run_command(line.split()), flush=True)
 """
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE_FOLDER.parent}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
@@ -314,7 +314,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 def test_settings_are_yaml() -> None:
     read = parse_settings(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, channel: boxed}", "e=yes please", "f=", "g=a=b"])
-    assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "channel": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
+    assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "extractor": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
 
 
 def test_the_version_is_one() -> None:

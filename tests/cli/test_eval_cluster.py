@@ -44,7 +44,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterSampling:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
     monkeypatch.setattr(test_training, "CHANCE", random.Random(0))
-    return asked(tmp_path, "{collectors: 2, restarts: 100}", tmp_path / "there")
+    return asked(tmp_path, "{rollout_workers: 2, max_restarts: 100}", tmp_path / "there")
 
 
 def asked(tmp_path: Path, settings: str, out: Path | None) -> ClusterSampling:
@@ -61,7 +61,7 @@ def test_a_suite_is_the_same_with_collectors_that_are_lost(tmp_path: Path, there
         evaluate(suite, "scripted:random", n=20, out=tmp_path / folder, remote_sampling=elsewhere)
     assert results(tmp_path / "here") == results(tmp_path / "there")
     said = capsys.readouterr().err
-    assert "note: starting 2 collectors (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
+    assert "note: starting 2 rollout workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
     assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "collectors.jsonl")} == {"lost"}
 
 
@@ -99,7 +99,7 @@ def test_without_collectors_it_ends_and_the_same_call_continues(
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "here")
     monkeypatch.setattr(actors, "RayTransport", Dead)
-    few = asked(tmp_path, "{collectors: 2, restarts: 0, losses: 9}", tmp_path / "there")
+    few = asked(tmp_path, "{rollout_workers: 2, max_restarts: 0, max_failures: 9}", tmp_path / "there")
     with pytest.raises(RolloutWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=few)
     assert not (tmp_path / "there").exists()  # there is no sample, and so no evaluation to resume
@@ -147,7 +147,7 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=there)
 
 
-@pytest.mark.parametrize("settings", ["{judges: 1}", "{resumes: 2}"])
+@pytest.mark.parametrize("settings", ["{verifier_workers: 1}", "{max_auto_resumes: 2}"])
 def test_what_collectors_of_an_evaluation_cannot_do_is_refused(tmp_path: Path, settings: str, capsys: Said) -> None:
     (tmp_path / "cluster.yaml").write_text(f"cluster: {settings}", "utf-8")
     out = tmp_path / "out"

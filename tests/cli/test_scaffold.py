@@ -68,7 +68,7 @@ def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> 
         "eval my_doubling --policy scripted:gold --tasks 20 --json",
         f"train quickstart env=my_doubling {TRAIN} --out run --json",
     ]
-    code = f"from rlvr.cli.commands import run\nfor line in {commands!r}: print('code', run(line.split()), flush=True)"
+    code = f"from rlvr.cli.commands import run_command\nfor line in {commands!r}: print('code', run_command(line.split()), flush=True)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env=variables, cwd=desk)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("code")] == ["code 0"] * len(commands), done.stdout + done.stderr

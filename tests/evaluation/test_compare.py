@@ -79,11 +79,11 @@ def test_runs_of_different_verifiers_are_refused(tmp_path: Path) -> None:
 
 
 def test_runs_of_an_environment_with_other_settings_are_refused_though_the_prompts_are_the_same(tmp_path: Path) -> None:
-    usual: dict[str, Any] = {"turns": 7}
-    for name, settings in (("a", {}), ("b", usual), ("c", {"turns": 3})):
+    usual: dict[str, Any] = {"max_turns": 7}
+    for name, settings in (("a", {}), ("b", usual), ("c", {"max_turns": 3})):
         evaluate("guess_number", "scripted:gold", tasks=5, settings=settings, out=tmp_path / name)
     assert not compare_evaluations(tmp_path / "a", tmp_path / "b").differences, "seven turns are the usual ones"
-    with pytest.raises(ConfigError, match="guess_number: the environment's turns is 7 and 3"):
+    with pytest.raises(ConfigError, match="guess_number: the environment's max_turns is 7 and 3"):
         compare_evaluations(tmp_path / "a", tmp_path / "c")
 
 

@@ -54,7 +54,7 @@ class Asked(Environment):
         return len(self.rows)
 
     def task(self, split, index):
-        return Task(f"asked/{index}", user(self.rows[index][0]), self.rows[index][1])
+        return Task(user(self.rows[index][0]), self.rows[index][1], id=f"asked/{index}")
 
     def gold(self, task):
         return task.reference

@@ -63,7 +63,7 @@ def test_groups_of_unequal_size_count_what_arrived() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
-    ends = [{"finish": "truncated", "truncated": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
+    ends = [{"finish": "truncated", "truncated_by": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
     groups = {i: [sample(i, 0, float(i % 2), tokens=100, **end)] for i, end in enumerate(ends)}
     found = summary(groups, 1)
     assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
@@ -73,7 +73,7 @@ def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
 
 
 def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
-    end = {"finish": "truncated", "truncated": "tokens"}
+    end = {"finish": "truncated", "truncated_by": "tokens"}
     for cut, promised in ((56, True), (57, False)):
         groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"finish": "terminated"}))] for i in range(100)}
         (line,) = list_warnings(summary(groups, 1), False)
@@ -81,7 +81,7 @@ def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
 
 
 def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
-    ends = [{"finish": "truncated", "truncated": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
+    ends = [{"finish": "truncated", "truncated_by": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
     found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)
     assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
     turns, window = list_warnings(found, False)

@@ -27,7 +27,7 @@ from rlvr.contracts import Verifier
 class Moody(Verifier):
     """Does what the answer says, which no real verifier does."""
 
-    examples = (Example("4", right=("4",), wrong=("5",)),)
+    examples = (Example("4", correct=("4",), incorrect=("5",)),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         word, _, rest = answer.partition(" ")

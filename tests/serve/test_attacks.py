@@ -22,19 +22,19 @@ TOKEN = "a-token-of-the-tests-0123456789"
 WORLDS = '''
 import pathlib, time
 from rlvr import Task, user
-from rlvr.contracts import Environment, Heard, Session, Verifier
+from rlvr.contracts import Environment, Session, StepResult, Verifier
 
 
 class World(Session):
     def __init__(self, task, log):
         self.task, self.log, self.said = task, log, []
 
-    def hear(self, turn):
+    def step(self, turn):
         word, _, rest = turn.text.partition(" ")
         if word == "sleep":
             time.sleep(float(rest))
         self.said.append(turn.text)
-        return Heard(({"role": "user", "content": f"turn {len(self.said)}"},), over=word == "end")
+        return StepResult(({"role": "user", "content": f"turn {len(self.said)}"},), done=word == "end")
 
     def close(self):
         with self.log.open("a") as file:
@@ -51,9 +51,9 @@ class Slow(Environment):
         self.verifier, self.log = verifier, pathlib.Path(log)
 
     def task(self, split, index):
-        return Task(f"slow/{split}/{index}", user("?"), "end", {"seconds": index / 10})
+        return Task(user("?"), "end", id=f"slow/{split}/{index}", meta={"seconds": index / 10})
 
-    def open(self, task, *, seed):
+    def new_session(self, task, *, seed):
         time.sleep(task.meta["seconds"])
         return World(task, self.log)
 
@@ -287,15 +287,15 @@ def opened(server: Server, index: int = 0) -> str:
 
 def test_two_sessions_do_not_meet_and_one_has_one_call_at_a_time(server: Server) -> None:
     one, two = opened(server), opened(server)
-    said = [server.ask(f"{path}/hear", {"text": "x"})[1]["messages"][0]["content"] for path in (one, two, one, one)]
+    said = [server.ask(f"{path}/step", {"text": "x"})[1]["messages"][0]["content"] for path in (one, two, one, one)]
     assert said == ["turn 1", "turn 1", "turn 2", "turn 3"]
-    slow = threading.Thread(target=lambda: server.ask(f"{one}/hear", {"text": "sleep 0.5"}))
+    slow = threading.Thread(target=lambda: server.ask(f"{one}/step", {"text": "sleep 0.5"}))
     slow.start()
     time.sleep(0.2)
-    assert server.ask(f"{one}/hear", {"text": "x"})[0] == server.ask(f"{one}/close", {})[0] == 409
+    assert server.ask(f"{one}/step", {"text": "x"})[0] == server.ask(f"{one}/close", {})[0] == 409
     slow.join()
-    assert server.ask(f"{two}/hear", {"text": "end"})[1]["over"] is True
-    assert server.ask(f"{two}/hear", {"text": "end"})[0] == 422
+    assert server.ask(f"{two}/step", {"text": "end"})[1]["done"] is True
+    assert server.ask(f"{two}/step", {"text": "end"})[0] == 422
     assert server.ask(f"{two}/close", {})[1]["verdict"]["score"] == 1.0
     assert server.ask(f"{one}/close", {"judge": False})[1] == {"closed": True}
 
@@ -307,11 +307,11 @@ def test_a_call_that_is_refused_leaves_its_session_as_it_was(server: Server) -> 
     for thread in flood:
         thread.start()
     until(lambda: 429 in told)
-    statuses = {server.ask(f"{path}/{call}", {"text": "x"})[0] for call in ("close", "hear")}
+    statuses = {server.ask(f"{path}/{call}", {"text": "x"})[0] for call in ("close", "step")}
     for thread in flood:
         thread.join()
     assert statuses == {429}, statuses
-    assert server.ask(f"{path}/hear", {"text": "x"})[0] in (200, 410)  # 410: its lease ended meanwhile; never busy for ever
+    assert server.ask(f"{path}/step", {"text": "x"})[0] in (200, 410)  # 410: its lease ended meanwhile; never busy for ever
     until(lambda: "rlvr_sessions_open 0\n" in server.ask("/metrics")[1])
 
 
@@ -323,7 +323,7 @@ def test_what_opens_too_late_is_closed(server: Server, log: Path) -> None:
 def test_a_lease_ends_and_its_world_is_closed(server: Server, log: Path) -> None:
     path = opened(server, 1)
     until(lambda: log.exists() and "slow/train/1 closed" in log.read_text())
-    assert server.ask(f"{path}/hear", {"text": "x"})[0] == 410
+    assert server.ask(f"{path}/step", {"text": "x"})[0] == 410
 
 
 # ---- the end

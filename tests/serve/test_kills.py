@@ -86,7 +86,7 @@ def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: ServicePool, m
 
 def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "moody.py"
-    path.write_text(f"{VERIFIERS}\nimport rlvr.mdp.verifier_executor\n\nrlvr.mdp.judges.MOST_HUNG = 2\n", "utf-8")
+    path.write_text(f"{VERIFIERS}\nimport rlvr.mdp.verifier_executor\n\nrlvr.mdp.verifier_executor.MAX_HUNG_THREADS = 2\n", "utf-8")
     with served(f"{path}:Moody", "--workers", "1", "--threads", "1", "--timeout", "0.3") as running:
         found = running.lines(batch(*["sleep 900"] * 5, "4"))
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found

@@ -81,14 +81,14 @@ def test_a_session_calls_its_tools_over_http(server: Server) -> None:
     assert status == 201 and {"python", "calculator"} <= {tool["name"] for tool in said["tools"]}
     path = f"/sessions/{said['session']}"
     question = said["prompt"][-1]["content"].rstrip("= ?")
-    first = server.ask(f"{path}/hear", {"text": called("python", code="n = 6 * 7\nopen('kept', 'w').write('x')\nprint(n)")})[1]
+    first = server.ask(f"{path}/step", {"text": called("python", code="n = 6 * 7\nopen('kept', 'w').write('x')\nprint(n)")})[1]
     assert "42" in first["messages"][0]["content"] and first["over"] is False
-    second = server.ask(f"{path}/hear", {"text": called("python", code="print(open('kept').read() * 3)")})[1]
+    second = server.ask(f"{path}/step", {"text": called("python", code="print(open('kept').read() * 3)")})[1]
     assert "xxx" in second["messages"][0]["content"]  # one box for the whole conversation
-    failed = server.ask(f"{path}/hear", {"text": called("python", code="1 / 0")})[1]
+    failed = server.ask(f"{path}/step", {"text": called("python", code="1 / 0")})[1]
     assert "ZeroDivisionError" in failed["messages"][0]["content"]
-    result = server.ask(f"{path}/hear", {"text": called("calculator", expression=question)})[1]["messages"][0]["content"].strip()
-    server.ask(f"{path}/hear", {"text": result})
+    result = server.ask(f"{path}/step", {"text": called("calculator", expression=question)})[1]["messages"][0]["content"].strip()
+    server.ask(f"{path}/step", {"text": result})
     status, closed = server.ask(f"{path}/close", {})
     assert status == 200 and closed["verdict"]["score"] == 1.0, (question, result, closed)
 
@@ -99,7 +99,7 @@ def test_two_sessions_have_their_own_boxes(server: Server) -> None:
         status, said = server.ask("/sessions", {"split": "train", "index": 1})
         assert status == 201
         paths.append(f"/sessions/{said['session']}")
-    server.ask(f"{paths[0]}/hear", {"text": called("python", code="open('mine', 'w').write('secret')")})
-    heard = server.ask(f"{paths[1]}/hear", {"text": called("python", code="print(open('mine').read())")})[1]
+    server.ask(f"{paths[0]}/step", {"text": called("python", code="open('mine', 'w').write('secret')")})
+    heard = server.ask(f"{paths[1]}/step", {"text": called("python", code="print(open('mine').read())")})[1]
     assert "FileNotFoundError" in heard["messages"][0]["content"] and "secret" not in heard["messages"][0]["content"]
     assert [server.ask(f"{path}/close", {"judge": False})[1] for path in paths] == [{"closed": True}] * 2

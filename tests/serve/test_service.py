@@ -177,12 +177,12 @@ def test_sessions_open_hear_and_close(server: Server) -> None:
     path, low, high = f"/sessions/{opened['session']}", 1, 100
     for _ in range(opened["max_turns"]):
         guess = (low + high) // 2
-        _, heard = server.ask(f"{path}/hear", {"text": str(guess)})
+        _, heard = server.ask(f"{path}/step", {"text": str(guess)})
         if heard["over"]:
             break
         low, high = (guess + 1, high) if "higher" in heard["messages"][0]["content"] else (low, guess - 1)
     assert server.ask(f"{path}/close", {})[1]["verdict"]["score"] == 1.0
-    assert server.ask(f"{path}/hear", {"text": "1"})[0] == 410
+    assert server.ask(f"{path}/step", {"text": "1"})[0] == 410
     assert server.ask("/sessions", {"env": "nothing"})[0] == server.ask("/sessions", {"index": -1})[0] == 422
 
 
@@ -190,7 +190,7 @@ def test_a_lease_ends_and_there_are_so_many(server: Server) -> None:
     opened = [server.ask("/sessions", {}) for _ in range(4)]
     assert [status for status, _ in opened] == [201, 201, 201, 429]
     until(lambda: "rlvr_sessions_open 0\n" in server.ask("/metrics")[1])
-    assert server.ask(f"/sessions/{opened[0][1]['session']}/hear", {"text": "1"})[0] == 410
+    assert server.ask(f"/sessions/{opened[0][1]['session']}/step", {"text": "1"})[0] == 410
 
 
 def test_the_shapes_of_other_trainers(server: Server) -> None:

@@ -72,7 +72,7 @@ def eval_(
 
     given = locals()
     names = ("n", "tasks", "split", "temperature", "top_p", "top_k", "system", "max_new_tokens", "max_turn_tokens", "max_length")
-    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_timeout_s", "deadline_s", "concurrency")}
+    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_timeout_s", "verify_timeout_s", "concurrency")}
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
         sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None, "cluster": cluster or None}
