@@ -26,7 +26,7 @@ from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
 from rlvr.verifiers.math.compare.unevaluated import UNEVALUATED_OPS
 from rlvr.verifiers.math.parsing.notation import iter_readings
-from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op
 from rlvr.verifiers.math.policy import MathPolicy
 from rlvr.verifiers.math.values.cost import reset_budget

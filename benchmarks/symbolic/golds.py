@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from rlvr.task import Task, user
-from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 from rlvr.verifiers.symbolic import Symbolic

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.task import Task, user
-from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.symbolic import Symbolic
 
 ROOT = Path(__file__).resolve().parents[2]

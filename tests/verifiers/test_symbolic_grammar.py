@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError
 
 ROOM = Path(__file__).parents[2] / "verifiers"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers.math.parsing.parse import parse_answer
+from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.values import worker_pool as workers
 from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
 from rlvr.verifiers.symbolic import Symbolic

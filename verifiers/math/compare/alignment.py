@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rlvr.verifiers.math.compare.relations import split_assignment
 from rlvr.verifiers.math.compare.scalars import exact_or_none
-from rlvr.verifiers.math.parsing.atoms import make_point_name as named_points
+from rlvr.verifiers.math.parsing.parser import make_point_name as named_points
 from rlvr.verifiers.math.parsing.tree import Tree, free_symbols, has_op, list_nodes, substitute
 from rlvr.verifiers.math.values.rational import to_rational
 

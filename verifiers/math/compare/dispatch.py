@@ -18,7 +18,7 @@ from rlvr.verifiers.math.compare.plus_minus import expand_plus_minus
 from rlvr.verifiers.math.compare.relations import ZERO, compare_relations, extract_value, split_assignment
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_scalars, exact_or_none, find_invalid_value
 from rlvr.verifiers.math.compare.unevaluated import drop_restatement, find_unevaluated
-from rlvr.verifiers.math.parsing.atoms import make_point_name
+from rlvr.verifiers.math.parsing.parser import make_point_name
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, Tree, describe_tree, format_tree, free_symbols, has_op
 from rlvr.verifiers.math.parsing.words import ORDINALS, is_same_wording
 from rlvr.verifiers.math.values.rational import to_rational
