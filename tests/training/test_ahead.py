@@ -35,7 +35,7 @@ from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Fault, StepReward, Verdict
 from rlvr.training import batch_sources as ahead
 from rlvr.training import checkpoint
-from rlvr.training.batch_sources import PrefetchedSource, RolloutBatch, batch_from_json, batch_to_json
+from rlvr.training.batch_sources import PrefetchedSource, RolloutBatch, batch_from_json, batch_to_json, check_batch_source
 from rlvr.training.train import train
 from rlvr.training.update.learner import Learner
 from tests.algorithms.test_credit import said

@@ -16,7 +16,8 @@ from rich.console import Console
 from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training import processes
-from rlvr.training.trackers import MAX_TABLE_ROWS, build_tracker_settings, validate_trackers
+from rlvr.training.processes import validate_trackers
+from rlvr.training.trackers import MAX_TABLE_ROWS, build_tracker_settings
 from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
 

@@ -296,7 +296,7 @@ def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monk
 
     def dying(whole: Any) -> Any:
         def log(self: RunLog, first: Any, *rest: Any) -> None:
-            step = first["step"] if isinstance(first, dict) else first
+            step = first["step"] if isinstance(first, dict) else first[0]["step"]
             if step in logged and step == 2:
                 raise Killed
             logged.append(step)

@@ -1,0 +1,88 @@
+"""Callbacks: a user's own ends a run, sees what happens, and the best model is kept."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlvr.runs.run_log import read_jsonl
+from rlvr.training.callbacks import BestCheckpoint, Callback, StepRecord
+from rlvr.training.trainer import Trainer
+from tests.fixtures.tiny import tiny_run
+
+GRPO = {"name": "grpo", "old_from_sampler": False}
+
+
+class StopEarly(Callback):
+    """Ends a run when the reward's spread or the policy's entropy falls below a limit."""
+
+    def __init__(self, metric: str, limit: float) -> None:
+        self.metric, self.limit = metric, limit
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        if record.metrics[self.metric] < self.limit:
+            trainer.stop(f"{self.metric} is below {self.limit:g}")
+
+
+class Recorder(Callback):
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_run_begin(self, trainer: Trainer) -> None:
+        self.events.append("begin")
+
+    def on_batch(self, trainer: Trainer, step: int, batch: Any) -> None:
+        self.events.append(("batch", step, len(batch.groups)))
+
+    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+        self.events.append(("step", record.step))
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        self.events.append(("evaluate", step))
+
+    def on_save(self, trainer: Trainer, step: int) -> None:
+        self.events.append(("save", step))
+
+    def on_run_end(self, trainer: Trainer, report: Any) -> None:
+        self.events.append(("end", report.steps))
+
+
+def run(folder: Path, *callbacks: Callback, resume: bool = False, **changes: Any) -> Any:
+    console = Console(file=io.StringIO(), width=200)
+    with Trainer(tiny_run(**changes), out=folder, callbacks=callbacks, console=console, resume=resume) as trainer:
+        return trainer.fit(), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_callback_stops_a_run_which_is_saved_and_says_why(tmp_path: Path) -> None:
+    settings = {"algorithm": {"name": "dapo", "entropy_coef": 0.001}, "train": {"steps": 9}, "log": {"save_every": 5}}
+    report, said = run(tmp_path / "a", StopEarly("entropy", 100.0), **settings)
+    assert report.steps == 1 and report.status == "stopped: entropy is below 100" and "stopped: entropy is below 100 after 1 steps" in said
+    assert len(list(read_jsonl(tmp_path / "a" / "metrics.jsonl"))) == 1
+    assert (tmp_path / "a" / "checkpoints" / "last").readlink().name == "step-000001"
+    assert json.loads((tmp_path / "a" / "report.json").read_text())["status"] == report.status
+    report, _ = run(tmp_path / "a", resume=True, **settings)
+    assert report.steps == 9 and report.status == "finished"
+
+
+def test_every_event_is_told_in_its_order(tmp_path: Path) -> None:
+    seen = Recorder()
+    run(tmp_path / "a", seen, train={"steps": 2}, eval={"tasks": 4, "every": 1}, log={"save_every": 2})
+    assert seen.events == [
+        ("evaluate", 0), ("save", 0), "begin",
+        ("batch", 1, 4), ("evaluate", 1), ("step", 1),
+        ("batch", 2, 4), ("evaluate", 2), ("save", 2), ("step", 2),
+        ("evaluate", 2), ("end", 2),
+    ]  # fmt: skip
+
+
+def test_the_best_model_is_kept(tmp_path: Path) -> None:
+    run(tmp_path / "a", BestCheckpoint(), train={"steps": 3, "learning_rate": 1e-3}, eval={"tasks": 10, "every": 1})
+    kept = json.loads((tmp_path / "a" / "best" / "accuracy.json").read_text())
+    assert (tmp_path / "a" / "best" / "model.safetensors").is_file()
+    known = [row["eval/accuracy"] for row in read_jsonl(tmp_path / "a" / "metrics.jsonl")]
+    before = json.loads((tmp_path / "a" / "report.json").read_text())["accuracy_before"]
+    assert kept["accuracy"] == max(*known, before)
