@@ -39,7 +39,7 @@ class Mortal(InThisProcess):
 
 @pytest.mark.parametrize(("bad", "resumes"), [(2, 2), (3, 2), (1, 0)])
 def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, resumes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: int, resumes: int
 ) -> None:
     monkeypatch.setattr(actors, "RayTransport", Mortal)
     monkeypatch.setattr(Mortal, "bad", bad)
@@ -56,7 +56,7 @@ def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
         train(tiny_run(**config.model_dump() | {"cluster": {"rollout_workers": 0}}), out=tmp_path / "alone")
         assert files(tmp_path / "run") == files(tmp_path / "alone")
     assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
-    told = [line for line in capsys.readouterr().err.splitlines() if "is resumed in" in line]
+    told = [record.getMessage() for record in caplog.records if "is resumed in" in record.getMessage()]
     assert len(told) == resumes and all("no rollout worker is left" in line for line in told)
     events = [row["event"] for row in read_jsonl(tmp_path / "run" / "collectors.jsonl")]
     assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
@@ -73,11 +73,11 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
         return tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
 
     with pytest.raises(RolloutWorkersLost):
-        train(config(collectors=1, restarts=0), out=tmp_path / "run")
+        train(config(rollout_workers=1, max_restarts=0), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: 1 -> 2\)"):
-        train(config(collectors=3, groups_per_task=2), out=tmp_path / "run", resume=True)
-    train(config(collectors=3, restarts=1000, start_s=900.0, judges=0), out=tmp_path / "run", resume=True)
-    train(config(collectors=0), out=tmp_path / "alone")
+        train(config(rollout_workers=3, groups_per_task=2), out=tmp_path / "run", resume=True)
+    train(config(rollout_workers=3, max_restarts=1000, startup_timeout_s=900.0, verifier_workers=0), out=tmp_path / "run", resume=True)
+    train(config(rollout_workers=0), out=tmp_path / "alone")
     assert files(tmp_path / "run") == files(tmp_path / "alone")
 
 

@@ -41,7 +41,7 @@ class InThisProcess:
     """Real collectors without a cluster. One in five is lost before it says what it did."""
 
     lost, deltas = 0, 0
-    judges = None
+    verifier_workers = None
     early = 0
     """How many units were begun while some of an earlier step were still being sampled."""
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_sampled_in_parts_is_refused_before_a_collector_starts(tm
 
     monkeypatch.setattr(actors, "RayTransport", started)
     rollout = {"prompts_per_step": 4, "num_generations": 4, "partial_rollout_tokens": 2}
-    with pytest.raises(ConfigError, match=r"max_tokens_per_version is 2.*; remax needs all answers of a step at its end"):
+    with pytest.raises(ConfigError, match=r"partial_rollout_tokens is 2.*; remax needs all answers of a step at its end"):
         train(tiny_run(algorithm={"name": "remax"}, rollout=rollout, cluster={}), out=tmp_path / "run")
 
 
@@ -178,9 +178,9 @@ def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch
 def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() -> None:
     sent = list[WeightUpdate]()
     inner: Any = Sampler.__new__(HFSampler)
-    sending = WeightBroadcaster(inner, SimpleNamespace(load=sent.append), SimpleNamespace(pack=WeightUpdate))  # type: ignore[arg-type]
+    sending = WeightBroadcaster(inner, SimpleNamespace(send_weights=sent.append), SimpleNamespace(pack=WeightUpdate))  # type: ignore[arg-type]
     model = object()
-    weights: Any = SimpleNamespace(model=lambda: model)
+    weights: Any = SimpleNamespace(gather_model=lambda: model)
     for version in (0, 0, 1, 1, 2):
         sending.update_weights(weights, version)
     assert len(sent) == 4
@@ -264,7 +264,7 @@ def test_without_a_cluster_ray_is_never_imported(tmp_path: Path, monkeypatch: py
 
 
 def test_a_loop_that_does_not_know_clusters_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"cluster is set, which this function does not know; call rlvr.cluster.training.train"):
+    with pytest.raises(ConfigError, match=r"cluster is set, which this trainer does not know; call rlvr.cluster.training.train"):
         train_here(tiny_run(cluster={}))
 
 

@@ -22,7 +22,7 @@ FP32_ACCUMULATION_DEVICES = {"cuda"}
 class LogitTransform(NamedTuple):
     """The transform of the head's output to logits: cap * tanh(scale * output / cap).
 
-    >>> Form().scale
+    >>> LogitTransform().scale
     1.0
     """
 
@@ -85,7 +85,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             part = slice(a, a + ctx.chunk)
             states = round_operand(hidden[part], ctx.dtype)
             logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
-            slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.cap)) ** 2 if ctx.form.cap else None
+            slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.softcap)) ** 2 if ctx.form.softcap else None
             logits = logits if ctx.cut is None else ctx.cut(logits, part)
             logs = logits.sub_(norms[part, None])
             probs = logs.exp()
