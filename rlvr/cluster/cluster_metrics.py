@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 WORKER_STATES = ("sampling", "loading", "idle", "starting")
 """The states of a worker. A lost worker that is not restarted has none."""
-COUNTERS = ("again", "lost", "given_up", "weights_bytes", "audited", "differing")
+COUNTERS = ("retries", "workers_lost", "failures", "weights_bytes", "audited", "differing")
 """The counters: retried tasks, lost workers, failed tasks, bytes of weights sent to workers, tasks that two workers sampled,
 and how many of these differ."""
 
@@ -19,15 +19,15 @@ class ClusterMetrics:
 
     A lock protects them, since the trainer reads while another thread samples.
 
-    >>> figures = Figures(collectors=1, clock=iter([0.0, 0.0, 2.0, 8.0]).__next__)
-    >>> figures.turns("c0.0", "starting"); figures.turns("c0.0", "sampling"); figures.count("again")
-    >>> found = figures.take_step_metrics()
+    >>> metrics = ClusterMetrics(num_workers=1, clock=iter([0.0, 0.0, 2.0, 8.0]).__next__)
+    >>> metrics.set_state("c0.0", "starting"); metrics.set_state("c0.0", "sampling"); metrics.add_count("retries")
+    >>> found = metrics.take_step_metrics()
     >>> found["cluster/sampling"], found["cluster/starting"], found["cluster/rollout_workers"], found["cluster/retries"]
     (0.75, 0.25, 0.75, 1.0)
     """
 
-    def __init__(self, collectors: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.collectors, self.clock = collectors, clock
+    def __init__(self, num_workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_workers, self.clock = num_workers, clock
         self.get_verifier_load: Callable[[], float] | None = None
         """Returns the share of busy threads of the verifier workers; None: there are no verifier workers."""
         self._lock = threading.Lock()
@@ -36,14 +36,14 @@ class ClusterMetrics:
         self._seconds_by_state, self._counts = defaultdict[str, float](float), Counter[str]()
         self._since = clock()
 
-    def set_state(self, collector: str, state: str | None) -> None:
+    def set_state(self, worker: str, state: str | None) -> None:
         """Set the state of a worker; None: the worker is gone, and later states are ignored until it starts."""
         with self._lock:
             now = self.clock()
-            self._add_time(collector, now)
-            known = self._states.pop(collector, None) is not None
+            self._add_time(worker, now)
+            known = self._states.pop(worker, None) is not None
             if state is not None and (known or state == "starting"):
-                self._states[collector] = (state, now)
+                self._states[worker] = (state, now)
 
     def add_count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""
@@ -54,20 +54,20 @@ class ClusterMetrics:
         """Return the shares of time since the last call, the average number of workers, and the counters; reset them."""
         with self._lock:
             now = self.clock()
-            for collector in self._states:
-                self._add_time(collector, now)
+            for worker in self._states:
+                self._add_time(worker, now)
             passed, spent, counts = now - self._since, self._seconds_by_state, self._counts
             self._since, self._seconds_by_state, self._counts = now, defaultdict(float), Counter()
-        whole = max(passed * self.collectors, 1e-9)
+        whole = max(passed * self.num_workers, 1e-9)
         shares = {state: spent[state] / whole for state in WORKER_STATES}
-        there = {"collectors": self.collectors * (shares["sampling"] + shares["loading"] + shares["idle"])}
+        there = {"rollout_workers": self.num_workers * (shares["sampling"] + shares["loading"] + shares["idle"])}
         if self.get_verifier_load is not None:
             there["judging"] = self.get_verifier_load()
         found = shares | there | {name: float(counts[name]) for name in COUNTERS}
         return {f"cluster/{name}": value for name, value in found.items()}
 
-    def _add_time(self, collector: str, now: float) -> None:
-        if collector in self._states:
-            state, since = self._states[collector]
+    def _add_time(self, worker: str, now: float) -> None:
+        if worker in self._states:
+            state, since = self._states[worker]
             self._seconds_by_state[state] += now - since
-            self._states[collector] = (state, now)
+            self._states[worker] = (state, now)

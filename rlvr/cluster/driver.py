@@ -226,11 +226,11 @@ class Driver:
             group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} completions", unlike[min(unlike)]
             evidence = [[extract_answer(episodes[at])._asdict() for at in unlike] for episodes in both]
             self.event_log.add(
-                "differs", group=group, version=batch.policy_version, collectors=[first, second], answers=unlike, sampled=evidence
+                "differs", group=group, version=batch.policy_version, workers=[first, second], answers=unlike, sampled=evidence
             )
             self.log(
                 f"rollout workers {first} and {second} sample group {group} differently: in {count}, first {what}; one of them computes "
-                "wrongly, or their machines have different hardware; both completions are in collectors.jsonl"
+                "wrongly, or their machines have different hardware; both completions are in rollout_workers.jsonl"
             )
 
     # ---- events
@@ -306,7 +306,7 @@ class Driver:
         self.metrics.set_state(worker, None)
         if hopeless:
             raise RlvrError(f"rollout worker {worker} cannot {'start' if unit is None else 'sample'}: {why}")
-        self.metrics.add_count("lost")
+        self.metrics.add_count("workers_lost")
         self.num_lost += 1
         self._last_loss = why
         what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
@@ -340,12 +340,12 @@ class Driver:
                     self.transport.cancel_task(stopped)
                 case Retry():
                     self.num_retries += 1
-                    self.metrics.add_count("again")
+                    self.metrics.add_count("retries")
                 case Fail(group) if is_audit_name(str(group)):
                     self._store_episodes(str(group), [])  # without a second sampling nothing is compared
                 case Fail(group, why):
                     self.num_abandoned += 1
-                    self.metrics.add_count("given_up")
+                    self.metrics.add_count("failures")
                     batch = self._pending[str(group)]
                     unit = batch.tasks[str(group)]
                     self.event_log.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)

@@ -1,4 +1,4 @@
-"""The event log of a cluster run: `collectors.jsonl` in its folder, with a row for each lost worker, failed task and resume.
+"""The event log of a cluster run: `rollout_workers.jsonl` in its folder, with a row for each lost worker, failed task and resume.
 
 A resumed run appends to the log, and no row is ever removed.
 """
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-FILE_NAME = "collectors.jsonl"
+FILE_NAME = "rollout_workers.jsonl"
 MAX_LOG_BYTES, MAX_LOG_LINES = 16_384, 30
 """Limits of the log lines of a process that are kept."""
 

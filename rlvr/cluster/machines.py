@@ -24,7 +24,7 @@ EPSILON = 1e-9
 def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
     """Raise ConfigError if these machines, when empty, have no capacity for all processes of these settings.
 
-    >>> check_capacity(ClusterConfig(collectors=2), [{"CPU": 4.0}])
+    >>> check_capacity(ClusterConfig(rollout_workers=2), [{"CPU": 4.0}])
     """
     left = [dict(machine) for machine in machines]
     for role, count, needs in list_requirements(settings):

@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from threading import Lock
 from time import monotonic, perf_counter
@@ -19,9 +18,9 @@ from typing import Any
 from zlib import crc32
 
 from rlvr.config.config import RunConfig
-from rlvr.contracts import Begun, Environment, Transcript, Verifier
-from rlvr.errors import RlvrError
-from rlvr.mdp.sessions import start_verification_safely
+from rlvr.contracts import Environment, Transcript, Verifier, VerifierInfo
+from rlvr.errors import RlvrError, requires_text
+from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
@@ -127,8 +126,8 @@ class VerifierWorker:
         return verdict
 
     def _start_verification(self, task: Task, transcript: Transcript) -> Verdict | Coroutine[Any, Any, Verdict]:
-        found = start_verification_safely(self.environment.verifier, task, transcript)
-        return found if isinstance(found, Verdict) else found()
+        verifier = self.environment.verifier
+        return (averify_transcript_safely if verifier.info.is_async else verify_transcript_safely)(verifier, task, transcript)
 
     def close(self) -> None:
         """Stop the threads and close the environment."""
@@ -255,17 +254,23 @@ class RemoteVerifier(Verifier):
     def __init__(self, inner: Verifier, desk: VerifierClient) -> None:
         self.inner, self.client = inner, desk
         self.instruction, self.needs_reference = inner.instruction, inner.needs_reference
+        self.info = VerifierInfo(is_async=True, takes_transcript=True)
 
     def check_ready(self) -> None:
         """Check nothing: only the verifier workers need what the verifier needs."""
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify in this process, for environments that call the verifier during a conversation."""
         return self.inner.verify(task, answer)
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Ask a verifier worker about an answer."""
+        return await self.client.verify(task, Transcript(answer))
+
+    async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Ask a verifier worker. No thread waits for the verdict."""
-        return partial(self.client.verify, task, transcript)
+        return await self.client.verify(task, transcript)
 
     def close(self) -> None:
         """Close the replaced verifier."""

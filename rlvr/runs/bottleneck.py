@@ -36,7 +36,7 @@ def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tu
     waits = sum(row.get("time/wait_for_batch", 0.0) for row in rows) / seconds
     missing = max(0.0, 1.0 - samples - idles - loads)
     if missing > MAX_WORKER_MISSING_FRACTION:
-        return "missing", f"rollout workers are missing {missing:.0%} of the time, because they start or failed: see collectors.jsonl"
+        return "missing", f"rollout workers are missing {missing:.0%} of the time, because they start or failed: see rollout_workers.jsonl"
     if judges > MAX_VERIFIER_BUSY_FRACTION:
         return "judges", f"verifier workers are busy {judges:.0%} of the step: add verifier workers"
     if loads > MAX_WEIGHT_LOADING_FRACTION:

@@ -6,7 +6,7 @@
     metrics.jsonl      one object per step: metrics, reproducible
     timings.jsonl      one object per step: timings, not reproducible
     episodes.jsonl     one object per episode: text, tokens, verdict with reasons, advantage
-    collectors.jsonl   with a cluster: one object per failed rollout worker, abandoned task, and resume (rlvr.cluster.event_log)
+    rollout_workers.jsonl   with a cluster: one object per failed rollout worker, abandoned task, and resume (rlvr.cluster.event_log)
     checkpoints/       see rlvr.training.checkpoint
     reward.png         the reward curve
     report.json        what `rlvr train --json` prints

@@ -27,7 +27,7 @@ from rlvr.training.train_report import TrainReport, format_closing_lines, format
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
 
-PROGRESS_FRACTIONS = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
+PROGRESS_FRACTIONS = {"workers": "cluster/sampling", "trainer": "cluster/trainer"}
 """Fractions of a step that the progress line of a cluster run shows: sampling and training."""
 
 

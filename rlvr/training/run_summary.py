@@ -103,7 +103,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
         return []
     deterministic = is_deterministic(components.config, components.accelerator.device)
     company = "in the same company, which the calls fix" if components.sampler.info.eval_batch_size else "in any company"
-    tokens = "same tokens: yes, where collectors run on machines that compute the same bits"
+    tokens = "same tokens: yes, where rollout workers run on machines that compute the same bits"
     if not deterministic:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
     elif not components.is_bitwise_repeatable:
@@ -113,7 +113,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
     return [
         "same schedule: always. Tasks, seeds, groups, their order and the version of the weights are functions of the seed and the step, "
-        "for any number of collectors, whichever of them are lost",
+        "for any number of rollout workers, whichever of them are lost",
         f"{tokens}; an answer is sampled {company}",
         f"same gradients: {gradients}, with {components.accelerator.num_processes} learning process{'es' * (components.accelerator.num_processes > 1)}",
     ]

@@ -17,7 +17,7 @@ from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.runs.curves import build_panels
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
-METRICS_FILE, TIMINGS_FILE, COLLECTORS_FILE = "metrics.jsonl", "timings.jsonl", "collectors.jsonl"
+METRICS_FILE, TIMINGS_FILE, COLLECTORS_FILE = "metrics.jsonl", "timings.jsonl", "rollout_workers.jsonl"
 TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
 
 

@@ -125,7 +125,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 def started(**place: Any) -> RayTransport:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     transport.start_worker("c0.0")
-    transport.ray.last("pulse").ends(0.0)
+    transport.ray.last("heartbeat").ends(0.0)
     transport.ray.last("begin").ends(PLACE | place)
     assert transport.poll(0) == [WorkerStarted("c0.0")]
     return transport
@@ -136,8 +136,8 @@ def test_orders_come_back_as_events(ray: Ray) -> None:
     transport.put_weights(3, WeightUpdate(iter([b"w", b"x"])))
     load, assign = LoadWeights("c0.0", 3, 1), Dispatch("c0.0", "g", 3, 1)
     transport.load_weights(load)
-    assert ray.last("load").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
-    ray.last("load").ends()
+    assert ray.last("load_weights").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
+    ray.last("load_weights").ends()
     assert transport.poll(0) == [WeightsLoaded(load)]
     transport.run_task(assign, [], Sampling(), 9)
     ray.last("collect").ends((b"data", 0.5))
@@ -151,7 +151,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
 
     def sent(version: int) -> list[Any]:
         transport.load_weights(LoadWeights("c0.0", version, 1))
-        call = ray.last("load")
+        call = ray.last("load_weights")
         call.ends()
         assert transport.poll(0) == [WeightsLoaded(LoadWeights("c0.0", version, 1))]
         return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
@@ -194,11 +194,11 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     transport._heartbeats["c0.0"] = (None, clock[0])
     clock[0] += 600  # the trainer has trained meanwhile, and nobody asked
     assert transport.poll(0) == []
-    ray.last("pulse").ends(1.0)
+    ray.last("heartbeat").ends(1.0)
     clock[0] += 1
     assert transport.poll(0) == []
     clock[0] += 6
-    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "pulse"]) == 3
+    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "heartbeat"]) == 3
     clock[0] += 9
     assert transport.poll(0) == []
     clock[0] += 2
@@ -240,7 +240,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
     assert far.describe_worker("c0.0")["words"] == []
     far._heartbeats["c0.0"] = (None, 0.0)
     far.poll(0)
-    ray.last("pulse").ends(["what it said last"])
+    ray.last("heartbeat").ends(["what it said last"])
     far.poll(0)
     assert far.describe_worker("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
     assert far.describe_worker("c7.0") == {"words": []}
@@ -397,11 +397,11 @@ def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeyp
 
 def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
-    for name, error, hopeless in (("load", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
+    for name, error, hopeless in (("load_weights", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
         transport.start_worker("c0.0")
         ray.last("begin").ends(PLACE)
         transport.poll(0)
-        if name == "load":
+        if name == "load_weights":
             transport.put_weights(0, WeightUpdate(()))
             transport.load_weights(LoadWeights("c0.0", 0, 1))
         else:
@@ -438,7 +438,7 @@ def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkey
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
     transport.stop_worker("c0.0")
     transport.start_worker("c1.0")
-    ray.last("pulse").ends([])
+    ray.last("heartbeat").ends([])
     for _ in range(60):
         clock[0] += 6
         assert transport.poll(0) == []
@@ -458,7 +458,7 @@ def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray:
     host = ray.last("begin")
 
     def named() -> list[Any]:
-        return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "name_judges"]
+        return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "set_verifier_workers"]
 
     transport.start_worker("c0.0")
     ray.last("begin").ends(PLACE)

@@ -139,7 +139,7 @@ def sampled(
 def test_the_episodes_are_those_of_one_process_for_any_number_of_collectors(
     nodes: Nodes, expected: list[list[Episode]], collectors: int
 ) -> None:
-    found, transport, told = sampled(run_of(seconds=0.1), collectors=collectors)
+    found, transport, told = sampled(run_of(seconds=0.1), rollout_workers=collectors)
     assert found == expected and not told
     workers = {order.worker for order, _ in transport.assigned}
     assert min(collectors, 2) <= len(workers) <= collectors
@@ -189,7 +189,7 @@ def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected:
     (tmp_path / "config.yaml").write_text("seed: 0")
     found, transport, told = sampled(run_of(seconds=0.1), crashes, record=EventLog(tmp_path))
     assert found == expected and len(told) == 1
-    [row] = read_jsonl(tmp_path / "collectors.jsonl")
+    [row] = read_jsonl(tmp_path / "rollout_workers.jsonl")
     assert row["collector"] == transport.assigned[0][0].worker and row["unit"].startswith("0:sums/") and row["again"]
     assert "Fatal Python error: Segmentation fault" in row["words"] and row["why"].endswith(": Fatal Python error: Segmentation fault")
     assert row["host"] and row["pid"] != os.getpid() and not any(":actor_name:" in line for line in row["words"])
@@ -203,7 +203,7 @@ def test_a_unit_may_kill_two_collectors_in_a_row(nodes: Nodes, expected: list[li
 def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
     nodes: Nodes, expected: list[list[Episode]], tmp_path: Path
 ) -> None:
-    found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), losses=2)
+    found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), max_failures=2)
     failed = [episode for episode in found[1] if episode.stop_reason is StopReason.FAILED]
     assert {episode.task_id for episode in failed} == {BAD} and len(failed) == MEMBERS
     others = [[episode for episode in step if episode.task_id != BAD] for step in (*found, *expected)]
@@ -234,7 +234,7 @@ def test_an_evaluation_whose_collector_is_killed_is_that_of_one_process(
         for name in ("here", "there")
     )
     assert here == there and "is lost: ActorDiedError (process" in capfd.readouterr().err
-    [row] = read_jsonl(tmp_path / "there" / "collectors.jsonl")
+    [row] = read_jsonl(tmp_path / "there" / "rollout_workers.jsonl")
     assert row["unit"].startswith("test:") and row["again"]
 
 
@@ -251,7 +251,7 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(nodes: Nodes, expe
             transport.kill(worker, signal.SIGSTOP)
         return bool(frozen)
 
-    found, _, told = sampled(run_of(), plan, pulse_s=3)
+    found, _, told = sampled(run_of(), plan, heartbeat_timeout_s=3)
     assert found == expected and "is lost: no heartbeat in 3 s (cluster.heartbeat_timeout_s)" in told[0]
     assert not Path(f"/proc/{frozen[0]}").exists() or "State:\tZ" in Path(f"/proc/{frozen[0]}/status").read_text("utf-8")
 
@@ -260,7 +260,7 @@ def test_a_collector_that_comes_back_gets_no_work_before_it_has_the_version(
     nodes: Nodes, expected: list[list[Episode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors, "_RolloutActor", SlowToLoad)
-    found, transport, told = sampled(run_of(seconds=0.1), middle, collectors=1)
+    found, transport, told = sampled(run_of(seconds=0.1), middle, rollout_workers=1)
     assert found == expected and len(told) == 1  # one that was asked too early would say so, and be lost too
     assert {order.worker for order, _ in transport.assigned} == {order.worker for order in transport.loads} == {"c0.0", "c0.1"}
 
@@ -324,7 +324,7 @@ def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> 
     nodes.ray.get([other.heartbeat_call.remote() for other in others], timeout=120)
     try:
         with pytest.raises(RlvrError, match=r"no machine had capacity for it within 0.5 s .* and 0 of 8 CPUs are free"):
-            sampled(run_of(), collectors=1, place_s=0.5)
+            sampled(run_of(), rollout_workers=1, placement_timeout_s=0.5)
     finally:
         for other in others:
             nodes.ray.kill(other)
@@ -381,7 +381,7 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
                 os.kill(harmed[0], how)
         return bool(harmed)
 
-    found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2, pulse_s=3)
+    found, transport, told = sampled(run_of(seconds=0.1), plan, verifier_workers=2, verifier_cpus=0.5, rollout_workers=2, heartbeat_timeout_s=3)
     assert found == expected and not told and transport.verifier_workers is not None
     assert transport.verifier_workers.num_lost == (how is not None)
     assert ("verifier worker j" in capfd.readouterr().err) == (how is not None)

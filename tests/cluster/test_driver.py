@@ -124,7 +124,7 @@ EXPECTED = [answered(draw, 7) for draw in draws()]
 def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
     for seed in range(60):
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
-        with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
+        with driven(Pretended(seed, deaths=deaths), rollout_workers=collectors, speculative_fraction=backups) as driver:
             for _ in range(3):
                 driver.send_weights()
                 assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
@@ -142,7 +142,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
 )
 def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:
     told = list[str]()
-    assert driven(Pretended(broken=[data]), told, collectors=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
+    assert driven(Pretended(broken=[data]), told, rollout_workers=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
     assert len(told) == 1 and words in told[0] and "it is restarted" in told[0]
 
 
@@ -150,7 +150,7 @@ def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> 
     told = list[str]()
     begun = [replace(draw, partial_completion=PartialCompletion([draw.seed % 1000], [-0.5], [[7, 1]])) for draw in draws(groups=1)]
     changed = [EXPECTED[0], replace(EXPECTED[1], tokens=[5, 6, 2])]
-    driver = driven(Pretended(broken=[encode_episodes([changed]).to_bytes()]), told, collectors=1)
+    driver = driven(Pretended(broken=[encode_episodes([changed]).to_bytes()]), told, rollout_workers=1)
     assert driver.collect(begun, Sampling(), version=7) == EXPECTED[:2]
     assert len(told) == 1 and "is lost: completion 1 of task 1:0 does not begin with its partial episode; it is restarted" in told[0]
 
@@ -172,7 +172,7 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
     with pytest.raises(
         SamplerError, match=r"no rollout worker is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
     ):
-        driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
+        driven(transport, told, rollout_workers=2, max_restarts=0).collect(draws(), Sampling())
     assert told[0].endswith("it is not restarted, the run continues with fewer workers") and transport.begun == 2
 
 
@@ -181,7 +181,7 @@ def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path:
     with driven(Pretended(bad={"1:2"}), [], record=EventLog(tmp_path)) as driver:
         driver.collect(draws(), Sampling())
         figures = driver.metrics.take_step_metrics()
-    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
     lost, given_up = ([row for row in rows if row["event"] == event] for event in ("lost", "given_up"))
     assert len(lost) == ClusterConfig().max_failures and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
     assert (lost[0]["host"], lost[0]["words"], lost[0]["why"]) == ("here", ["the last line"], "killed by it")
@@ -195,7 +195,7 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
             return [event for event in super().poll(timeout_s) for _ in range(1 + isinstance(event, WorkerLost))]
 
     transport, told = Twice(deaths=0.2), list[str]()
-    assert driven(transport, told, collectors=2).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert driven(transport, told, rollout_workers=2).collect(draws(), Sampling(), version=7) == EXPECTED
     assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
 
 
@@ -207,7 +207,7 @@ def test_a_collector_that_is_lost_and_says_in_the_same_moment_that_it_is_ready_g
             return [WorkerLost(event.worker, "no machine had room", may_be_cause=False) for event in late] + events
 
     transport = Both()
-    assert driven(transport, collectors=1).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert driven(transport, rollout_workers=1).collect(draws(), Sampling(), version=7) == EXPECTED
     assert transport.stopped == ["c0.0"]
 
 
@@ -219,7 +219,7 @@ def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_e
                 self.work.pop()
 
     transport, told = Silent(), list[str]()
-    with driven(transport, told, collectors=2, group_s=0.2) as driver:
+    with driven(transport, told, rollout_workers=2, task_timeout_s=0.2) as driver:
         assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
         assert transport.stopped == ["c0.0"] and "did not end in 0.2 s" in told[0] and driver.num_retries == 1
         assert "c0.0" not in driver.metrics._states  # its time is nobody's
@@ -244,7 +244,7 @@ def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answe
             driver.send_weights()
             driver.collect(draws(), Sampling(), version=label)
         figures = driver.metrics.take_step_metrics()
-    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
     assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
     for row in rows:
         assert row["event"] == "differs" and "c1.0" in row["collectors"]
@@ -279,7 +279,7 @@ class Unlucky(Pretended):
 
 
 @pytest.mark.parametrize(
-    "how", [{"error": "the engine fell over", "end": StopReason.FAILED}, {"meta": {"truncated": "time"}}, {"meta": {"truncated": "overlong"}}], ids=str
+    "how", [{"error": "the engine fell over", "stop_reason": StopReason.FAILED}, {"meta": {"truncated": "time"}}, {"meta": {"truncated": "overlong"}}], ids=str
 )
 def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
     told, transport = list[str](), Unlucky()
@@ -316,7 +316,7 @@ def test_an_audit_needs_two_collectors() -> None:
 
 
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:
-    driver = driven(Pretended(), collectors=3)
+    driver = driven(Pretended(), rollout_workers=3)
     driver.send_weights(WeightUpdate([], num_bytes=10))
     driver.collect(draws(), Sampling())
     figures = driver.metrics.take_step_metrics()
@@ -326,7 +326,7 @@ def test_bytes_of_weights_are_counted_for_each_collector() -> None:
 def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
     transport = Pretended(start=WorkerLost("c0.0", "ConfigError: no such file", is_permanent=True))
     with pytest.raises(RlvrError, match=r"rollout worker c0.0 cannot start: ConfigError: no such file"):
-        driven(transport, collectors=1).collect(draws(), Sampling())
+        driven(transport, rollout_workers=1).collect(draws(), Sampling())
     assert transport.begun == 1
 
 
@@ -337,7 +337,7 @@ def test_a_collector_that_is_never_ready_is_ended() -> None:
 
     transport = Silent()
     with pytest.raises(SamplerError, match=r"not ready after 0.01 s \(cluster.startup_timeout_s\)"):
-        driven(transport, collectors=1, restarts=1, start_s=0.01).collect(draws(), Sampling())
+        driven(transport, rollout_workers=1, max_restarts=1, startup_timeout_s=0.01).collect(draws(), Sampling())
     assert transport.stopped == ["c0.0", "c0.1"]
 
 
@@ -389,7 +389,7 @@ class Slow(Pretended):
 
 def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first() -> None:
     transport = Slow()
-    driver = driven(transport, collectors=2)
+    driver = driven(transport, rollout_workers=2)
     driver.send_weights(WeightUpdate([0]))
     first = driver.start_rollout(draws(3), Sampling(), version=0)
     driver.send_weights(WeightUpdate([1]))
@@ -432,7 +432,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
     for seed in range(25):
         found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
-        with driven(Exact(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
+        with driven(Exact(seed, deaths=deaths), rollout_workers=collectors, speculative_fraction=0.5) as driver:
             begun = []
             for version in range(4):
                 driver.send_weights(WeightUpdate([version]))
@@ -448,7 +448,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
 def test_an_error_reaches_every_thread_that_waits() -> None:
     raised = list[str]()
-    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), collectors=2, restarts=0)
+    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), rollout_workers=2, max_restarts=0)
     batches = [driver.start_rollout(draws(), Sampling()) for _ in range(3)]
 
     def wait(batch: Any) -> None:

@@ -21,7 +21,7 @@ class Clock:
 
 def test_shares_are_of_the_time_of_all_collectors_and_begin_again_with_each_step() -> None:
     clock = Clock()
-    figures = ClusterMetrics(collectors=2, clock=clock)
+    figures = ClusterMetrics(num_workers=2, clock=clock)
     figures.set_state("c0.0", "starting")
     figures.set_state("c1.0", "starting")
     clock.now += 2
@@ -39,7 +39,7 @@ def test_shares_are_of_the_time_of_all_collectors_and_begin_again_with_each_step
 
 def test_a_lost_collector_has_no_share_and_what_it_says_later_does_not_count() -> None:
     clock = Clock()
-    figures = ClusterMetrics(collectors=1, clock=clock)
+    figures = ClusterMetrics(num_workers=1, clock=clock)
     figures.set_state("c0.0", "starting")
     figures.set_state("c0.0", "sampling")
     clock.now += 1
@@ -51,8 +51,8 @@ def test_a_lost_collector_has_no_share_and_what_it_says_later_does_not_count() -
 
 
 def test_counts_are_those_since_the_last_step() -> None:
-    figures = ClusterMetrics(collectors=1)
-    figures.add_count("lost")
+    figures = ClusterMetrics(num_workers=1)
+    figures.add_count("workers_lost")
     figures.add_count("weights_bytes", 10)
     figures.add_count("weights_bytes", 5)
     row = figures.take_step_metrics()
@@ -61,7 +61,7 @@ def test_counts_are_those_since_the_last_step() -> None:
 
 
 def test_how_busy_judge_hosts_are_is_told_where_there_are_any() -> None:
-    figures = ClusterMetrics(collectors=1)
+    figures = ClusterMetrics(num_workers=1)
     assert "cluster/judging" not in figures.take_step_metrics()
     figures.get_verifier_load = lambda: 0.75
     assert figures.take_step_metrics()["cluster/judging"] == 0.75

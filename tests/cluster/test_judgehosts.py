@@ -21,13 +21,19 @@ from tests.cluster.test_actors import PLACE, Ray, RayError, RayTaskError
 TASK, SAID = Task(user("2+2="), "4", id="t"), Transcript("4")
 
 
+HEARD: list[list[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is logged goes to the list of the hosts that were made last."""
+    monkeypatch.setattr("rlvr.cluster.verifier_actors.logger.warning", lambda words, *values: HEARD[-1].append(words % values))
+
+
 def hosts(**settings: Any) -> tuple[VerifierActors, Ray, list[str]]:
     ray, told = Ray(CPU=4.0), list[str]()
-    return (
-        VerifierActors(ray, ClusterConfig(verifier_workers=1, **settings), {}, heartbeat_interval_s=5.0, max_missed=3, log=told.append),
-        ray,
-        told,
-    )
+    HEARD.append(told)
+    return VerifierActors(ray, ClusterConfig(verifier_workers=1, **settings), {}, heartbeat_interval_s=5.0, max_missed=3), ray, told
 
 
 def test_a_host_can_be_asked_once_it_has_begun() -> None:
@@ -40,7 +46,7 @@ def test_a_host_can_be_asked_once_it_has_begun() -> None:
 
 
 def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_then_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, ray, told = hosts(restarts=1)
+    made, ray, told = hosts(max_restarts=1)
     clock = [0.0]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
     made.slots[0].last_change = 0.0
@@ -48,7 +54,7 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     assert made.check_workers()
     clock[0] += 5
     assert not made.check_workers()
-    ray.last("pulse").ends(RayError("The actor died. See the logs."))
+    ray.last("heartbeat").ends(RayError("The actor died. See the logs."))
     assert made.check_workers() and told == [
         "verifier worker j0.0 is lost: RayError: The actor died; it is restarted (at most 1 more times)"
     ]
@@ -98,7 +104,7 @@ def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.Mo
     for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
         clock[0] += passed
         assert not made.check_workers() and not told
-    ray.last("pulse").ends(1.0)
+    ray.last("heartbeat").ends(1.0)
     clock[0] += 1
     assert not made.check_workers() and not told
 
@@ -111,7 +117,7 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
     assert made.check_workers() and made.busy_fraction == 0.0
     clock[0] += 6
     made.check_workers()
-    ray.last("pulse").ends(0.9)
+    ray.last("heartbeat").ends(0.9)
     made.check_workers()
     assert made.busy_fraction == 0.9
     made._handle_loss(made.slots[0], "killed")
@@ -129,14 +135,14 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
 
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
     actor = VerifierActor()
-    assert asyncio.run(actor.pulse()) == 0.0
-    actor.host = SimpleNamespace(judges=SimpleNamespace(spent=True))
+    assert asyncio.run(actor.heartbeat()) == 0.0
+    actor.host = SimpleNamespace(verifier_workers=SimpleNamespace(spent=True))
     with pytest.raises(RuntimeError, match="hanging verifications occupy all its threads"):
-        asyncio.run(actor.pulse())
+        asyncio.run(actor.heartbeat())
 
 
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
-    made, ray, told = hosts(start_s=0.001)
+    made, ray, told = hosts(startup_timeout_s=0.001)
     made.slots[0].last_change -= 1
     assert not made.check_workers() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
     assert len([call for call in ray.calls if call.name == "begin"]) == 2
@@ -145,13 +151,13 @@ def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
 @pytest.mark.parametrize(
     ("call", "alone", "raised", "kind"),
     [
-        ("judge", False, RayError("The actor died."), VerifierLost),
-        ("judge", True, RayError("The actor died."), VerifierLost),
-        ("judge", True, RayTaskError(VerifierBusy("it came late")), VerifierBusy),
+        ("verify", False, RayError("The actor died."), VerifierLost),
+        ("verify", True, RayError("The actor died."), VerifierLost),
+        ("verify", True, RayTaskError(VerifierBusy("it came late")), VerifierBusy),
         ("reserve", True, RayError("The actor died."), VerifierNeverStarted),
         ("reserve", True, asyncio.CancelledError(), VerifierNeverStarted),
         ("reserve", True, RayTaskError(VerifierBusy("others are judged here")), VerifierBusy),
-        ("judge", False, RayTaskError(ValueError("odd")), ValueError),
+        ("verify", False, RayTaskError(ValueError("odd")), ValueError),
     ],
 )
 def test_how_a_host_was_lost_is_told_apart(
@@ -169,10 +175,10 @@ def test_how_a_host_was_lost_is_told_apart(
 
         return SimpleNamespace(remote=remote)
 
-    ask = make_ask(SimpleNamespace(judge=method("judge"), reserve=method("reserve")))
+    ask = make_ask(SimpleNamespace(judge=method("verify"), reserve=method("reserve")))
     with pytest.raises(kind) as found:
         asyncio.run(asked_for(ask(TASK, SAID, alone)))
-    assert type(found.value) is kind and asked == (["reserve", "judge"] if alone else ["judge"])[: 1 if call == "reserve" else 2]
+    assert type(found.value) is kind and asked == (["reserve", "verify"] if alone else ["verify"])[: 1 if call == "reserve" else 2]
 
 
 async def asked_for(verdict: Awaitable[Verdict]) -> Verdict:

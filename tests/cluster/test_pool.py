@@ -83,7 +83,7 @@ def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
 
 
 def test_the_company_of_a_bad_group_is_not_given_up() -> None:
-    pool, up, kept = ready(backups=0.0), list[Hashable](), list[Hashable]()
+    pool, up, kept = ready(speculative_fraction=0.0), list[Hashable](), list[Hashable]()
     pool.enqueue(["bad", *range(7)], 0)
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
         running = given(pool.add_worker("a", 0, capacity=4))
@@ -102,7 +102,7 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
 
 @pytest.mark.parametrize("others", ["b", "bc", "bcd"])
 def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
-    pool = ready("a", *others, room=2, most_losses=1)
+    pool = ready("a", *others, room=2, max_failures=1)
     running = [order for order in given(pool.enqueue(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
     lost = {again.group for again in given(pool.remove_worker("a", "killed"), Retry)}
     begun = list[Hashable]()
@@ -114,7 +114,7 @@ def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> Non
 
 
 def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work() -> None:
-    pool = ready("a", "b", backups=0.0)
+    pool = ready("a", "b", speculative_fraction=0.0)
     pool.enqueue(["0:0", "0:1"], 0)
     pool.enqueue(["1:0"], 1)
     assert pool.handle_ended(Dispatch("a", "0:0", 0, 1)) == [Accept(Dispatch("a", "0:0", 0, 1))]  # version 1 does not exist yet
@@ -144,7 +144,7 @@ def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_ve
 
 
 def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
-    pool = ready("a", "b", backups=0.0)
+    pool = ready("a", "b", speculative_fraction=0.0)
     pool.enqueue(["0:0"], 0)
     pool.add_version(1)
     pool.enqueue(["1:0", "1:1", "1:2"], 1)
@@ -167,7 +167,7 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
 
 
 def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
-    pool = ready("a", "b", backups=0.5)
+    pool = ready("a", "b", speculative_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
     copy = Dispatch("b", "g", 0, 2)
     assert pool.handle_ended(second) == [Accept(second), copy]
@@ -176,14 +176,14 @@ def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
 
 
 def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
-    pool = ready("a", "b", "c", "d", backups=0.5)
+    pool = ready("a", "b", "c", "d", speculative_fraction=0.5)
     orders = given(pool.enqueue(range(4), 0))
     assert given(pool.handle_ended(orders[3])) == []  # three of four are left
     assert {(order.worker, order.group) for order in given(pool.handle_ended(orders[2]))} == {("c", 0), ("d", 1)}
 
 
 def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
-    pool = ready("a", "b", backups=0.5)
+    pool = ready("a", "b", speculative_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
     pool.handle_ended(second)
     assert pool.remove_worker("b", "killed") == []
@@ -191,7 +191,7 @@ def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
 
 
 def test_a_worker_that_has_had_its_time_is_dropped() -> None:
-    pool = ready("a", group_s=10, load_s=5)
+    pool = ready("a", group_timeout_s=10, load_timeout_s=5)
     pool.enqueue(["g"], 0)
     assert pool.kill_late_workers(100) == [] and pool.kill_late_workers(110) == []
     drop, again = pool.kill_late_workers(110.1)
@@ -204,11 +204,11 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda pool: pool.ask(["g"], 0), "'g' was already added"),
-        (lambda pool: pool.made(0), "version 0 of the weights is not newer than 0"),
-        (lambda pool: pool.joined("a", 0), "'a' was already added"),
-        (lambda pool: pool.joined("b", 0, room=0), "capacity for 0 groups"),
-        (lambda pool: (pool.ended(Dispatch("a", "g", 0, 1)), pool.made(1), pool.ask(["h"], 0)), "version 0 of the weights is gone"),
+        (lambda pool: pool.enqueue(["g"], 0), "'g' was already added"),
+        (lambda pool: pool.add_version(0), "version 0 of the weights is not newer than 0"),
+        (lambda pool: pool.add_worker("a", 0), "'a' was already added"),
+        (lambda pool: pool.add_worker("b", 0, capacity=0), "capacity for 0 groups"),
+        (lambda pool: (pool.handle_ended(Dispatch("a", "g", 0, 1)), pool.add_version(1), pool.enqueue(["h"], 0)), "version 0 of the weights is gone"),
     ],
 )
 def test_a_driver_that_errs_is_told(call: Any, words: str) -> None:
@@ -248,7 +248,7 @@ def test_an_ask_that_is_refused_changes_nothing() -> None:
 
 
 def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
-    pool = ready("a", "b", "c", room=4, group_s=10)
+    pool = ready("a", "b", "c", room=4, group_timeout_s=10)
     pool.enqueue(["f", "g", "h"], 0)
     pool.kill_late_workers(0)
     said = pool.kill_late_workers(11)
@@ -307,7 +307,7 @@ class History:
 
     def bury(self, name: str, *, blame: bool) -> None:
         gone = self.workers.pop(name)
-        self.said += [("ended", order) for order in gone["holds"]] + ([("loaded", gone["loading"])] if gone["loading"] else [])
+        self.said += [("handle_ended", order) for order in gone["holds"]] + ([("handle_loaded", gone["loading"])] if gone["loading"] else [])
         if blame:
             self.losses.update(order.group for order in gone["holds"])
 

@@ -58,7 +58,7 @@ def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
     assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
     told = [record.getMessage() for record in caplog.records if "is resumed in" in record.getMessage()]
     assert len(told) == resumes and all("no rollout worker is left" in line for line in told)
-    events = [row["event"] for row in read_jsonl(tmp_path / "run" / "collectors.jsonl")]
+    events = [row["event"] for row in read_jsonl(tmp_path / "run" / "rollout_workers.jsonl")]
     assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
 
 
@@ -84,7 +84,7 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["same schedule: always", "same tokens: yes, where collectors", "same gradients: yes, from the same tokens, with 1 learning"]),
+        ({}, ["same schedule: always", "same tokens: yes, where rollout workers", "same gradients: yes, from the same tokens, with 1 learning"]),
         ({"train": {"steps": 1, "deterministic": False}}, ["same schedule: always", "same tokens: in distribution only", "up to rounding"]),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
         train(tiny_run(**settings, cluster={"rollout_workers": collectors, "max_restarts": 100}), out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
     assert bool(InThisProcess.early) == early
-    metrics, times, losses = (list(read_jsonl(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
+    metrics, times, losses = (list(read_jsonl(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "rollout_workers"))
     assert not any(key.startswith("cluster/") for row in metrics for key in row)
     assert sum(row["cluster/workers_lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
     shares = [row["cluster/sampling"] for row in times]  # 0 where all of a step was sampled during the one before

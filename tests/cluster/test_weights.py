@@ -35,9 +35,9 @@ def carried(parcel: WeightUpdate) -> WeightUpdate:
 def damaged(parcel: WeightUpdate) -> WeightUpdate:
     """With one bit changed in the last bucket, and the checksum that it had."""
     *others, last = parcel.buckets
-    data = last.components[0].data.copy()
+    data = last.parts[0].data.copy()
     data[len(data) // 2] ^= 4
-    parts = (replace(last.components[0], data=data), *last.components[1:])
+    parts = (replace(last.parts[0], data=data), *last.parts[1:])
     return replace(parcel, buckets=[*others, replace(last, parts=parts)])
 
 
@@ -58,7 +58,7 @@ def change(net: Any, seed: int, share: float = 0.02) -> None:
 
 
 def sized(parcels: Iterable[WeightUpdate]) -> list[int]:
-    return [sum(part.data.nbytes for bucket in parcel.buckets for part in bucket.components) for parcel in parcels]
+    return [sum(part.data.nbytes for bucket in parcel.buckets for part in bucket.parts) for parcel in parcels]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -68,14 +68,14 @@ def test_a_whole_copy_arrives_exactly_in_buckets_of_any_size(bucket: int, tied: 
     parcel = carried(WeightPacker("whole", "bfloat16", bucket_bytes=bucket).pack(sent))
     apply_updates(got, [parcel])
     assert same(sent, got) and sized([parcel]) == [parcel.num_bytes] == [sum(w.nbytes for w in sent.parameters())]
-    assert max(sum(part.data.nbytes for part in one.components) for one in parcel.buckets) <= bucket
+    assert max(sum(part.data.nbytes for part in one.parts) for one in parcel.buckets) <= bucket
 
 
 def test_the_bytes_of_a_whole_copy_are_not_copied_on_the_way() -> None:
     sent = model()
     [bucket] = WeightPacker("whole", "bfloat16").pack(sent).buckets
     places = {weight.data_ptr() for weight in sent.parameters()}
-    assert {part.data.ctypes.data for part in bucket.components} == places
+    assert {part.data.ctypes.data for part in bucket.parts} == places
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -185,7 +185,7 @@ def test_weights_of_another_model_are_refused() -> None:
         apply_updates(model(tied=False), [parcel])
     [bucket] = parcel.buckets
     with pytest.raises(RlvrError, match=r"another model: \d+ tensors are missing, such as model.embed_tokens.weight"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts(bucket.components[1:])])])
+        apply_updates(model(), [WeightUpdate([Bucket.from_parts(bucket.parts[1:])])])
 
 
 def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
@@ -193,12 +193,12 @@ def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
     packer.pack(trainer)
     change(trainer, 1)
     [bucket] = packer.pack(trainer).buckets
-    part = bucket.components[0]
+    part = bucket.parts[0]
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight end at element 1,\d\d\d, and it has 800"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, begin=500)])], is_delta=True)])
+        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, offset=500)])], is_delta=True)])
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight are not 3 of . and 2 bytes"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, changed=3)])], is_delta=True)])
-    assert np.array_equal(part.data, bucket.components[0].data)
+        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, num_changed=3)])], is_delta=True)])
+    assert np.array_equal(part.data, bucket.parts[0].data)
 
 
 class Net(torch.nn.Module):
@@ -217,7 +217,7 @@ def halves(count: int, value: float = 1.0) -> torch.Tensor:
 
 
 def test_empty_tensors_and_single_numbers_travel_too() -> None:
-    kinds = {"a": halves(1000), "none": halves(0), "one": halves(1).reshape(()), "wide": torch.zeros(0), "flag": torch.tensor(True)}
+    kinds = {"a": halves(1000), "none": halves(0), "one": halves(1).reshape(()), "gap_bytes": torch.zeros(0), "flag": torch.tensor(True)}
     sent, got, packer = (
         Net(**kinds),
         Net(**{name: torch.zeros_like(value) for name, value in kinds.items()}),
@@ -262,12 +262,12 @@ def in_two() -> WeightUpdate:
 
 
 @pytest.mark.parametrize(
-    ("field", "change"), [("name", lambda name: {"a": "b", "b": "a"}[name]), ("begin", lambda begin: 8 - begin)], ids=["name", "begin"]
+    ("field", "change"), [("name", lambda name: {"a": "b", "b": "a"}[name]), ("offset", lambda begin: 8 - begin)], ids=["name", "offset"]
 )
 def test_the_checksum_covers_where_bytes_belong(field: str, change: Any) -> None:
     parcel = in_two()
     moved = [
-        replace(bucket, parts=tuple(replace(part, **{field: change(getattr(part, field))}) for part in bucket.components))
+        replace(bucket, parts=tuple(replace(part, **{field: change(getattr(part, field))}) for part in bucket.parts))
         for bucket in parcel.buckets
     ]
     with pytest.raises(RlvrError, match="arrived with a wrong checksum"):
@@ -287,10 +287,10 @@ def test_buckets_that_are_lost_repeated_or_out_of_order_are_refused(order: tuple
     [
         ({"data": np.frombuffer(b"not compressed", np.uint8)}, "cannot be decompressed: Error -3"),
         ({"data": np.frombuffer(zlib.compress(bytes(1 << 20)), np.uint8)}, r"are not \d+ of \d and 2 bytes"),
-        ({"changed": 1 << 40}, "1,099,511,627,776 changes of model.embed_tokens.weight from 0, of \\d bytes: it has 800 elements"),
-        ({"changed": -1}, "-1 changes"),
-        ({"begin": -5}, "from -5"),
-        ({"wide": 3}, "of 3 bytes"),
+        ({"num_changed": 1 << 40}, "1,099,511,627,776 changes of model.embed_tokens.weight from 0, of \\d bytes: it has 800 elements"),
+        ({"num_changed": -1}, "-1 changes"),
+        ({"offset": -5}, "from -5"),
+        ({"gap_bytes": 3}, "of 3 bytes"),
     ],
     ids=["garbage", "bomb", "too many", "negative", "before", "width"],
 )
@@ -300,7 +300,7 @@ def test_changes_that_cannot_be_are_refused_in_words(changes: dict[str, Any], wo
     change(trainer, 1)
     parcel = carried(packer.pack(trainer))
     [bucket] = parcel.buckets
-    bad = Bucket.from_parts([replace(bucket.components[0], **changes), *bucket.components[1:]])
+    bad = Bucket.from_parts([replace(bucket.parts[0], **changes), *bucket.parts[1:]])
     with pytest.raises(RlvrError, match=words):
         apply_updates(got, [replace(parcel, buckets=[bad])])
 

@@ -108,7 +108,7 @@ def test_a_run_with_collectors_shows_who_works_what_was_lost_and_what_limits_it(
     times = [{"step": step, "step_time": 0.5, "time/wait_for_batch": 0.4, **shares} for step in (1, 2)]
     (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times), "utf-8")
     events = [{"event": event} for event in ("lost", "lost", "given_up")]
-    (folder / "collectors.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), "utf-8")
+    (folder / "rollout_workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), "utf-8")
     head = parts(write_page(folder).path)["head"]["runs"][0]
     panels = {panel["title"]: panel["lines"] for panel in head["panels"]}
     assert panels["activity, fraction of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["rollout workers"] == {
