@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 
 class RlvrError(Exception):
@@ -129,29 +129,24 @@ class ToolFailure(RlvrError):
     """A tool, or something it depends on, failed. The conversation ends without a score."""
 
 
-class StringAnswerMixin:
-    """Makes `verify` raise AnswerTypeError for an answer that is not a string, so that a caller's error is not scored as a wrong answer.
+Verify = TypeVar("Verify", bound=Callable[..., Any])
+
+
+def requires_text(verify: Verify) -> Verify:
+    """Make a verifier's `verify` raise AnswerTypeError for an answer that is not a string: a caller's error is not a wrong answer.
 
     >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
     Traceback (most recent call last):
     rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text of the answer
     """
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        verify = vars(cls).get("verify")
-        if callable(verify):
-            setattr(cls, "verify", _require_string_answer(verify))  # noqa: B010 -- type checkers do not see the subclass's method
-
-
-def _require_string_answer(verify: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(verify)
     def checked(self: Any, task: Any, answer: object) -> Any:
         if not isinstance(answer, str):
             raise _build_answer_type_error(self, answer)
         return verify(self, task, answer)
 
-    return checked
+    return cast(Verify, checked)
 
 
 def _build_answer_type_error(verifier: Any, answer: object) -> AnswerTypeError:

@@ -7,8 +7,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.contracts import Example, Explanation, Verifier
+from rlvr.contracts.explanation import explain_call
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -55,6 +56,7 @@ class Choice(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor
         self.extractor = extractor
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the named options with the correct ones."""
         try:
@@ -73,6 +75,10 @@ class Choice(Verifier):
         if named is None:
             return Verdict(0.0, f"{text!r:.80} does not name {'these options' if len(right) > 1 else 'one option'}")
         return Verdict(float(named == right), f"it names {' and '.join(sorted(named))}, right is {' and '.join(sorted(right))}")
+
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
+        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("named", _named_labels)))
 
 
 def _parse_options(meta: Mapping[str, Any]) -> dict[str, str] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Example, Explanation, Verifier
+from rlvr.contracts.explanation import explain_call
+from rlvr.errors import requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -36,6 +38,7 @@ class Exact(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.extractor, self.ignore_case, self.markdown = extractor, ignore_case, markdown
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared text with the reference."""
         allowed = task.reference if isinstance(task.reference, list | tuple) else [task.reference]
@@ -47,6 +50,10 @@ class Exact(Verifier):
         said = strip_markup(found.text) if self.markdown else found.text
         right = self._normalize(said) in {self._normalize(text) for text in allowed}
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
+
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
+        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("without markup", strip_markup)))
 
     def _normalize(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text.strip())

@@ -15,8 +15,9 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.contracts import Example, Explanation, Verifier
+from rlvr.contracts.explanation import explain_call
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -115,6 +116,7 @@ class Numeric(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.tolerance, self.relative, self.extractor, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), extractor, percent
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared number with the reference."""
         expected = parse_number(task.reference, percent=self.percent)
@@ -132,6 +134,12 @@ class Numeric(Verifier):
         right = abs(value - expected) <= near
         how = "equals" if value == expected else f"is within {float(near):g} of" if right else "is not"
         return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
+
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
+        return explain_call(
+            lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_number), ("sentence", parse_statement))
+        )
 
 
 def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.contracts import Example, Explanation, Verifier
+from rlvr.contracts.explanation import explain_call
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -65,6 +66,7 @@ class Quantity(Verifier):
         extract_answer("", extractor)
         self.extractor, self.tolerance, self.convert = extractor, _parse_tolerance(tolerance), convert
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared quantity with the reference."""
         try:
@@ -84,6 +86,10 @@ class Quantity(Verifier):
         mine, theirs = (value * factor + offset for value, factor, offset, _ in (said, gold))
         right = abs(mine - theirs) <= max(tolerance, ROUNDING_TOLERANCE) * abs(theirs)
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
+
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
+        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_quantity)))
 
 
 def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:

@@ -13,12 +13,14 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.contracts import Example, Explanation, Verifier
+from rlvr.contracts.explanation import explain_call, shorten
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.compare.dispatch import compare_normalized, compare_trees
@@ -26,8 +28,8 @@ from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
 from rlvr.verifiers.math.compare.unevaluated import UNEVALUATED_OPS
 from rlvr.verifiers.math.parsing.notation import iter_readings
-from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op
+from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_text
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, draw_tree, has_op
 from rlvr.verifiers.math.policy import MathPolicy
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
@@ -100,8 +102,42 @@ class Symbolic(Verifier):
         """Pickle the settings only: another process builds its own workers."""
         return partial(type(self), **self._settings), ()
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the declared answer and compare it with the gold."""
+        return self._verify(task, answer, self._get_cached)
+
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict: the extracted text, the rewritten texts, the trees, and the rule that decided."""
+        found = explain_call(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
+        return replace(found, steps=tuple(self._list_steps(task, answer)))
+
+    def _list_steps(self, task: Task, answer: str) -> Iterator[tuple[str, str]]:
+        """List what gold and answer were read as."""
+        gold = _gold_text(task.reference)
+        if gold is None or (found := self._extract(task, answer)) is None:
+            return
+        yield "extracted", f"nothing: {found.reason}" if found.text is None else f"{shorten(found.text)}  ({found.reason})"
+        for name, text in [("gold", gold), *(("answer", text) for text in (found.candidates if found.text is None else (found.text,)))]:
+            yield name, shorten(text)
+            with contextlib.suppress(ParseError, LimitExceeded):
+                if (shown := rewrite_text(text)) != text:
+                    yield f"{name}, rewritten", shorten(shown)
+            try:
+                yield f"{name}, as a tree", draw_tree(parse_answer(text))
+            except (ParseError, LimitExceeded) as error:
+                yield f"{name}, as a tree", f"none: {error}"
+
+    def _extract(self, task: Task, answer: str) -> Extraction | None:
+        """Extract the answer as `verify` does; None if the task has an invalid policy."""
+        with contextlib.suppress(ConfigError):
+            policy = self.policy.override(task.meta.get("policy"))
+            extractor = _check_extractor(task.meta.get("extractor", self.extractor))
+            return extract_answer(answer, extractor, multiple_answers=policy.multiple_answers)
+        return None
+
+    def _verify(self, task: Task, answer: str, compute: Callable[..., Any]) -> Verdict:
+        """Verify an answer; `compute` calls a function, or takes its result from the cache."""
         try:
             policy = self.policy.override(task.meta.get("policy"))
             channel = _check_extractor(task.meta.get("extractor", self.extractor))
@@ -113,13 +149,13 @@ class Symbolic(Verifier):
                 repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number"
             )
         try:
-            why = self._get_cached(self._find_gold_flaw, gold, None, policy)
+            why = compute(self._find_gold_flaw, gold, None, policy)
             if why:
                 return _invalid_gold_verdict(gold, why)
             found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
-            verdict: Verdict = self._get_cached(self._verify_extraction, gold, found, policy)
+            verdict: Verdict = compute(self._verify_extraction, gold, found, policy)
             if verdict.passed and policy.require_evaluated and (why := self._find_prompt_copy(task, gold, found)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.cli.settings import parse_settings
-from rlvr.contracts import Verifier
+from rlvr.contracts import Explanation, Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
@@ -31,10 +31,12 @@ VERIFY_TIMEOUT_S = 600.0
 """The timeout of one verdict, as in a rollout."""
 
 
-def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
+def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], explain: bool = False, json: bool) -> int:
     """Verify the answer given on the command line; returns 1 if it has no score."""
     row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "meta": _parse_meta(meta)}
     with build("verifier", name, **parse_settings(pairs)) as verifier:
+        if explain:
+            return _show_explanation(verifier.explain(_make_task(row), answer), json=json)
         ((_, verdict),) = verify_in_order([row], _make_verify_function(verifier), workers=1)
     if json:
         screen.print_json(verdict.to_dict())
@@ -103,11 +105,29 @@ def _wait_for_verdict(verdict: Future[Verdict]) -> Verdict:
 
 
 def _make_verify_function(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
-    def judge(row: dict[str, Any]) -> Verdict:
-        task = Task(user(""), row["reference"], id=f"line {row['id']}", meta=row.get("meta") or {})
-        return verify_answer_safely(verifier, task, lambda: str(row["answer"]))
+    def verify(row: dict[str, Any]) -> Verdict:
+        return verify_answer_safely(verifier, _make_task(row), lambda: str(row["answer"]))
 
-    return judge
+    return verify
+
+
+def _make_task(row: dict[str, Any]) -> Task:
+    return Task(user(""), row["reference"], id=f"line {row['id']}", meta=row.get("meta") or {})
+
+
+def _show_explanation(explanation: Explanation, *, json: bool) -> int:
+    """Print the steps of one verification, the rule and the verdict; returns 1 if there is no score."""
+    verdict = explanation.verdict
+    if json:
+        screen.print_json(explanation.to_dict())
+        return int(not verdict.is_scored)
+    rows = list(explanation.steps)
+    if explanation.rule:
+        rows += [("rule", explanation.rule), ("where", explanation.where), ("called by", " > ".join(explanation.path[:-1]))]
+    console = screen.make_stdout_console()
+    console.print(screen.make_facts_table(row for row in rows if row[1]))
+    console.print(Text.assemble("\n", _format_score(verdict), "  ", verdict.reason))
+    return int(not verdict.is_scored)
 
 
 def _read_rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -11,26 +11,28 @@ Six kinds of plugin exist, each with one or two main methods:
 A plugin's constructor takes keyword arguments only: its signature is its schema. The registry builds the plugins that `needs` names.
 """
 
-from rlvr.contracts.environment import Environment
+from rlvr.contracts.environment import Environment, EnvironmentInfo
+from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue
 from rlvr.contracts.sandbox import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.contracts.verifier import Begun, Example, Verifier, together
+from rlvr.contracts.verifier import Example, Verifier, VerifierInfo
 from rlvr.contracts.weights import Adapter, Weights
 
 __all__ = [
     "Adapter",
-    "Begun",
     "ChatPrompt",
     "Checker",
     "Completion",
     "Environment",
+    "EnvironmentInfo",
     "Example",
     "ExecutionResult",
     "ExitStatus",
+    "Explanation",
     "Limits",
     "Plugin",
     "Program",
@@ -49,6 +51,6 @@ __all__ = [
     "ToolSession",
     "Transcript",
     "Verifier",
+    "VerifierInfo",
     "Weights",
-    "together",
 ]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any, ClassVar
 
-from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.explanation import Explanation, explain_call
+from rlvr.contracts.plugin import Plugin, default_implementation, is_default
 from rlvr.contracts.session import Transcript
-from rlvr.errors import StringAnswerMixin
 from rlvr.task import Task, Verdict
 
-Begun = Verdict | Callable[[], Coroutine[Any, Any, Verdict]]
-"""A verdict, or an async function that returns it."""
+RunInThread = Callable[..., Awaitable[Any]]
+THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asyncio.to_thread)
+"""Runs a blocking function in a thread and awaits it. An executor of verifications sets it, so that its own threads are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,23 @@ class Example:
     """The task's `meta`, for verifiers that read it."""
 
 
-class Verifier(StringAnswerMixin, Plugin, ABC):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierInfo:
+    """How a verifier is best called.
+
+    >>> VerifierInfo(is_async=True).takes_transcript
+    False
+    """
+
+    is_async: bool = False
+    """True if the verdict comes from elsewhere and is awaited with `averify`: no thread waits for it."""
+    takes_transcript: bool = False
+    """True if it reads more of a conversation than the answer."""
+    has_batch_method: bool = False
+    """True if `verify_many` is faster than a loop."""
+
+
+class Verifier(Plugin, ABC):
     """Scores one answer. Deterministic (given a sandbox, if it uses one) and thread-safe.
 
     `verify` receives the whole text of the policy and extracts the answer with the declared extractor. It never raises because of the
@@ -49,44 +67,46 @@ class Verifier(StringAnswerMixin, Plugin, ABC):
     instruction: str = ""
     """An instruction about the answer format, appended to questions by environments whose questions come from data."""
 
+    @cached_property
+    def info(self) -> VerifierInfo:
+        """How it is best called. By default it follows from the methods it defines; one that is made of others sets it when constructed."""
+        takes_transcript = not is_default(self.verify_transcript)
+        return VerifierInfo(
+            is_async=not takes_transcript and not is_default(self.averify),
+            takes_transcript=takes_transcript,
+            has_batch_method=not is_default(self.verify_many),
+        )
+
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score `answer` against `task.reference`."""
 
+    def explain(self, task: Task, answer: str) -> Explanation:
+        """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.
+
+        The default finds the function that decided. Override it to name the functions whose results are steps (see `explain_call`).
+        """
+        return explain_call(lambda: self.verify(task, answer))
+
+    @default_implementation
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Score many answers, in their order. Override it if a batch, or concurrent requests, are faster than a loop."""
         return [self.verify(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
+    @default_implementation
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Score an answer without blocking an event loop. The default runs in a thread; override it for asynchronous verifiers."""
-        return await _ended(await asyncio.to_thread(self.begin, task, Transcript(answer)))
+        """Score an answer without blocking an event loop. The default runs `verify` in a thread; override it to await a verdict instead."""
+        verdict: Verdict = await THREAD_RUNNER.get()(self.verify, task, answer)
+        return verdict
 
+    @default_implementation
     def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Score a whole conversation. The default scores its answer; override it to use the artifacts or the turns."""
         return self.verify(task, transcript.answer)
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Start verification; return the verdict, or a function that awaits it. Composite verifiers override it."""
-        if type(self).averify is not Verifier.averify and type(self).verify_transcript is Verifier.verify_transcript:
-            return partial(self.averify, task, transcript.answer)
-        return self.verify_transcript(task, transcript)
-
-
-def together(begun: Sequence[Begun], finish: Callable[[Sequence[Verdict]], Verdict]) -> Begun:
-    """Combine several verdicts with `finish`: immediately if all are available, otherwise when the last one is.
-
-    >>> together([Verdict(1.0, "equal")], lambda verify_all: verify_all[0]).compute_logprobs
-    1.0
-    """
-    known = [one for one in begun if isinstance(one, Verdict)]
-    if len(known) == len(begun):
-        return finish(known)
-
-    async def waited() -> Verdict:
-        return finish(await asyncio.gather(*map(_ended, begun)))
-
-    return waited
-
-
-async def _ended(begun: Begun) -> Verdict:
-    return begun if isinstance(begun, Verdict) else await begun()
+    async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        """Score a whole conversation without blocking an event loop. A verifier that is made of others overrides it to await theirs."""
+        if self.info.is_async:
+            return await self.averify(task, transcript.answer)
+        verdict: Verdict = await THREAD_RUNNER.get()(self.verify_transcript, task, transcript)
+        return verdict

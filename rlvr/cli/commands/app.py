@@ -89,6 +89,7 @@ def verify(
     meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
     settings: Settings = None,
     workers: Annotated[int, typer.Option(help="How many answers are verified in parallel, with --file.")] = 8,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the steps to the verdict and the rule that decided.")] = False,
     json: Json = False,
 ) -> int:
     """Verify one answer, or a file; exit code 1 if any has no score.
@@ -97,10 +98,12 @@ def verify(
     """
     from rlvr.cli import verifying
 
+    if explain and file is not None:
+        raise ConfigError("--explain explains one answer; give --reference R with --answer A")
     if file is not None and reference is None and answer is None and not meta:
         return verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
     if file is None and reference is not None and answer is not None:
-        return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
+        return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], explain=explain, json=json)
     raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
 
 

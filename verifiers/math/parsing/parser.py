@@ -139,9 +139,7 @@ def parse_answer(text: str) -> Tree:
         return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := parse_circled_numbers(text)) is not None:
         return said
-    shown = standardize(strip_wrapping(normalize_characters(text)))
-    if (led := strip_lead(shown)) != shown:
-        shown = strip_wrapping(led)
+    shown = rewrite_text(text)
     if not shown:
         raise ParseError("it is empty")
     sentence = extract_stated_formula(text) if text.lstrip()[0].isalpha() and ("$" in text or "\\(" in text or "\\[" in text) else None
@@ -164,6 +162,16 @@ def parse_answer(text: str) -> Tree:
     if nodes > MAX_NODES:
         raise LimitExceeded(f"it has {nodes} parts; at most {MAX_NODES} are allowed")
     return tree
+
+
+def rewrite_text(text: str) -> str:
+    r"""Rewrite a text in the notation that the parser reads: one spelling for each thing, without dollar signs and leading words.
+
+    >>> rewrite_text(r"So $x = 3{,}5\,\%$.")
+    'x = 3.5\\%'
+    """
+    shown = standardize(strip_wrapping(normalize_characters(text)))
+    return strip_wrapping(led) if (led := strip_lead(shown)) != shown else shown
 
 
 class AnswerParser:

@@ -150,6 +150,21 @@ def describe_tree(tree: Tree) -> str:
     return f"{OP_NAMES[tree[0]]} {shown}" if tree[0] in OP_NAMES else shown
 
 
+def draw_tree(tree: Tree, indent: str = "") -> str:
+    """Draw a tree with one node a line, children indented.
+
+    >>> print(draw_tree(("div", ("num", 1, 1), ("sym", "x"))))
+    div
+      num 1
+      sym x
+    """
+    if tree[0] in LEAVES:
+        return f"{indent}{tree[0]} {format_tree(tree)}"
+    children = list(iter_children(tree))
+    signs = " ".join(str(arg) for arg in tree[1:] if not isinstance(arg, tuple))
+    return "\n".join([f"{indent}{tree[0]} {signs}".rstrip(), *(draw_tree(child, indent + "  ") for child in children)])
+
+
 _INFIX_SIGNS = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
 _BRACKETED_OPS = {"tuple": ("(", ")"), "set": ("{", "}")}
 
