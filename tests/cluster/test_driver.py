@@ -247,10 +247,10 @@ def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answe
     rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
     assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
     for row in rows:
-        assert row["event"] == "differs" and "c1.0" in row["collectors"]
+        assert row["event"] == "differs" and "c1.0" in row["workers"]
         one, other = row["sampled"]
         group = [answered(draw, row["version"]).tokens for draw in draws() if draw.group == row["group"]]
-        right, wrong = (one, other) if row["collectors"][1] == "c1.0" else (other, one)
+        right, wrong = (one, other) if row["workers"][1] == "c1.0" else (other, one)
         assert [answer["tokens"] for answer in right] == group and {tuple(answer["tokens"]) for answer in wrong} == {(5, 1, 2)}
     assert "sample group 1:" in told[0] and "in 2 of 2 completions, first token 1 is " in told[0]
 

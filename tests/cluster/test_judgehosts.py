@@ -76,9 +76,8 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
 
 def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
     ray, told = Ray(CPU=4.0), list[str]()
-    made = VerifierActors(
-        ray, ClusterConfig(verifier_workers=2, max_restarts=0), {}, heartbeat_interval_s=5.0, max_missed=3, log=told.append
-    )
+    HEARD.append(told)
+    made = VerifierActors(ray, ClusterConfig(verifier_workers=2, max_restarts=0), {}, heartbeat_interval_s=5.0, max_missed=3)
     for call in [call for call in ray.calls if call.name == "begin"]:
         call.ends(PLACE)
     assert made.check_workers()
@@ -136,7 +135,7 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
     actor = VerifierActor()
     assert asyncio.run(actor.heartbeat()) == 0.0
-    actor.host = SimpleNamespace(verifier_workers=SimpleNamespace(spent=True))
+    actor.host = SimpleNamespace(executor=SimpleNamespace(is_exhausted=True))
     with pytest.raises(RuntimeError, match="hanging verifications occupy all its threads"):
         asyncio.run(actor.heartbeat())
 
@@ -175,7 +174,7 @@ def test_how_a_host_was_lost_is_told_apart(
 
         return SimpleNamespace(remote=remote)
 
-    ask = make_ask(SimpleNamespace(judge=method("verify"), reserve=method("reserve")))
+    ask = make_ask(SimpleNamespace(verify=method("verify"), reserve=method("reserve")))
     with pytest.raises(kind) as found:
         asyncio.run(asked_for(ask(TASK, SAID, alone)))
     assert type(found.value) is kind and asked == (["reserve", "verify"] if alone else ["verify"])[: 1 if call == "reserve" else 2]

@@ -179,7 +179,7 @@ def test_a_judge_host_gives_the_verdict_of_the_verifier_to_the_bit_and_its_error
 
 
 def test_a_verifier_that_hangs_costs_its_own_verdict_and_no_thread() -> None:
-    judge = host(verify_workers=1, verify_deadline_s=0.4)
+    judge = host(verify_workers=1, verify_timeout_s=0.4)
 
     async def three() -> list[Verdict]:
         return list(await asyncio.gather(*(judge.verify(TASK, Transcript(answer)) for answer in ("hang", "hang", "4"))))
@@ -237,7 +237,7 @@ def test_a_host_is_kept_for_one_answer_at_a_time_and_not_for_ever(monkeypatch: p
         judge.reserve()
     clock[0] += 60  # whoever reserved it was lost
     judge._num_running = 1
-    with pytest.raises(VerifierBusy, match="others are judged here"):
+    with pytest.raises(VerifierBusy, match="other verifications run here"):
         judge.reserve()
     judge._num_running = 0
     judge.reserve()  # and not refused for the one that is gone

@@ -101,7 +101,7 @@ def test_a_record_that_is_too_short_is_found(run: Path, tmp_path: Path, name: st
 
 
 def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = copied(run, tmp_path, lambda rows: [*rows[1:8], {**rows[8], "cut": "time"}, *rows[9:]])
+    folder = copied(run, tmp_path, lambda rows: [*rows[1:8], {**rows[8], "truncated": "time"}, *rows[9:]])
     report = audit(folder, groups=100)
     assert (report.groups, report.left_out, report.differing) == (7, 2, 0)
     assert audit_run(folder, groups=100, json=False) == 0
@@ -145,8 +145,8 @@ def test_answers_in_parts_are_not_audited(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run", symlinks=True)
     config = tmp_path / "run" / "config.yaml"
     text = config.read_text("utf-8")
-    assert "max_tokens_per_version: null" in text
-    config.write_text(text.replace("max_tokens_per_version: null", "max_tokens_per_version: 4"), "utf-8")
+    assert "partial_rollout_tokens: null" in text
+    config.write_text(text.replace("partial_rollout_tokens: null", "partial_rollout_tokens: 4"), "utf-8")
     with pytest.raises(ConfigError, match=r"rollout\.partial_rollout_tokens mixes versions"):
         audit(tmp_path / "run")
 
