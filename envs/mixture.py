@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Begun, Environment, Session, Transcript, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.contracts import Environment, Session, Transcript, Verifier, VerifierInfo
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
 
@@ -165,8 +165,10 @@ class MixtureVerifier(Verifier):
         """Set the verifiers by environment name; their environments close them."""
         self.verifiers = dict(verifiers)
         self.needs_reference = any(verifier.needs_reference for verifier in verifiers.values())
+        self.info = VerifierInfo(is_async=any(verifier.info.is_async for verifier in verifiers.values()), takes_transcript=True)
         self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the verifier of the task's environment."""
         return self.verify_transcript(task, Transcript(answer))
@@ -176,10 +178,14 @@ class MixtureVerifier(Verifier):
         verifier = self._verifier_of(task)
         return verifier if isinstance(verifier, Verdict) else verifier.verify_transcript(task, transcript)
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Start the verification of a transcript; waiting for the verdict needs no thread."""
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Await the verdict on an answer."""
+        return await self.averify_transcript(task, Transcript(answer))
+
+    async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        """Await the verdict of the verifier of the task's environment."""
         verifier = self._verifier_of(task)
-        return verifier if isinstance(verifier, Verdict) else verifier.begin(task, transcript)
+        return verifier if isinstance(verifier, Verdict) else await verifier.averify_transcript(task, transcript)
 
     def _verifier_of(self, task: Task) -> Verifier | Verdict:
         """Return the verifier of a task, or a verdict that says why there is none."""

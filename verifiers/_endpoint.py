@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.contracts import Verifier
+from rlvr.errors import requires_text
 from rlvr.task import Task, Verdict
 
 T = TypeVar("T")
@@ -150,6 +151,7 @@ class AsyncVerifier(Verifier):
     async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         raise NotImplementedError
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify one answer and wait for the verdict."""
         return self._loop.submit(self._averify_answer(task, answer)).result()

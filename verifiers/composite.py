@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Begun, Example, Transcript, Verifier, together
-from rlvr.errors import ConfigError
+from rlvr.contracts import Example, Transcript, Verifier, VerifierInfo
+from rlvr.errors import ConfigError, requires_text
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -50,8 +51,10 @@ class Composite(Verifier):
             raise
 
         self.needs_reference = any(part.needs_reference for part in self.components.values())
+        self.info = VerifierInfo(is_async=any(part.info.is_async for part in self.components.values()), takes_transcript=True)
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify with every component, and compute the weighted mean."""
         return self.verify_transcript(task, Transcript(answer))
@@ -60,9 +63,13 @@ class Composite(Verifier):
         """Verify a whole conversation, which every component receives."""
         return self._weighted_mean([part.verify_transcript(task, transcript) for part in self.components.values()])
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Start verification; components that wait for a remote verdict occupy no thread."""
-        return together([part.begin(task, transcript) for part in self.components.values()], self._weighted_mean)
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Await the verdict on an answer."""
+        return await self.averify_transcript(task, Transcript(answer))
+
+    async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        """Await the verdicts of all components together."""
+        return self._weighted_mean(await asyncio.gather(*(part.averify_transcript(task, transcript) for part in self.components.values())))
 
     def _weighted_mean(self, found: Sequence[Verdict]) -> Verdict:
         verdicts = dict(zip(self.components, found, strict=True))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.contracts import Example, Transcript, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -34,6 +34,7 @@ class FinalState(Verifier):
         Example({"files": {"a.txt": None}}, correct=(), incorrect=("", "it is deleted")),
     )
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without artifacts."""
         return self.verify_transcript(task, Transcript(answer))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -85,6 +85,7 @@ class Format(Verifier):
         )
         self.instruction = format_instruction(self.tags)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Test each requirement. The reference is not read."""
         tests: dict[str, Callable[[str], str]] = {}

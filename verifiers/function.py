@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.contracts import Example, Verifier
 from rlvr.contracts.reward_function import adapt_reward_function
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -48,6 +48,7 @@ class FunctionVerifier(Verifier):
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.instruction_checks.instruction import BadArguments, Instruction
@@ -58,6 +58,7 @@ class Instructions(Verifier):
             raise ConfigError(f"score is {score!r}; {suggest(str(score), SCORE_MODES)}")
         self.loose, self.score = loose, score
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Check every instruction on the response."""
         try:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import MissingExtra
+from rlvr.errors import MissingExtra, requires_text
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -57,6 +57,7 @@ class JsonSchema(Verifier):
         self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
         self._schema_flaws: dict[str, str] = {}
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Validate the one document of the answer."""
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Task, Verdict
 
@@ -52,6 +52,7 @@ class RewardModelVerifier(Verifier):
         self.verifier = verifier
         self.models = [_RewardModel(Path(folder), device) for folder in models]
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score with every model, and with the true verifier for the log."""
         truth = self.verifier.verify(task, answer)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlvr.contracts import Example, Transcript, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code
 
@@ -66,6 +66,7 @@ class PackageTests(Verifier):
         """
         self.verifier = verifier
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text: its code block is the only file of the package."""
         if not isinstance(task.reference, Mapping):

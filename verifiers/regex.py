@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -53,6 +53,7 @@ class Regex(Verifier):
         self.extractor, self.search = extractor, search
         self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Match the declared answer."""
         try:

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -56,6 +56,7 @@ class Span(Verifier):
             raise ConfigError(f"metric is {metric!r}; {suggest(metric, METRICS)}")
         self.extractor, self.metric = extractor, metric
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared answer with each accepted one; the best counts."""
         golds = task.reference if isinstance(task.reference, list | tuple) else [task.reference]

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
+from rlvr.errors import requires_text
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers import _sql_runner as _sqlrun
@@ -71,6 +72,7 @@ class SqlRows(Verifier):
         ),
     )
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Run the query of the answer, and compare."""
         broken = _find_reference_flaw(task.reference)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.contracts import Begun, Example, Transcript, Verifier, together
-from rlvr.errors import ConfigError
+from rlvr.contracts import Example, Verifier, VerifierInfo
+from rlvr.errors import ConfigError, requires_text
 from rlvr.task import Task, Verdict
 
 TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -73,17 +73,18 @@ class Structure(Verifier):
             answer_section,
             float(malformed_factor),
         )
+        self.info = VerifierInfo(is_async=verifier.info.is_async)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the format, verify the content, multiply the scores."""
         content, flaw = self._split_content(answer)
         return self._apply_format(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Start verification; an inner verifier that waits for a remote verdict occupies no thread."""
-        content, flaw = self._split_content(transcript.answer)
-        inner = Verdict(0.0, "") if content is None else self.verifier.begin(task, Transcript(content))
-        return together([inner], lambda verdicts: self._apply_format(verdicts[0], flaw))
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Parse the format, await the verdict on the content, multiply the scores."""
+        content, flaw = self._split_content(answer)
+        return self._apply_format(Verdict(0.0, "") if content is None else await self.verifier.averify(task, content), flaw)
 
     def _split_content(self, answer: str) -> tuple[str | None, str]:
         """Return the text for the inner verifier (None if it is not needed) and what is wrong with the format."""

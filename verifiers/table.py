@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -57,6 +57,7 @@ class Table(Verifier):
             raise ConfigError(f"tolerance is {tolerance!r}; it must be a number from 0 to 1")
         self.ordered, self.tolerance = ordered, tolerance
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse both tables and compare them."""
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvr.contracts import Checker, Example, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude
@@ -94,6 +94,7 @@ class UnitTests(Verifier):
     def _format_memory_error(self, limits: Limits) -> str:
         return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.max_memory_mb}; raise the sandbox's memory_mb"
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the code of `answer` and run the tests on it."""
         try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Begun, Example, Transcript, Verifier, together
-from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
+from rlvr.contracts import Example, Transcript, Verifier, VerifierInfo
+from rlvr.errors import ConfigError, requires_text
+from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
@@ -42,8 +43,12 @@ class AuditedVerifier(Verifier):
             raise ConfigError(f"fraction is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
         self.verifier, self.fraction = verifier, float(fraction)
         self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
+        self.info = VerifierInfo(
+            is_async=verifier.info.is_async or self.audit_verifier.info.is_async, takes_transcript=True, has_batch_method=True
+        )
         self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text, and audit it if it is sampled."""
         return self.verify_transcript(task, Transcript(answer))
@@ -52,11 +57,15 @@ class AuditedVerifier(Verifier):
         """Verify a conversation, and audit it if it is sampled."""
         return self._add_audit_score(self.verifier.verify_transcript(task, transcript), task, transcript)
 
-    def begin(self, task: Task, transcript: Transcript) -> Begun:
-        """Start verification; a verifier that waits for a remote verdict occupies no thread."""
-        both = [self.verifier.begin(task, transcript)]
-        both += [start_verification_safely(self.audit_verifier, task, transcript)] if self._is_sampled(task, transcript.answer) else []
-        return together(both, lambda verdicts: _attach_audit_score(verdicts[0], *verdicts[1:]))
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Await the verdict on an answer."""
+        return await self.averify_transcript(task, Transcript(answer))
+
+    async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        """Await the verdict, together with that of the audit verifier if the answer is sampled."""
+        both = [self.verifier.averify_transcript(task, transcript)]
+        both += [averify_transcript_safely(self.audit_verifier, task, transcript)] if self._is_sampled(task, transcript.answer) else []
+        return _attach_audit_score(*await asyncio.gather(*both))
 
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Verify many answers with the batch method of the first verifier, and audit the sampled ones."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -45,6 +45,7 @@ class RowVerifier(Verifier):
         for own in settings:
             self._get_verifier(own)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the settings of the task's row."""
         return self.verify_transcript(task, Transcript(answer))

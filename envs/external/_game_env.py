@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Example, Session, StepResult, Transcript, Verifier
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, requires_text
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Message, Task, Verdict, user
 from rlvr.turns import Turn
@@ -38,6 +38,7 @@ class GameRewardVerifier(Verifier):
 
     examples = (Example({"won": 1.0}, correct=(), incorrect=("", "I won", '{"rewards": [1.0], "over": true}')),)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without a game: no move was made, so it scores 0."""
         return self.verify_transcript(task, Transcript(answer, {"rewards": [], "over": False}))

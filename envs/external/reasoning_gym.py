@@ -23,7 +23,7 @@ from rlvr.envs.external._reasoning_catalog import (
     describe_scoring,
     is_well_formed,
 )
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, RlvrError, requires_text, suggest
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -50,6 +50,7 @@ class ReasoningGymVerifier(Verifier):
         self._idle: list[ForeignInstance] = []
         self._lock = Lock()
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the answer, check its form, and score it with the package."""
         number, gold = task.reference["number"], task.reference["gold"]

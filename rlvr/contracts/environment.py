@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.plugin import Plugin, default_implementation, is_default
 from rlvr.contracts.sandbox import Sandbox
 from rlvr.contracts.session import Session, StepResult
 from rlvr.contracts.tool import Tool
@@ -13,6 +14,29 @@ from rlvr.contracts.toolsession import ToolSession
 from rlvr.contracts.verifier import Verifier
 from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Call, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentInfo:
+    """What an environment does in a conversation.
+
+    >>> EnvironmentInfo(has_sessions=True).replies
+    False
+    """
+
+    has_sessions: bool = False
+    """True if it has stateful sessions. Their replies are recorded, because they may not be reproducible."""
+    replies: bool = False
+    """True if it replies to the policy's texts without a session."""
+    selects_answer: bool = False
+    """True if it selects the text to verify; otherwise that is the policy's last turn."""
+    has_step_rewards: bool = False
+    """True if it distributes the score over turns."""
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether it takes part in the conversation. Otherwise the first completed turn ends it."""
+        return self.has_sessions or self.replies or self.selects_answer
 
 
 class Environment(Plugin, ABC):
@@ -55,6 +79,16 @@ class Environment(Plugin, ABC):
     max_prompt_tokens: int = 96  # the default prompt limit, for a character tokenizer; tool descriptions are added to it
     max_new_tokens: int = 32  # the default limit on the policy's tokens, over all turns
 
+    @property
+    def info(self) -> EnvironmentInfo:
+        """What it does in a conversation: it follows from the methods that it defines, and from its tools."""
+        return EnvironmentInfo(
+            has_sessions=bool(self.tools) or not is_default(self.new_session),
+            replies=not is_default(self.reply),
+            selects_answer=not is_default(self.answer),
+            has_step_rewards=not (is_default(self.step_rewards) and is_default(self.step_rewards_for_turns)),
+        )
+
     @classmethod
     def catalog(cls) -> Sequence[Mapping[str, str]]:
         """List the environments of an external package that this one can load, for `rlvr list envs --of NAME`; empty by default.
@@ -79,23 +113,28 @@ class Environment(Plugin, ABC):
         """Return the policy turns of a conversation that gets the full score, or None if unknown. A turn is a text or one or more calls."""
         return None
 
+    @default_implementation
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
         plain = StatelessSession(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
 
+    @default_implementation
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Return the environment's reply to the policy's turns so far; None ends the conversation."""
         return None
 
+    @default_implementation
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text to verify at the end. The default is the policy's last turn."""
         return completions[-1] if completions else ""
 
+    @default_implementation
     def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns; the amounts must add up to it. The default uses the verdict's step rewards, if it has any."""
         return verdict.step_rewards
 
+    @default_implementation
     def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns, given the turns with their calls; for wrappers. The default calls `step_rewards`."""
         return self.step_rewards(task, [turn.text for turn in turns], verdict)

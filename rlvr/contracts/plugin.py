@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def default_implementation(method: F) -> F:
+    """Mark a method that a plugin may leave as it is. What a plugin can do follows from the marks that are left, see `is_default`."""
+    vars(method)["is_default_implementation"] = True
+    return method
+
+
+def is_default(method: Callable[..., Any]) -> bool:
+    """Return whether a method is the contract's own, and not the plugin's.
+
+    >>> is_default(default_implementation(lambda: 0)), is_default(lambda: 0)
+    (True, False)
+    """
+    return getattr(method, "is_default_implementation", False) is True
 
 
 class Plugin:

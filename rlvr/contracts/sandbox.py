@@ -16,13 +16,13 @@ class ExitStatus(StrEnum):
     """How a run in the sandbox ended. The values are the abbreviations of programming contests."""
 
     OK = "OK"  # exit code 0
-    RUNTIME_ERROR = "RE"  # another exit code, or a signal that the program caused
-    TIMEOUT = "TLE"
-    MEMORY_LIMIT = "MLE"
-    OUTPUT_LIMIT = "OLE"
-    COMPILE_ERROR = "CE"
-    SANDBOX_VIOLATION = "SV"  # the program damaged its container or did something forbidden
-    INTERNAL_ERROR = "IE"  # the sandbox failed; no score
+    RUNTIME_ERROR = "RUNTIME_ERROR"  # another exit code, or a signal that the program caused
+    TIMEOUT = "TIMEOUT"
+    MEMORY_LIMIT = "MEMORY_LIMIT"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    SANDBOX_VIOLATION = "SANDBOX_VIOLATION"  # the program damaged its container or did something forbidden
+    INTERNAL_ERROR = "INTERNAL_ERROR"  # the sandbox failed; no score
 
 
 @dataclass(frozen=True, slots=True)

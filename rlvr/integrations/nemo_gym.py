@@ -81,7 +81,7 @@ class SessionManager:
     """
 
     def __init__(self, environment: Environment, *, call_timeout_s: float = 600.0) -> None:
-        if type(environment).reply is not Environment.reply:
+        if environment.info.replies:
             raise ConfigError(f"{type(environment).__name__} replies to the policy's texts, and NeMo-Gym's simple agent has tools only")
         self.runner = ConversationRunner(environment, call_timeout_s=call_timeout_s)
         self.sessions, self.lock = dict[str, ServerSession](), Lock()

@@ -89,7 +89,7 @@ class EnvironmentFactory:
             workers: number of concurrent verifications.
             call_timeout_s: timeout of one tool call and of one verification, in seconds.
         """
-        if type(environment).reply is not Environment.reply:
+        if environment.info.replies:
             raise ConfigError(
                 f"{type(environment).__name__} replies to the policy's texts, and TRL's environments have tools only; use RolloutFunction"
             )

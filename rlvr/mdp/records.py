@@ -55,7 +55,9 @@ def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
     ()
     """
     return StepResult(
-        tuple(row["messages"]), done=row["done"], tool_results=tuple(_from_json(ToolResult, result) for result in row.get("tool_results", ()))
+        tuple(row["messages"]),
+        done=row["done"],
+        tool_results=tuple(_from_json(ToolResult, result) for result in row.get("tool_results", ())),
     )
 
 

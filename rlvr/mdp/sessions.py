@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from rlvr.contracts import Begun, Environment, Session, StepResult, Transcript, Verifier
+from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
 from rlvr.contracts.environment import StatelessSession
 from rlvr.errors import EnvError
 from rlvr.mdp.records import (
@@ -215,7 +214,9 @@ def build_session_record(
     record: dict[str, Any] = {"seed": session_handle.seed} | (
         {"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {}
     )
-    record |= {"initial_messages": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
+    record |= (
+        {"initial_messages": [dict(message) for message in session_handle.initial_messages]} if session_handle.initial_messages else {}
+    )
     record |= {"turns": [turn_to_json(turn) for turn in turns], "step_results": [step_result_to_json(said) for said in step_results]}
     if collected is None:
         return record
@@ -250,9 +251,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, answer: Callable[[], st
 def verify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript | str) -> Verdict:
     """Verify a transcript or an answer. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        if (
-            isinstance(transcript, str) and type(verifier).verify_transcript is Verifier.verify_transcript
-        ):  # building a transcript would cost as much as a fast verifier
+        if isinstance(transcript, str) and not verifier.info.takes_transcript:  # building a transcript costs as much as a fast verifier
             verdict: object = verifier.verify(task, transcript)
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
@@ -261,31 +260,13 @@ def verify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcr
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
-def start_verification_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Begun:
-    """Start verification; return the verdict, or an async function that returns it. Failures give an infrastructure fault."""
+async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
+    """Await the verdict on a transcript. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        found: object = verifier.begin(task, transcript)
-    except (Exception, SystemExit) as error:
-        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    if isinstance(found, Verdict):
-        return found
-    return partial(_await_verdict, verifier, found) if callable(found) else _build_wrong_type_verdict(verifier, found)
-
-
-async def _await_verdict(verifier: Verifier, found: Callable[[], Awaitable[object]]) -> Verdict:
-    try:
-        verdict = await found()
+        verdict: object = await verifier.averify_transcript(task, transcript)
         return verdict if isinstance(verdict, Verdict) else _build_wrong_type_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-
-
-def is_async_verifier(verifier: Verifier) -> bool:
-    """Return whether a verifier is asynchronous, so that verification must be awaited."""
-    kind = type(verifier)
-    return kind.begin is not Verifier.begin or (
-        kind.averify is not Verifier.averify and kind.verify_transcript is Verifier.verify_transcript
-    )
 
 
 def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:

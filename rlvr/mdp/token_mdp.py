@@ -78,12 +78,8 @@ class TokenMDP:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stop_ids = tokenizer.stop_ids
         self._preview_tools: tuple[ToolSpec, ...] | None = None
-        self.has_sessions = type(environment).new_session is not Environment.new_session or bool(environment.tools)
-        """True if the environment has stateful sessions. Their replies are recorded, because they may not be reproducible."""
-        self.is_interactive = self.has_sessions or any(_is_overridden(environment, name) for name in ("reply", "answer"))
-        """True if the environment takes part in the conversation. Otherwise the first completed turn ends it."""
-        self.has_step_rewards = any(_is_overridden(environment, name) for name in ("step_rewards", "step_rewards_for_turns"))
-        """True if the environment distributes the score over turns."""
+        info = environment.info
+        self.has_sessions, self.is_interactive, self.has_step_rewards = info.has_sessions, info.is_interactive, info.has_step_rewards
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
 
@@ -367,11 +363,6 @@ class TokenMDP:
         """Return the text that was verified; empty if it could not be collected."""
         ending = self.collect_transcript(state)
         return ending.answer if isinstance(ending, Transcript) else ""
-
-
-def _is_overridden(environment: Environment, name: str) -> bool:
-    """Return whether an environment overrides a method."""
-    return getattr(getattr(environment, name), "__func__", None) is not getattr(Environment, name)
 
 
 def check_task(task: object) -> Task:

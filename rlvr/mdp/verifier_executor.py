@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any
 
+from rlvr.contracts.verifier import THREAD_RUNNER
 from rlvr.task import Fault, Verdict
 
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -47,7 +49,8 @@ class TimedFuture(Future[Any]):
 class VerifierExecutor:
     """Runs submitted functions in order in up to `workers` daemon threads, which are started on demand.
 
-    A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread.
+    A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread; what blocks in them
+    (`THREAD_RUNNER`) runs in the daemon threads, too.
 
     >>> judges = VerifierExecutor(2)
     >>> judges.submit(max, 3, 4).result(timeout=10)
@@ -160,8 +163,19 @@ class VerifierExecutor:
                 self._loop = asyncio.new_event_loop()
                 self._loop_thread = Thread(target=_run_event_loop, args=[self._loop], name=f"{self.name}_waits", daemon=True)
                 self._loop_thread.start()
-            waiting = self._pending_coroutines[job] = asyncio.run_coroutine_threadsafe(work, self._loop)
+            context = copy_context()
+            context.run(THREAD_RUNNER.set, self._run_in_thread)
+            waiting = self._pending_coroutines[job] = context.run(asyncio.run_coroutine_threadsafe, work, self._loop)
         waiting.add_done_callback(partial(self._finish_coroutine, job, began))
+
+    async def _run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Await a blocking function of a coroutine, in one of the threads of this executor, which is replaced if the function hangs."""
+        future = self.submit(function, *arguments)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self.abandon(future)
+            raise
 
     def _finish_coroutine(self, job: TimedFuture, began: float, done: Future[Any]) -> None:
         job.started_at, self.last_progress_at = began, time.perf_counter()

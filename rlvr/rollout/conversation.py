@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlvr.contracts import Completion, Request, together
+from rlvr.contracts import Completion, Request, Transcript
 from rlvr.episode import LOGPROB_EPS, Episode, StopReason
 from rlvr.errors import EnvError, RlvrError
-from rlvr.mdp.sessions import start_verification_safely
+from rlvr.mdp.sessions import averify_transcript_safely
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import build_chat_prompt
@@ -147,15 +147,13 @@ class Conversation:
             state.collected = state.session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
 
     def verify_async(self) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """Verify with an asynchronous verifier: return the verdict, or a coroutine that does not block a thread."""
+        """Verify with an asynchronous verifier: return a coroutine, which holds no thread; or the verdict, if there is no transcript."""
         ending = self.mdp.collect_transcript(self.state)
-        found = (
-            ending
-            if isinstance(ending, Verdict)
-            else start_verification_safely(self.mdp.environment.verifier, self.rollout_request.task, ending)
-        )
-        told = together([found], lambda verdicts: self.mdp.add_step_rewards(self.state, verdicts[0]))
-        return told if isinstance(told, Verdict) else told()
+        return self.mdp.add_step_rewards(self.state, ending) if isinstance(ending, Verdict) else self._await_verdict(ending)
+
+    async def _await_verdict(self, transcript: Transcript) -> Verdict:
+        verdict = await averify_transcript_safely(self.mdp.environment.verifier, self.rollout_request.task, transcript)
+        return self.mdp.add_step_rewards(self.state, verdict)
 
     def cancel(self) -> None:
         """Cancel the current job."""

@@ -14,7 +14,6 @@ from typing import Any
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import is_async_verifier
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
@@ -99,7 +98,7 @@ class Rollout:
         self.sync_turns = (
             bool(sampler.info.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
         )
-        self.has_async_verifier = is_async_verifier(mdp.environment.verifier)
+        self.has_async_verifier = mdp.environment.verifier.info.is_async
         """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""
         self.timing = RolloutTiming()
         self.verifier_executor, self.session_executor = VerifierExecutor(verify_workers), VerifierExecutor(session_workers, name="session")

@@ -79,7 +79,7 @@ class LengthGroupedCache:
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layers_block_type", None) or [""] * config.num_hidden_layers
         caches = [
-            zip(kinds, lane.cache.attending_layers, strict=True) for lane in self.groups if len(lane.cache.attending_layers) == len(kinds)
+            zip(kinds, lane.cache.layers, strict=True) for lane in self.groups if len(lane.cache.layers) == len(kinds)
         ]
         return len(caches) == len(self.groups) > 0 and all(
             kind in STATELESS_LAYER_KINDS or _has_state(layer) for cache in caches for kind, layer in cache

@@ -50,8 +50,8 @@ class PaddedCache:
     @property
     def has_all_layer_states(self) -> bool:
         """Whether every layer stores only keys and values: padding would leak into any other state."""
-        return bool(self.cache.attending_layers) and all(
-            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.attending_layers
+        return bool(self.cache.layers) and all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
         )
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def test_a_conversation_that_was_cut_off_at_once_is_judged_by_an_untouched_world
     assert boards.opened[0].count == 0 and mdp.verify(state).score == 1.0 and boards.settled and len(boards.opened) == 1
 
 
-@pytest.mark.parametrize("what", ["answer", "evidence"])
+@pytest.mark.parametrize("what", ["answer", "artifacts"])
 def test_what_cannot_be_collected_is_no_score_and_the_session_is_closed(what: str) -> None:
     def happens(step: str, task: Task, turn: int) -> None:
         if step == what:
@@ -101,7 +101,7 @@ def test_a_session_that_cannot_be_opened_at_the_end_is_no_score() -> None:
     mdp.render_prompt(state)
     mdp.step_turn(state, TOK.encode("7"))
     verdict = mdp.verify(state)
-    assert verdict.fault is Fault.INFRA and "Boards.open raised OSError: no room for a box" in verdict.reason
+    assert verdict.fault is Fault.INFRA and "Boards.new_session raised OSError: no room for a box" in verdict.reason
 
 
 def test_what_goes_wrong_while_a_session_is_closed_leaves_the_verdict_alone() -> None:

@@ -74,7 +74,7 @@ def test_ppo_beats_a_random_policy_three_times(random_reward: float) -> None:
     learner = PPO(
         "MlpPolicy", digits(), seed=0, device="cpu", n_steps=512, batch_size=128, n_epochs=8, learning_rate=3e-3, ent_coef=0.02, gamma=1.0
     )
-    learner.select_offline_function(5120)
+    learner.learn(5120)
     learned = mean_reward(lambda observation: int(learner.predict(observation, deterministic=True)[0]), 200)
     print(f"random {random_reward:.3f}, PPO {learned:.3f}, {learned / random_reward:.1f} times")
     assert random_reward > 0.02 and learned >= 3 * random_reward
@@ -93,7 +93,7 @@ def test_dqn_beats_a_random_policy_three_times(random_reward: float) -> None:
         target_update_interval=250,
         exploration_fraction=0.4,
     )
-    learner.select_offline_function(8000)
+    learner.learn(8000)
     learned = mean_reward(lambda observation: int(learner.predict(observation, deterministic=True)[0]), 200)
     print(f"random {random_reward:.3f}, DQN {learned:.3f}, {learned / random_reward:.1f} times")
     assert random_reward > 0.02 and learned >= 3 * random_reward

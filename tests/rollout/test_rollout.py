@@ -184,7 +184,7 @@ class Sleeps(Match):
 
 def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
     environment = Sums(verifier=Sleeps())
-    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=2) as rollout:
         rollout.collect(draws(environment, 4), Sampling())
     assert rollout.timing.total_verify_s > 0.19 and rollout.timing.verify_tail_s > rollout.timing.sampling_s
 
@@ -267,7 +267,7 @@ class Patient(Match):
 def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
     verifier = Patient("")
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, ScriptedSampler(answer="gold"), workers=1, call_timeout_s=0.5) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=1, call_timeout_s=0.5) as rollout:
         assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), Sampling()))
         verifier.hangs_on = draws(environment, 3)[2].task.id
         found = rollout.collect(draws(environment, 8), Sampling())
@@ -290,7 +290,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
             return super().answer(task, said)
 
     environment = Late()
-    with rollout_of(environment, Slow(answer="gold"), workers=1, call_timeout_s=0.4) as rollout:
+    with rollout_of(environment, Slow(answer="gold"), verify_workers=1, call_timeout_s=0.4) as rollout:
         for _ in range(4):
             assert [e.reward for e in rollout.collect(draws(environment, 1), Sampling())] == [1.0]
 

@@ -82,7 +82,7 @@ def test_a_conversation_goes_on_while_the_session_of_another_takes_its_time() ->
     gate, others = threading.Event(), threading.Semaphore(0)
 
     def happens(what: str, task: Task, turn: int) -> None:
-        if what == "hear" and task.id.endswith("/0"):
+        if what == "step" and task.id.endswith("/0"):
             assert gate.wait(20)
 
     boards = Boards(happens=happens)
@@ -101,13 +101,13 @@ def test_in_lockstep_everybody_waits_for_the_slowest() -> None:
     order, lock = list[int](), threading.Lock()
 
     def happens(what: str, task: Task, turn: int) -> None:
-        if what == "hear":
+        if what == "step":
             time.sleep(0.05 if task.id.endswith("/0") else 0.0)
             with lock:
                 order.append(turn)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), lockstep=True) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), sync_turns=True) as rollout:
         rollout.collect(draws(boards, 6), STOPS)
     assert order == sorted(order)
 
@@ -147,7 +147,7 @@ def test_in_lockstep_waves_do_not_depend_on_how_long_sessions_take_to_close() ->
 
         boards, sampler = Boards(happens=happens), Composed()
         boards.max_new_tokens = 5
-        with rollout_of(boards, sampler, lockstep=True, open_sessions=3) as rollout:
+        with rollout_of(boards, sampler, sync_turns=True, max_open_sessions=3) as rollout:
             rollout.collect(draws(boards, 7), STOPS)
         return sampler.waves
 
@@ -177,7 +177,7 @@ def test_episodes_are_those_of_the_waves(lockstep: bool) -> None:
     found = []
     for sampler in (Waves(answer="random"), ScriptedSampler(answer="random")):
         boards = Boards(happens=happens)
-        with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
+        with rollout_of(boards, sampler, sync_turns=lockstep) as rollout:
             found.append([record(e) for e in rollout.collect(draws(boards, 40), STOPS)])
     assert found[0] == found[1] and len({len(row[0]) for row in found[0]}) > 3
 
@@ -188,7 +188,7 @@ def test_no_more_sessions_are_open_than_allowed_and_no_more_are_asked_at_once() 
 
     def happens(what: str, task: Task, turn: int) -> None:
         with lock:
-            now[0] += {"open": 1, "close": -1}.get(what, 0)
+            now[0] += {"new_session": 1, "close": -1}.get(what, 0)
             now[1] += 1
             most[0], most[1] = max(most[0], now[0]), max(most[1], now[1])
         time.sleep(0.002)
@@ -196,12 +196,12 @@ def test_no_more_sessions_are_open_than_allowed_and_no_more_are_asked_at_once() 
             now[1] -= 1
 
     boards.happens = happens
-    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), open_sessions=5, actors=3) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), max_open_sessions=5, session_workers=3) as rollout:
         assert all(e.is_scored for e in rollout.collect(draws(boards, 30), STOPS))
     assert boards.settled and most[0] <= 5 and 1 < most[1] <= 3
 
 
-@pytest.mark.parametrize("what", ["open", "hear", "answer", "evidence"])
+@pytest.mark.parametrize("what", ["new_session", "step", "answer", "artifacts"])
 def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_back(what: str) -> None:
     release = threading.Event()
 
@@ -210,7 +210,7 @@ def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_
             release.wait(60)
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), call_timeout_s=0.3, actors=2) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"]), call_timeout_s=0.3, session_workers=2) as rollout:
         episodes = rollout.collect(draws(boards, 6), STOPS)
         assert [e.is_scored for e in episodes] == [True, False, True, False, True, True]
         assert all("gave nothing within 0.3 s" in e.error for e in episodes if not e.is_scored)
@@ -284,7 +284,7 @@ def test_a_second_answer_to_one_request_is_refused() -> None:
 
 def test_bad_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="actors 0"):
-        rollout_of(Boards(), ScriptedSampler(), actors=0)
+        rollout_of(Boards(), ScriptedSampler(), session_workers=0)
 
 
 class Erring(ScriptedSampler):
@@ -373,7 +373,7 @@ def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take
     for lockstep in (True, False):
         sampler, boards = HFSampler(batch_size=8), Boards(happens=happens)
         sampler.load_model(model, 0)
-        with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
+        with rollout_of(boards, sampler, sync_turns=lockstep) as rollout:
             found.append(rollout.collect(draws(boards, 32), STOPS))
     waves, flowing = found
     assert [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in waves] == [
@@ -404,10 +404,10 @@ def test_sessions_that_are_being_closed_after_an_error_count_as_open() -> None:
     now, most, lock = [0], [0], threading.Lock()
 
     def happens(what: str, task: Task, turn: int) -> None:
-        if what == "hear":
+        if what == "step":
             raise RuntimeError("the board fell")
         with lock:
-            now[0] += what == "open"
+            now[0] += what == "new_session"
             most[0] = max(most[0], now[0])
         if what == "close":
             time.sleep(0.05)
@@ -415,7 +415,7 @@ def test_sessions_that_are_being_closed_after_an_error_count_as_open() -> None:
                 now[0] -= 1
 
     boards = Boards(happens=happens)
-    with rollout_of(boards, ScriptedSampler(answers=["1"]), open_sessions=2) as rollout:
+    with rollout_of(boards, ScriptedSampler(answers=["1"]), max_open_sessions=2) as rollout:
         assert not any(e.is_scored for e in rollout.collect(draws(boards, 8), STOPS))
         assert soon(lambda: boards.settled)
     assert most[0] <= 2 and len(boards.opened) == 8
@@ -425,12 +425,12 @@ def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() 
     gate, inside = threading.Event(), threading.Event()
 
     def happens(what: str, task: Task, turn: int) -> None:
-        if what == "hear" and not task.id.endswith("/0"):
+        if what == "step" and not task.id.endswith("/0"):
             inside.set()
             gate.wait(0.5)
 
     boards = Boards(happens=happens)
-    rollout = rollout_of(boards, ScriptedSampler(answers=["1", "7"]), actors=2)
+    rollout = rollout_of(boards, ScriptedSampler(answers=["1", "7"]), session_workers=2)
 
     def close() -> None:
         inside.wait(20)
@@ -456,7 +456,7 @@ def test_a_thread_that_hangs_keeps_one_conversation_alive_and_not_the_collection
             seen.append(weakref.ref(self))
 
     def happens(what: str, task: Task, turn: int) -> None:
-        if what == "hear" and task.id.endswith("/1"):
+        if what == "step" and task.id.endswith("/1"):
             release.wait(60)
 
     boards = Boards(happens=happens)

@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.contracts import Environment, Sampling, Transcript, Verifier
 from rlvr.envs.mixture import MixtureVerifier
-from rlvr.mdp.sessions import start_verification_safely, verify_transcript_safely
+from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build
@@ -72,9 +72,12 @@ def structure(name: str) -> Verifier:
 
 
 def verdict_of(verifier: Verifier, answer: str) -> Verdict:
-    found = start_verification_safely(verifier, TASK, Transcript(answer))
-    assert not isinstance(found, Verdict), "it did not wait"
-    return asyncio.run(found())
+    assert verifier.info.is_async, "it would not wait"
+    return awaited(verifier, answer)
+
+
+def awaited(verifier: Verifier, answer: str) -> Verdict:
+    return asyncio.run(averify_transcript_safely(verifier, TASK, Transcript(answer)))
 
 
 @pytest.mark.parametrize("made", [composite, audited_by, audited, mixture, structure])
@@ -98,15 +101,14 @@ def test_a_part_that_fails_while_it_is_awaited_gives_no_score(waits: str) -> Non
 def test_the_parts_and_the_reason_are_those_of_judging_in_a_thread(waits: str) -> None:
     parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
     with build("verifier", "composite", components=parts) as verifier:
-        assert start_verification_safely(verifier, TASK, Transcript("4.0")) == verify_transcript_safely(verifier, TASK, Transcript("4.0"))
+        assert awaited(verifier, "4.0") == verify_transcript_safely(verifier, TASK, Transcript("4.0"))
     with build("verifier", "structure", sections=["answer"], malformed_factor=0.5) as verifier:
         for answer in ("4", "<answer>4</answer>", "<answer>5</answer>", ""):
-            assert start_verification_safely(verifier, TASK, Transcript(answer)) == verifier.verify(TASK, answer)
+            assert awaited(verifier, answer) == verifier.verify(TASK, answer)
     with composite(waits) as verifier:
         assert verdict_of(verifier, "4").components == {"far": 1.0, "near": 1.0}
         assert verdict_of(verifier, "lots").components == {"far": 0.0, "near": 0.0}
-    missing = start_verification_safely(MixtureVerifier({}), TASK, Transcript("4"))
-    assert isinstance(missing, Verdict) and missing.fault is Fault.TASK
+    assert not MixtureVerifier({}).info.is_async and awaited(MixtureVerifier({}), "4").fault is Fault.TASK
 
 
 def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_path: Path) -> None:

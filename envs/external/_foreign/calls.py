@@ -10,7 +10,7 @@ from rlvr.contracts import Example, Session, StepResult, Transcript, Verifier
 from rlvr.contracts.schema import SchemaError, validate_arguments
 from rlvr.contracts.tool import Tool, truncate_middle
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost
-from rlvr.errors import RlvrError
+from rlvr.errors import RlvrError, requires_text
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
@@ -36,6 +36,7 @@ class CallsVerifier(Verifier):
 
     examples = (Example({"truth": [{"add": {"x": [1]}}], "single": True}, correct=(), incorrect=("", "add(x=1)", '{"name": "add"}')),)
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone calls nothing."""
         return Verdict(0.0, "nothing was called")

@@ -17,7 +17,7 @@ from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import Image, prepare_image
 from rlvr.envs.external._harbor.sessions import SEARCH_PATH, build_solution_command, collect_files, make_spec, set_up_session
 from rlvr.envs.external._harbor.staging import stage_files
-from rlvr.errors import ToolFailure
+from rlvr.errors import ToolFailure, requires_text
 from rlvr.task import Fault, Task, Verdict
 
 MAX_REPORT_BYTES = 64_000
@@ -64,6 +64,7 @@ class TaskFolderVerifier(Verifier):
         self._solution_reports: dict[str, RewardReport] = {}
         self._lock = Lock()
 
+    @requires_text
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone has changed no file."""
         return Verdict(0.0, "there was no sandbox session, so nothing was done")
