@@ -116,7 +116,7 @@ class EnvironmentFactory:
         """Score a batch: verify the final text of each conversation, with the evidence of its session."""
         for environment, completion in zip(environments, completions, strict=True):
             environment._step_final_text(completion)
-        return [environment._score_tokens() for environment in environments]
+        return [environment._get_score() for environment in environments]
 
     @property
     def __name__(self) -> str:

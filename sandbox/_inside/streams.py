@@ -38,7 +38,7 @@ def read_output(run: RunState, number: int, name: str) -> int:
     said += data[: max(room, 0)]
     if len(data) > room:
         run.truncated = True
-        run.record_stop("OLE", f"the program wrote more than {limit} bytes")
+        run.record_stop("OUTPUT_LIMIT", f"the program wrote more than {limit} bytes")
         return 0
     return len(data)
 

@@ -75,12 +75,12 @@ class Supervisor:
             if not run.exit_status:
                 self._run_program(run, parts, argv=toolchains.RUNNERS.get(language, []))
             if fatal := self._find_foreign_files(laid):
-                run.exit_status, run.reason = "IE", fatal
+                run.exit_status, run.reason = "INTERNAL_ERROR", fatal
         except OSError as error:
             if run.children:
                 raise PeerExited(f"the supervisor failed while a program ran: {error}") from error  # the program may have caused it
             fatal = f"the program could not be set up: {error}"
-            run.exit_status, run.reason = "IE", fatal
+            run.exit_status, run.reason = "INTERNAL_ERROR", fatal
         try:
             self.clear_folders()
         except OSError as error:
@@ -121,8 +121,8 @@ class Supervisor:
             return run
         if not compiling.exit_status:
             compiling.reason = f"the compiler wrote no program of at most {toolchains.MAX_BINARY_MB} MB"
-        if compiling.exit_status != "IE":
-            compiling.exit_status, compiling.reason = "CE", compiling.reason or "it does not compile"
+        if compiling.exit_status != "INTERNAL_ERROR":
+            compiling.exit_status, compiling.reason = "COMPILE_ERROR", compiling.reason or "it does not compile"
         return compiling
 
     def _find_foreign_files(self, known_inodes: set[tuple[int, int]]) -> str:
@@ -150,7 +150,7 @@ class Supervisor:
                 other = None if self.uid is None else self.uid + 1
                 run.children.append(self._start_process(stage.checker_fds, run.limits, [], other, "/", 500))
                 if not stage.wait_for_checker(KILL_TIMEOUT_S):
-                    run.record_stop("IE", "the checker could not be set up")
+                    run.record_stop("INTERNAL_ERROR", "the checker could not be set up")
             if not run.exit_status:
                 run.children.insert(0, self._start_process(stage.program_fds, run.limits, argv, self.uid, self.folders[0], 1000))
             stage.close_child_ends()
@@ -222,9 +222,9 @@ class Supervisor:
         run.peak_bytes = max(run.peak_bytes, self.meter.get_memory_bytes() - base)
         run.cpu_s = self.meter.get_cpu_s() - cpu
         if self.meter.exceeds_memory(int(limits["memory_mb"] * MEGABYTE)):
-            run.record_stop("MLE", f"the program used more than {limits['memory_mb']} MB")
+            run.record_stop("MEMORY_LIMIT", f"the program used more than {limits['memory_mb']} MB")
         elif run.cpu_s > limits["cpu_s"]:
-            run.record_stop("TLE", f"the program used more than {limits['cpu_s']} s of processor time")
+            run.record_stop("TIMEOUT", f"the program used more than {limits['cpu_s']} s of processor time")
         elif elapsed > limits["wall_s"] / 2:
             self._check_wall_time(run, elapsed)
 
@@ -238,7 +238,7 @@ class Supervisor:
         ended = meter.read_process_stat(judged.pid)
         late = elapsed - sum(run.cpu_wait_s.values()) > limit and not judged.has_exited
         if elapsed > MAX_WALL_FACTOR * limit or (late and not (ended and meter.is_dead(ended))):
-            run.record_stop("TLE", f"the program did not end within {limit} s")
+            run.record_stop("TIMEOUT", f"the program did not end within {limit} s")
 
     def _kill_program(self, run: streams.RunState) -> None:
         """Kill the program's processes until the kernel confirms that none is left, or mark the container as broken."""
@@ -254,7 +254,7 @@ class Supervisor:
         run.fatal_error = f"processes are left {KILL_TIMEOUT_S:.0f} s after they were killed"
         if not all(born.has_exited for born in run.children) or self.killer.list_remaining_pids():
             run.record_stop(
-                "SV", "the program could not be killed"
+                "SANDBOX_VIOLATION", "the program could not be killed"
             )  # otherwise the processes are not the program's, and the result is valid
 
     def shut_down(self) -> None:
@@ -290,15 +290,15 @@ class Supervisor:
         last = run.children[-1].exit_report
         run.exit_code = os.waitstatus_to_exitcode(last["status"]) if last else None
         if not was_ready and not run.exit_status:
-            run.record_stop("IE", f"the program could not be set up: {bytes(run.output['stderr'])[-500:].decode(errors='replace')}")
-        elif self.meter.count_oom_kills() > oom_kills_before and run.exit_status != "IE":
-            run.exit_status, run.reason = "MLE", "the kernel killed the program because memory ran out"
+            run.record_stop("INTERNAL_ERROR", f"the program could not be set up: {bytes(run.output['stderr'])[-500:].decode(errors='replace')}")
+        elif self.meter.count_oom_kills() > oom_kills_before and run.exit_status != "INTERNAL_ERROR":
+            run.exit_status, run.reason = "MEMORY_LIMIT", "the kernel killed the program because memory ran out"
         elif run.exit_code == -signal.SIGXCPU:
-            run.record_stop("TLE", "the program used up its processor time")
+            run.record_stop("TIMEOUT", "the program used up its processor time")
         elif run.exit_code == -signal.SIGSYS:
-            run.record_stop("SV", "the program made a forbidden system call")
+            run.record_stop("SANDBOX_VIOLATION", "the program made a forbidden system call")
         elif run.exit_code:
-            run.record_stop("RE", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
+            run.record_stop("RUNTIME_ERROR", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
 
 
 def _read_exactly(count: int) -> bytes:

@@ -41,7 +41,7 @@ CHANNEL = [
     told("C5", "frames of no bytes and of one", "for n in (4, 5):\n    for raw in (b'', b'0', b'[]', b'null', b'{'): tell(n, raw)"),
     told("C5", "half a length", "for n in (4, 5):\n    try: os.write(n, b'\\x00\\x00')\n    except OSError: pass"),
     told("C5", "says that the task is broken", "for n in (4, 5): tell(n, {'broken': 'no tests', 'total': 0, 'end': True, 'over': ''})"),
-    told("C38", "says that the machine is broken", "for n in (1, 2, 4, 5, 8):\n    tell(n, {'stop': 'IE', 'fatal': 'dead', 'reason': 'no engine', 'parts': []})"),
+    told("C38", "says that the machine is broken", "for n in (1, 2, 4, 5, 8):\n    tell(n, {'stop': 'INTERNAL_ERROR', 'fatal': 'dead', 'reason': 'no engine', 'parts': []})"),
     told("C38", "writes one byte a while, then is silent", "import time\nfor b in b'\\x00\\x00\\x00\\x09{\"value':\n    for n in (4, 5):\n        try: os.write(n, bytes([b]))\n        except OSError: pass\n    time.sleep(0.05)\ntime.sleep(60)"),
     Attack("C2", "ends the loops of the test with StopIteration", "def f(x): raise StopIteration", BOTH),
     Attack("C2", "raises groups and hostile errors", "class E(ValueError):\n    def __str__(self): raise SystemExit(0)\n    __repr__ = __str__\ndef f(x):\n    if x > 5: raise E()\n    raise ExceptionGroup('x', [ValueError(1)] * 1000)", BOTH),

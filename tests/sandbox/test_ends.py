@@ -156,14 +156,14 @@ def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(
     born.exit_report = {"status": 0, "peak_kb": 1, "cpu": 0}
     run.children = [born]
     watching._end(run)
-    assert run.fatal_error and run.exit_status == ("SV" if theirs else "")
+    assert run.fatal_error and run.exit_status == ("SANDBOX_VIOLATION" if theirs else "")
 
 
 @pytest.mark.parametrize(("elapsed", "state", "threads", "stop"), [
-    (1.5, "S", 1, "TLE"),
-    (1.5, "Z", 2, "TLE"),  # its first thread has ended, it has not
+    (1.5, "S", 1, "TIMEOUT"),
+    (1.5, "Z", 2, "TIMEOUT"),  # its first thread has ended, it has not
     (1.5, "Z", 1, ""),  # dead: the zygote will say so
-    (10.5, "Z", 1, "TLE"),  # at the hard limit, whatever seems to be true
+    (10.5, "Z", 1, "TIMEOUT"),  # at the hard limit, whatever seems to be true
 ])  # fmt: skip
 def test_the_clock_believes_no_state_of_a_process(
     monkeypatch: pytest.MonkeyPatch, elapsed: float, state: str, threads: int, stop: str

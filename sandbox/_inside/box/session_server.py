@@ -159,11 +159,11 @@ class SessionServer:
             os.close(self.background_fds.pop(0))
         run.wall_s, run.cpu_s = time.monotonic() - began, self.tools.meter.get_cpu_s() - cpu
         if self.fatal_error:
-            run.exit_status, run.reason = "SV", self.fatal_error
+            run.exit_status, run.reason = "SANDBOX_VIOLATION", self.fatal_error
         elif self.tools.meter.count_oom_kills() > kills:
-            run.record_stop("MLE", "the kernel killed a process of the session because memory ran out")
+            run.record_stop("MEMORY_LIMIT", "the kernel killed a process of the session because memory ran out")
         elif run.exit_code:
-            run.record_stop("RE", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
+            run.record_stop("RUNTIME_ERROR", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
         reply = {
             "stop": run.exit_status or "OK",
             "exit": run.exit_code,
@@ -221,7 +221,7 @@ class SessionServer:
         try:
             session.channel.sendmsg([b"run"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)], socket.MSG_DONTWAIT)
         except OSError:
-            call.state.record_stop("RE", "the Python session did not take the call")
+            call.state.record_stop("RUNTIME_ERROR", "the Python session did not take the call")
         ports.close_child_ends()
         call.state.exit_code = self._watch_call(call, began, session.process, session.channel)
         if call.state.exit_status or call.state.exit_code is None:
@@ -274,14 +274,14 @@ class SessionServer:
                     reap_orphans()  # dead processes count as processes of the session until they are reaped
                     run.peak_bytes = max(run.peak_bytes, self.tools.meter.get_memory_bytes())
                     if self.processes.exceeds_memory():
-                        run.record_stop("MLE", f"the session used more than {self.limits['memory_mb']} MB")
+                        run.record_stop("MEMORY_LIMIT", f"the session used more than {self.limits['memory_mb']} MB")
                     elif now - began > run.limits["wall_s"]:
-                        run.record_stop("TLE", f"the call did not end within {run.limits['wall_s']:g} s")
+                        run.record_stop("TIMEOUT", f"the call did not end within {run.limits['wall_s']:g} s")
         return None
 
     def _kill_call(self, call: RunningCall, process: ChildProcess, cgroup: CallCgroup | None) -> None:
         """End a call with all its processes; end everything in the session if they cannot be told apart, or if memory is still used up."""
-        if self.processes.kill_call(process, cgroup) and not (call.state.exit_status == "MLE" and self.processes.exceeds_memory()):
+        if self.processes.kill_call(process, cgroup) and not (call.state.exit_status == "MEMORY_LIMIT" and self.processes.exceeds_memory()):
             return
         call.messages.append(ALL_STOPPED_MESSAGE)
         if self.python_session and self.python_session.process is not process:
