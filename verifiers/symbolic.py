@@ -23,10 +23,9 @@ from rlvr.contracts.explanation import explain_call, shorten
 from rlvr.errors import ConfigError, requires_text, suggest
 from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.math.compare.dispatch import compare_normalized, compare_trees
+from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
-from rlvr.verifiers.math.compare.unevaluated import UNEVALUATED_OPS
 from rlvr.verifiers.math.parsing.notation import iter_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_text
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, draw_tree, has_op
@@ -253,16 +252,7 @@ class Symbolic(Verifier):
         budget = self.pool.new_budget()
         if has_op(gold, *UNEVALUATED_OPS):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
-        return compare_trees(
-            gold,
-            answer,
-            CompareContext(
-                policy,
-                algebra=lambda a, b: self.pool.is_equal(a, b, budget),
-                compare_trees=compare_trees,
-                compare_normalized=compare_normalized,
-            ),
-        )
+        return compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
 
     def _get_cached(self, work: Callable[..., Any], gold: str, found: Extraction | None, policy: MathPolicy) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers.math.compare.relations import find_name
+from rlvr.verifiers.math.compare.compare import find_name
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op, sort_terms
 from rlvr.verifiers.math.values.rational import NotFinite

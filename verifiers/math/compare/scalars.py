@@ -1,14 +1,14 @@
-"""Compare one value with one value: numbers, expressions, quantities with units, percentages."""
+"""Compare one value with one value: numbers, expressions, quantities with units, percentages, and the form a value must have."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.compare.forms import find_form_violation
-from rlvr.verifiers.math.compare.unit_labels import ALL_LETTERS, expand_units, split_letter_unit, split_unit
 from rlvr.verifiers.math.parsing.tree import (
     LimitExceeded,
     Tree,
@@ -22,7 +22,16 @@ from rlvr.verifiers.math.parsing.tree import (
     sort_terms,
     substitute,
 )
-from rlvr.verifiers.math.parsing.units import Measure, is_angle, is_base_unit, is_degree, is_money, is_unit, parse_unit_label
+from rlvr.verifiers.math.parsing.units import (
+    Measure,
+    is_angle,
+    is_base_unit,
+    is_degree,
+    is_letter_unit,
+    is_money,
+    is_unit,
+    parse_unit_label,
+)
 from rlvr.verifiers.math.policy import MathPolicy
 from rlvr.verifiers.math.values.normal_form import compare_forms
 from rlvr.verifiers.math.values.numeric import evaluate_real, get_mp_context, is_different
@@ -30,14 +39,20 @@ from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
 SHORT_EXPANSION_STEPS = 2_000
 """Budget of the first, short attempt at expansion."""
+
 PIECEWISE_FUNCTIONS = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
 """Functions for which agreement at sample points is no evidence: they need a proof."""
+
 INTEGRATION_VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
 """Letters of integration: together with one of them an added C is a constant, elsewhere it is a letter."""
+
 POWER_WORDS = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
+
 PERCENT_WORDS = frozenset(("percent", "percentage", "pct"))
+
 DOUBLE_DIGITS = 18
 """Maximum significant digits that a computer prints for a double."""
+
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -53,9 +68,6 @@ class Comparison:
     reason: str
 
 
-Judge = Callable[[Tree, Tree, "CompareContext"], Comparison]
-
-
 @dataclass(slots=True)
 class CompareContext:
     """The context of a comparison: the policy, the algebra system for hard cases, and the remaining steps.
@@ -65,11 +77,7 @@ class CompareContext:
     """
 
     policy: MathPolicy
-    algebra: Algebra = field(default=lambda a, b: None)
-    compare_trees: Judge = field(default=lambda gold, answer, bench: Comparison(bench.is_same_value(gold, answer), ""))
-    """Compares the sides of a chain or of a relation like whole answers; injected to avoid an import cycle."""
-    compare_normalized: Judge = field(default=lambda gold, answer, bench: Comparison(bench.is_same_value(gold, answer), ""))
-    """Compares the members of a list, which are already normalized."""
+    algebra: Algebra | None = None
     steps_left: int = 400
 
     def is_same_value(self, a: Tree, b: Tree) -> bool:
@@ -98,8 +106,7 @@ class CompareContext:
             return False
         if apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE_FUNCTIONS for tree in (a, b) for node in list_nodes(tree)):
             return True  # equal to sixty digits and more, at unpredictable points
-        decided = self.algebra(a, b)
-        return decided is True
+        return self.algebra is not None and self.algebra(a, b) is True
 
 
 def _is_distinguishable(a: Tree, b: Tree) -> bool:
@@ -375,3 +382,121 @@ def _differs_by_constant(gold: Tree, answer: Tree, context: CompareContext) -> b
         return False
     moved = substitute(gap, {name: ("num", 3 + 2 * place, 7) for place, name in enumerate(sorted(names))})
     return context.is_same_value(gap, moved)
+
+
+# The required form of an answer whose value is right: reduced, factored, expanded, a numeral
+
+
+def find_form_violation(tree: Tree, form: str, gold: Tree) -> str:
+    """Describe how a tree violates the required form; "" if it does not.
+
+    >>> find_form_violation(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
+    'a fraction in it is not in lowest terms'
+    """
+    if form == "factored" and _count_factors(tree) < _count_factors(gold):
+        return "it has fewer factors than the gold"
+    return FORM_RULES[form](tree) if form else ""
+
+
+def _count_factors(tree: Tree) -> int:
+    """Count the factors with letters in a product, with powers as repeated factors."""
+    if tree[0] in ("neg", "div"):
+        return _count_factors(tree[1])
+    if tree[0] == "mul":
+        return sum(_count_factors(arg) for arg in tree[1:])
+    if tree[0] == "pow":
+        times = to_rational(tree[2])
+        return _count_factors(tree[1]) * int(times) if times is not None and 1 <= times <= 64 else 1
+    return int(has_op(tree, "sym"))
+
+
+def _check_reduced(tree: Tree) -> str:
+    for node in list_nodes(tree):
+        if node[0] == "div":
+            top, low = to_rational(node[1]), to_rational(node[2])
+            if (
+                top is not None
+                and low is not None
+                and (low.denominator != 1 or top.denominator != 1 or math.gcd(int(top), int(low)) != 1 or low == 1)
+            ):
+                return "a fraction in it is not in lowest terms"
+    arithmetic = tree[0] in ("mul", "pow", "fact", "binom") or (tree[0] == "add" and not _is_mixed_number(tree))
+    return "it is arithmetic that was not carried out" if arithmetic and to_rational(tree) is not None else ""
+
+
+def _is_mixed_number(tree: Tree) -> bool:
+    return len(tree) == 3 and tree[1][0] == "num" and tree[2][0] == "div"
+
+
+def _check_factored(tree: Tree) -> str:
+    while tree[0] == "neg":
+        tree = tree[1]
+    if tree[0] == "add" and any(node[0] == "sym" for node in list_nodes(tree)):
+        return "it is a sum, but a product is required"
+    return ""
+
+
+def _check_expanded(tree: Tree) -> str:
+    for node in list_nodes(tree):
+        if (node[0] == "mul" and any(has_op(arg, "add") for arg in node[1:])) or (node[0] == "pow" and has_op(node[1], "add")):
+            return "it contains a product of sums, but an expanded form is required"
+    return ""
+
+
+def _check_numeral(tree: Tree) -> str:
+    bare = tree[1] if tree[0] == "neg" else tree
+    simple = (
+        bare[0] in ("num", "dec")
+        or (bare[0] == "div" and all(arg[0] in ("num", "neg") for arg in bare[1:]) and not _is_whole(bare))
+        or (bare[0] == "add" and _is_mixed_number(bare))
+    )
+    return "" if simple else "it is arithmetic, but a numeral is required"
+
+
+def _is_whole(tree: Tree) -> bool:
+    value = to_rational(tree)
+    return value is not None and value.denominator == 1
+
+
+FORM_RULES = {"reduced": _check_reduced, "factored": _check_factored, "expanded": _check_expanded, "numeral": _check_numeral}
+
+
+# Values and unit labels: whether letters are a unit or a product
+
+ALL_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+"""All letters: inside a formula each may be a single letter of it."""
+
+
+def split_unit(tree: Tree) -> tuple[Tree, str]:
+    """Split a tree into a value and a unit label ("" without one); the unit may be under a sign or inside a product or quotient."""
+    op = tree[0]
+    if op == "unit":
+        return tree[1], tree[2]
+    if op == "neg":
+        value, label = split_unit(tree[1])
+        return ("neg", value), label
+    if op in ("mul", "div", "add"):
+        parts = [split_unit(arg) for arg in tree[1:]]
+        labels = [label for _, label in parts if label]
+        if len(labels) == 1 and op != "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+        if len(labels) == len(parts) and len(set(labels)) == 1 and op == "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+    return tree, ""
+
+
+def expand_units(tree: Tree, known: frozenset[str]) -> Tree:
+    """Replace each unit whose letters are all known letters by a product: `ml^2` if m and l are known."""
+    if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known.issuperset(spelled[1]):
+        *first, last = (("sym", letter) for letter in spelled[1])
+        return ("mul", expand_units(tree[1], known), *first, ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last)
+    return tuple(expand_units(arg, known) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+
+
+def split_letter_unit(tree: Tree) -> tuple[Tree, str]:
+    """Split a number times one letter that may be a unit: `5m`, `12m^2`; the label is "" for anything else."""
+    if tree[0] == "mul" and len(tree) == 3 and not free_symbols(tree[1]):
+        letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))
+        if letter[0] == "sym" and is_letter_unit(letter[1]) and power in (("num", 1, 1), ("num", 2, 1), ("num", 3, 1)):
+            return tree[1], letter[1] + ("" if power[1] == 1 else f"^{power[1]}")
+    return tree, ""
