@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("rlvr", "envs", "verifiers", "sandbox")
 EXEMPT = {"docs/glossary.md", "tests/test_vocabulary.py", "CHANGELOG.md"}
+SEED_MARK = "part of a seed"
+"""A comment beside a string that random numbers are derived from: another word would change every run."""
 SUFFIXES = {".py", ".md", ".yaml", ".toml", ".html", ".js", ".css", ".sh", ".ipynb"}
 
 
@@ -58,7 +60,8 @@ def test_no_retired_word_anywhere() -> None:
         name = str(path.relative_to(ROOT))
         if name not in EXEMPT:
             for number, line in enumerate(path.read_text("utf-8", errors="replace").split("\n"), 1):
-                found += [f"{name}:{number}: {word}" for word in find_words(line)]
+                if SEED_MARK not in line:
+                    found += [f"{name}:{number}: {word}" for word in find_words(line)]
     assert found == []
 
 

@@ -207,7 +207,7 @@ def collected(options: argparse.Namespace, mdp: TokenMDP, sampler: Timed, enviro
     sampler.idle, sampler.worked, environment.wrong = [], [], []
     environment.spans = {"open": [], "call": [], "held": []}
     draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
-    with Rollout(mdp, sampler=sampler, open_sessions=options.open, lockstep=options.lockstep) as rollout:
+    with Rollout(mdp, sampler=sampler, open_sessions=options.open, sync_turns=options.sync_turns) as rollout:
         began = time.perf_counter()
         episodes = rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))
         seconds = time.perf_counter() - began
@@ -244,10 +244,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--call-s", type=float, default=0.05, help="how long each program sleeps")
     parser.add_argument("--collections", type=int, default=2)
-    parser.add_argument("--lockstep", action="store_true", help="let all conversations wait for the slowest, to compare")
+    parser.add_argument("--sync_turns", action="store_true", help="let all conversations wait for the slowest, to compare")
     met = True
     for line in measured(parser.parse_args()):
-        idle = line["idle_of_the_whole_rollout"] if line["lockstep"] else line["idle"]
+        idle = line["idle_of_the_whole_rollout"] if line["sync_turns"] else line["idle"]
         fine = idle is not None and idle <= BAR and not line["failed_episodes"] and not line["errors"]
         print(json.dumps(line | {"bar": BAR, "met": fine}), flush=True)
         met = met and fine

@@ -2,7 +2,7 @@
 
     python benchmarks/rollout/waves.py [--sampler scripted] [--before FOLDER] [--conversations 64] [--slow 2.0] [--fast 0.02]
 
-Prints one JSON line: the seconds without waves and in lockstep, the longest time that one conversation waits for its own replies, and
+Prints one JSON line: the seconds without waves and in sync_turns, the longest time that one conversation waits for its own replies, and
 their ratio (at most 1.25 is wanted with the scripted sampler). With `--before`, a checkout of another version that the same collection is
 timed with, its seconds too, and whether its episodes are the same: tokens, masks, rewards and ends, and how far log-probabilities differ.
 """
@@ -126,17 +126,17 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="print one whole collection and nothing else")
     options = parser.parse_args()
     if options.once:
-        print(json.dumps(collection(options, lockstep=True)))
+        print(json.dumps(collection(options, sync_turns=True)))
         return
-    free, lockstep = collection(options, lockstep=False), collection(options, lockstep=True)
+    free, sync_turns = collection(options, sync_turns=False), collection(options, sync_turns=True)
     line: dict[str, Any] = {
         "sampler": options.sampler,
         "turns": round(free["turns"], 2),
         "longest_alone_s": round(free["longest"], 2),
         "seconds": round(free["seconds"], 2),
         "ratio": round(free["seconds"] / free["longest"], 3),
-        "lockstep_s": round(lockstep["seconds"], 2),
-        "sync_turns": compared(free, lockstep),
+        "lockstep_s": round(sync_turns["seconds"], 2),
+        "sync_turns": compared(free, sync_turns),
     }
     if options.before:
         command = [sys.executable, __file__, "--once", "--sampler", options.sampler, "--conversations", str(options.conversations)]

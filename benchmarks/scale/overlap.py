@@ -173,8 +173,8 @@ def timed(args: argparse.Namespace, seconds: Seconds, k: int, *, looks_back: boo
     with driver, RolloutPrefetcher(crew_of(args, driver, k, looks_back=looks_back)) as ahead:
         for step in range(args.steps):
             began = time.monotonic()
-            harvest = ahead.next(step)
-            told += [(e.group, e.policy_version, e.tokens) for group in harvest.groups for e in group]
+            batch = ahead.next(step)
+            told += [(e.group, e.policy_version, e.tokens) for group in batch.groups for e in group]
             time.sleep(args.train_s)
             steps.append(time.monotonic() - began)
     kept = steps[args.steps // 4 : -k]  # the first batches have no trainer to wait for, and the last ones nothing ahead of them

@@ -198,7 +198,7 @@ def make_model_overrides(model: str) -> list[str]:
     >>> make_model_overrides("")
     []
     """
-    return ["model={path: " + yaml.safe_dump(model, default_style='"').strip() + "}", "tokenizer=null", "warmstart=null"] if model else []
+    return ["model={path: " + yaml.safe_dump(model, default_style='"').strip() + "}", "tokenizer=null", "sft_warmup=null"] if model else []
 
 
 def is_data_target(target: str) -> bool:

@@ -175,8 +175,8 @@ def build_components(
     slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.check_model(model, sampler, mdp, config, **how)
-    lockstep = choose_sync_turns(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=lockstep, **asked.rollout_settings))
+    sync_turns = choose_sync_turns(config, accelerator, mdp, sampler)
+    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=sync_turns, **asked.rollout_settings))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     dataset = None
     if config.data is not None and config.data.run is not None:

@@ -150,7 +150,7 @@ class StepNotes(Callback):
                 "They are left out and not counted as wrong; the reasons are in episodes.jsonl"
             )
         if row.get("canary/rewarded"):
-            found["honeypots"] = (
+            found["canaries"] = (
                 f"in step {step} {row['canary/rewarded']:.0f} of {row['canary/sampled']:.0f} answers to tasks that cannot be solved were "
                 "paid: the verifier has a hole, and the policy is finding it. canaries.jsonl in the run folder has the answers"
             )

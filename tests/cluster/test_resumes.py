@@ -93,10 +93,10 @@ def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("rlvr.training.run_summary.is_deterministic", lambda config, device: False)
     accelerator = Accelerator(cpu=True)
     with ExitStack() as stack:
-        crew = build_components(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)
-        told = describe_cluster_guarantees(crew)
+        components = build_components(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)
+        told = describe_cluster_guarantees(components)
         assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
         assert describe_cluster_guarantees(build_components(tiny_run(), accelerator, stack)) == []
         if not changes:
-            crew.sampler.info = replace(crew.sampler.info, runs_model=False)  # as an engine of its own
-            assert describe_cluster_guarantees(crew)[1].startswith("same tokens: mostly, since an engine decides")
+            components.sampler.info = replace(components.sampler.info, runs_model=False)  # as an engine of its own
+            assert describe_cluster_guarantees(components)[1].startswith("same tokens: mostly, since an engine decides")

@@ -97,7 +97,7 @@ def test_a_conversation_goes_on_while_the_session_of_another_takes_its_time() ->
     assert seen[-1] == 0 and boards.settled
 
 
-def test_in_lockstep_everybody_waits_for_the_slowest() -> None:
+def test_in_sync_everybody_waits_for_the_slowest() -> None:
     order, lock = list[int](), threading.Lock()
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -140,7 +140,7 @@ class Composed(ScriptedSampler):
     serve = Sampler.serve  # which calls `stream`
 
 
-def test_in_lockstep_waves_do_not_depend_on_how_long_sessions_take_to_close() -> None:
+def test_in_sync_waves_do_not_depend_on_how_long_sessions_take_to_close() -> None:
     def waves(seconds: float) -> list[list[str]]:
         def happens(what: str, task: Task, turn: int) -> None:
             time.sleep(seconds if what == "answer" and task.id.endswith("/1") else 0.0)
@@ -167,8 +167,8 @@ def record(episode: Episode) -> Any:
     )
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_episodes_are_those_of_the_waves(lockstep: bool) -> None:
+@pytest.mark.parametrize("sync_turns", [False, True])
+def test_episodes_are_those_of_the_waves(sync_turns: bool) -> None:
     dice = random.Random(0)
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -177,7 +177,7 @@ def test_episodes_are_those_of_the_waves(lockstep: bool) -> None:
     found = []
     for sampler in (Waves(answer="random"), ScriptedSampler(answer="random")):
         boards = Boards(happens=happens)
-        with rollout_of(boards, sampler, sync_turns=lockstep) as rollout:
+        with rollout_of(boards, sampler, sync_turns=sync_turns) as rollout:
             found.append([record(e) for e in rollout.collect(draws(boards, 40), STOPS)])
     assert found[0] == found[1] and len({len(row[0]) for row in found[0]}) > 3
 
@@ -320,7 +320,7 @@ class Erring(ScriptedSampler):
 def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_once(
     seed: int, count: int, share: float, hang: float, left: int | None, shape: tuple[int, int, int, bool, bool]
 ) -> None:
-    workers, actors, open_sessions, lockstep, waves = shape
+    workers, actors, open_sessions, sync_turns, waves = shape
     release = threading.Event()
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -339,7 +339,7 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
 
     boards.verifier.verify_transcript = unsure  # type: ignore[method-assign]
     sampler: Sampler = Waves(answer="random") if waves else Erring(random.Random(seed), share)
-    options = {"workers": workers, "actors": actors, "open_sessions": open_sessions, "sync_turns": lockstep, "deadline_s": 0.15}
+    options = {"verify_workers": workers, "session_workers": actors, "max_open_sessions": open_sessions, "sync_turns": sync_turns, "call_timeout_s": 0.15}
     began, seen = time.monotonic(), dict[int, Episode]()
     try:
         with rollout_of(boards, sampler, **options) as rollout:
@@ -370,10 +370,10 @@ def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take
         time.sleep(dice.random() * 0.01)
 
     found: list[list[Episode]] = []
-    for lockstep in (True, False):
+    for sync_turns in (True, False):
         sampler, boards = HFSampler(batch_size=8), Boards(happens=happens)
         sampler.load_model(model, 0)
-        with rollout_of(boards, sampler, sync_turns=lockstep) as rollout:
+        with rollout_of(boards, sampler, sync_turns=sync_turns) as rollout:
             found.append(rollout.collect(draws(boards, 32), STOPS))
     waves, flowing = found
     assert [(e.tokens, e.action_mask, e.stop_reason, e.reward) for e in waves] == [

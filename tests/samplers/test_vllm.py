@@ -258,13 +258,13 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
     def happens(what: str, task: Task, turn: int) -> None:
         time.sleep(dice.random() * 0.01)
 
-    for lockstep in (True, False):
+    for sync_turns in (True, False):
         boards = Boards(happens=happens)
         draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(40)]
-        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), sampler=vllm, sync_turns=lockstep, max_open_sessions=16) as rollout:
+        with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), sampler=vllm, sync_turns=sync_turns, max_open_sessions=16) as rollout:
             episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
         found.append([(e.tokens, e.action_mask, e.reward, e.turns) for e in episodes])
-        assert all(e.is_scored for e in episodes) and boards.settled and rollout.sync_turns == lockstep
+        assert all(e.is_scored for e in episodes) and boards.settled and rollout.sync_turns == sync_turns
     assert found[0] == found[1] and {turns for *_, turns in found[0]} >= {1, 2, 3}
 
 

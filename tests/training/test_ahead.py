@@ -223,8 +223,8 @@ def test_a_batch_is_written_and_read_to_the_last_digit() -> None:
     for episode, judged in zip(group, (verdict, failed), strict=True):
         object.__setattr__(episode, "verdict", judged)
         episode.meta.update(index=3, dropped="surplus")
-    harvest = RolloutBatch([group], {"surplus": [group[:1]]}, {"kept": 1 / 3}, RolloutTiming(1 / 3, 0.1))
-    assert batch_from_json(batch_to_json(harvest)) == harvest
+    batch = RolloutBatch([group], {"surplus": [group[:1]]}, {"kept": 1 / 3}, RolloutTiming(1 / 3, 0.1))
+    assert batch_from_json(batch_to_json(batch)) == batch
 
 
 # ---- faults -----------------------------------------------------------------------------------------------------------
@@ -317,15 +317,15 @@ def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, mo
     ],
 )
 def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) -> None:
-    crew: Any = SimpleNamespace(
+    components: Any = SimpleNamespace(
         config=tiny_run(**settings(1)),
         accelerator=SimpleNamespace(num_processes=processes),
         rollout=SimpleNamespace(main_process_samples=False),
         sampler=SimpleNamespace(info=SamplerInfo(blocks_trainer_reason=held)),
     )
-    crew.config.rollout.sampler.update(name="hf")
+    components.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
-        check_batch_source(crew)
+        check_batch_source(components)
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:

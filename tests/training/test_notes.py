@@ -95,8 +95,8 @@ def test_gdpo_without_weights_is_told_which_parts_it_could_weigh() -> None:
 
 def test_settings_that_do_nothing_on_policy_are_named() -> None:
     def told(name: str, **settings: Any) -> str:
-        crew: Any = SimpleNamespace(algorithm=build("algorithm", name, **settings))
-        return describe_on_policy(crew)
+        components: Any = SimpleNamespace(algorithm=build("algorithm", name, **settings))
+        return describe_on_policy(components)
 
     assert told("grpo") == (" (exactly on-policy: every ratio is 1, so epsilon, epsilon_high, delta, importance_sampling_level do nothing)")
     assert "ratio_max does nothing" in told("cispo") and "sapo_temperature_pos" in told("sapo")

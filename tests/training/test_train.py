@@ -494,8 +494,8 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     config = tiny_run(model={"config": MODEL, **model}, train={"learning_rate": rate})
     screen = io.StringIO()
     with ExitStack() as stack:
-        crew = build_components(config, Accelerator(cpu=True), stack)
-        Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
+        components = build_components(config, Accelerator(cpu=True), stack)
+        Console(file=screen, width=300).print(build_run_table(components, Path("x")))
     assert ("the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16" in screen.getvalue()) is warned
 
 
@@ -516,6 +516,6 @@ def test_conversations_wait_for_each_other_in_a_deterministic_run(
     train = {"deterministic": deterministic}
     config = tiny_run(env={"name": "tests/fixtures/boards.py:Boards"}, rollout=rollout, train=train, sft_warmup=None)
     with ExitStack() as stack:
-        crew, screen = build_components(config, Accelerator(cpu=True), stack), io.StringIO()
-        Console(file=screen, width=300).print(build_run_table(crew, Path("x")))
-    assert crew.rollout.sync_turns is waits and told in screen.getvalue() and crew.is_bitwise_repeatable is told.startswith("to the bit")
+        components, screen = build_components(config, Accelerator(cpu=True), stack), io.StringIO()
+        Console(file=screen, width=300).print(build_run_table(components, Path("x")))
+    assert components.rollout.sync_turns is waits and told in screen.getvalue() and components.is_bitwise_repeatable is told.startswith("to the bit")

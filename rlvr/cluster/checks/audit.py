@@ -151,8 +151,8 @@ def build_worker(config: RunConfig) -> RolloutWorker:
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
     precision = get_trainer_precision(like, accelerator.mixed_precision, accelerator.device)
     made = RolloutWorker(plain, WorkerSettings(precision, None, torch.get_num_threads(), uses_weights=loads))
-    if (lockstep := choose_sync_turns(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
-        made.rollout.sync_turns = lockstep
+    if (sync_turns := choose_sync_turns(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
+        made.rollout.sync_turns = sync_turns
     return made
 
 

@@ -46,15 +46,15 @@ class CanaryTasks:
         """Make the canary requests of one sampling round, each a group of one; `answers` is the number of regular completions."""
         if not self.fraction:
             return []
-        dice = random.Random(derive_seed(self.seed, "honeypots", step, first))
+        dice = random.Random(derive_seed(self.seed, "canaries", step, first))
         count = int(self.fraction * num_completions + dice.random())
         found = []
         for number in range(first, first + count):
             index, task = dice.choice(tasks)
-            seed = derive_seed(self.seed, "honeypot", step, number)
+            seed = derive_seed(self.seed, "canary", step, number)
             pot = make_canary(task, seed)
             meta = {"split": "train", "index": index, "reference": pot.reference, "canary": True, "dropped": "canary"}
-            found.append([RolloutRequest(pot, f"{step + 1}:honeypot:{number}", seed, meta)])
+            found.append([RolloutRequest(pot, f"{step + 1}:canary:{number}", seed, meta)])
         return found
 
     def observe_groups(self, groups: Sequence[Sequence[Episode]]) -> None:
@@ -139,5 +139,5 @@ def check_environment(environment: Environment) -> None:
         if verdict.score > REWARDED_THRESHOLD:
             raise ConfigError(
                 f"rollout.canary_fraction is set, and the verifier pays {said!r:.60} although the reference was replaced: it does not compare "
-                "with the reference, so honeypots cannot tell anything; set it to 0 here"
+                "with the reference, so canary tasks cannot show anything; set it to 0 here"
             )

@@ -161,7 +161,7 @@ def tokenize_gold(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
     if turns is None:
         raise ConfigError(
             f"{type(mdp.environment).__name__} has no gold solution for {task.id!r}, so there is nothing to imitate; "
-            "remove warmstart, or name a run in data.run"
+            "remove sft_warmup, or name a run in data.run"
         )
     state = mdp.start_conversation(task)
     try:

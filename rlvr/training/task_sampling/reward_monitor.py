@@ -46,11 +46,11 @@ class RewardMonitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"honeypots": self.canaries.state_dict(), "divergence": self.audit_monitor.state_dict()}
+        return {"canaries": self.canaries.state_dict(), "divergence": self.audit_monitor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        self.canaries.load_state_dict(state["honeypots"])
+        self.canaries.load_state_dict(state["canaries"])
         self.audit_monitor.load_state_dict(state["divergence"])
 
 

@@ -14,7 +14,7 @@ from rlvr.mdp.env import NUM_PROCEDURAL_TASKS
 from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 
-WARMUP_PURPOSE = "warmstart"
+WARMUP_PURPOSE = "warmstart"  # part of a seed: another word would change every run
 """Seeds the order of the tasks of an SFT warmup; another text would give every run other tasks."""
 
 
