@@ -1,0 +1,216 @@
+"""`import rlvr` as a library: the front door as a user types it, objects wherever names are taken, and messages for wrong guesses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import rlvr
+from rlvr.errors import ConfigError
+
+TOKENIZER = "chars:0123456789+=\n"
+SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2, "num_generations": 2, "max_completion_length": 6}, "eval": {"tasks": 4}}
+
+
+def tiny_model(tokenizer: rlvr.Tokenizer) -> Any:
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        eos_token_id=tokenizer.eos_id,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def test_one_answer_is_verified_by_name_by_function_and_by_mapping() -> None:
+    assert rlvr.verify("symbolic", answer=r"\boxed{0.5}", reference=r"\frac12").score == 1.0
+    assert rlvr.verify("numeric", answer="3.14", reference="3.1416", tolerance=0.01).score == 1.0
+    assert rlvr.verify({"name": "exact", "ignore_case": True}, answer="paris", reference="Paris").score == 1.0
+    assert rlvr.verify(lambda answer, reference: answer == reference, answer="4", reference="5").score == 0.0
+    verdict = rlvr.verify(lambda answer, reference: None, answer="4", reference="5")
+    assert verdict.score is None and "returned None" in verdict.reason
+
+
+def test_a_reward_function_of_trl_is_a_verifier() -> None:
+    def reward(prompts: list[str], completions: list[str], level: list[int], **columns: Any) -> list[float | None]:
+        assert prompts == ["2+2="]
+        return [0.5 if text == "4" and level == [3] else None for text in completions]
+
+    verifier = rlvr.make_verifier(reward)
+    task = rlvr.Task("2+2=", reference="4", meta={"level": 3})
+    assert verifier.verify(task, "4").score == 0.5 and verifier.verify(task, "5").score is None
+
+
+def test_a_score_outside_of_the_range_is_no_score_and_says_what_to_do() -> None:
+    verdict = rlvr.verify(lambda answer, reference: 5.0, answer="4", reference="5")
+    assert verdict.score is None and "outside of 0 to 1" in verdict.reason and "score_range" in verdict.reason
+    assert rlvr.verify(lambda answer, reference: 5.0, answer="4", reference="5", score_range=(0, 5)).score == 1.0
+
+
+def test_plugins_are_listed_and_made() -> None:
+    assert "arithmetic" in rlvr.list("env") and "grpo" in rlvr.list("algorithm")
+    assert isinstance(rlvr.make_env("arithmetic", levels=["1+1"]), rlvr.Environment)
+    assert isinstance(rlvr.make_verifier("symbolic"), rlvr.Verifier)
+    assert isinstance(rlvr.make_algorithm("grpo", beta=0.1), rlvr.Algorithm)
+    assert isinstance(rlvr.make_tool("calculator"), rlvr.Tool)
+    assert isinstance(rlvr.make_sandbox("process", trusted=True), rlvr.Sandbox)
+    assert isinstance(rlvr.make_sampler("scripted"), rlvr.Sampler)
+
+
+def test_data_is_an_environment(tmp_path: Path) -> None:
+    rows = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
+    from datasets import Dataset
+
+    (tmp_path / "rows.csv").write_text("question,answer\n" + "\n".join(f"{r['question']},{r['answer']}" for r in rows), "utf-8")
+    for data in (rows, pandas.DataFrame(rows), Dataset.from_list(rows), str(tmp_path / "rows.csv"), tmp_path / "rows.csv"):
+        env = rlvr.make_env(data, verifier="numeric", holdout=0)
+        assert env.num_tasks("train") == 20 and env.task("train", 3).reference == "4"
+
+
+def test_a_gymnasium_environment_takes_the_environment_first() -> None:
+    env = rlvr.TokenEnv(rlvr.make_env("arithmetic"), tokenizer="chars")
+    observation, _ = env.reset(seed=0)
+    assert set(observation) == {"input_ids", "attention_mask", "loss_mask", "length"}
+    assert env.step(7)[1:4] == (0.0, False, False)
+
+
+def test_grpo_by_hand_and_stop_ids_that_come_from_the_tokenizer() -> None:
+    model, tokenizer = rlvr.load_model(tiny_model(tok := rlvr.load_tokenizer(TOKENIZER)), tok)
+    env = rlvr.make_env("arithmetic", levels=["1+1"])
+    with rlvr.Rollout(env, tokenizer, rlvr.make_sampler("hf", model=model), max_new_tokens=6) as rollout:
+        learner = rlvr.Learner(model, "grpo", learning_rate=1e-3)
+        tasks = [env.task("train", index) for index in range(4)]
+        groups = rollout.sample(tasks, n=8, seed=0)
+        assert [len(group) for group in groups] == [8] * 4
+        assert not [episode.error for group in groups for episode in group if episode.error]  # none failed for want of a stop id
+        assert rollout.sample(tasks, n=8, seed=0)[0][0].tokens == groups[0][0].tokens
+        assert "grad_norm" in learner.update(groups)
+        rollout.update_weights(learner)
+        assert rollout.sample(tasks[0], n=2, seed=1)[0][0].policy_version == 1
+
+        async def collect() -> list[list[rlvr.Episode]]:
+            return [group async for group in rollout.stream_groups(tasks, n=2, seed=3)]
+
+        assert sorted(group[0].group for group in asyncio.run(collect())) == ["3:0", "3:1", "3:2", "3:3"]
+        with pytest.raises(ConfigError, match="leave stop_ids out"):
+            rollout.collect([], rlvr.Sampling(stop_ids=frozenset({7})))
+
+
+class StopAfter(rlvr.Callback):
+    """Early stopping as a user writes it."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.seen = step, list[str]()
+
+    def on_step_end(self, trainer: Any, record: Any) -> None:
+        self.seen.append(sorted(record.metrics)[0])
+        if record.step == self.step:
+            trainer.stop("enough")
+
+
+def test_a_trainer_with_objects_and_a_callback(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    callback = StopAfter(2)
+    with rlvr.Trainer(
+        model=tiny_model(tokenizer),
+        tokenizer=tokenizer,
+        env=rlvr.make_env("arithmetic", levels=["1+1"]),
+        algorithm="grpo",
+        callbacks=[callback],
+        train={"steps": 5},
+        out=tmp_path / "run",
+        **SMALL,
+    ) as trainer:
+        report = trainer.fit()
+    assert report.steps == 2 and len(callback.seen) == 2 and report.accuracy_after is not None
+    run = rlvr.load_run(tmp_path / "run")
+    assert list(run.metrics["step"]) == [1, 2] and len(run.episodes) == 8 and run.plot("reward").axes
+    with pytest.raises(ConfigError, match="the run has no metric 'rewards'"):
+        run.plot("rewards")
+
+
+def test_train_by_recipe_and_on_data_with_a_function(tmp_path: Path) -> None:
+    few = {"train.steps": 1, "sft_warmup.steps": 2, "eval.tasks": 4, "rollout.prompts_per_step": 2, "rollout.num_generations": 2}
+    assert rlvr.train("quickstart", few, out=tmp_path / "a").steps == 1
+    tokenizer = rlvr.load_tokenizer("chars")
+    rows = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
+    report = rlvr.train(
+        model=tiny_model(tokenizer),
+        tokenizer=tokenizer,
+        data=rows,
+        verifier=lambda answer, reference: reference in answer,
+        train={"steps": 1},
+        out=tmp_path / "b",
+        **SMALL,
+    )
+    assert report.held_out_tasks == 2
+
+
+def test_policies_are_names_models_samplers_and_functions(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    by_model = rlvr.evaluate("arithmetic", policy=tiny_model(tokenizer), tokenizer=tokenizer, n=2, tasks=3)
+    assert by_model.envs["arithmetic"].samples == 6 and by_model.to_pandas()["tasks"].item() == 3
+    by_model.table(width=80)
+    assert "arithmetic" in capsys.readouterr().out
+    by_function = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], policy=lambda prompt: "4", verifier="numeric")
+    assert by_function.envs["Dataset"].avg.value == 1.0  # type: ignore[union-attr]
+    failing = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], policy=lambda prompt: 1 / 0, verifier="numeric")
+    assert failing.envs["Dataset"].unscored == 1  # a policy that breaks has no score, not a zero
+
+
+WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
+    (lambda: rlvr.make("arithmetic"), TypeError, "name"),
+    (lambda: rlvr.make("arithmetic", "x"), ConfigError, r"write rlvr.make_env\('arithmetic'\)"),
+    (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
+    (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),
+    (lambda: rlvr.train(model="x"), ConfigError, "no environment is given"),
+    (lambda: rlvr.train(env="arithmetic"), ConfigError, "no model is given"),
+    (lambda: rlvr.train(env="arithmetic", data="x.jsonl"), ConfigError, "data and env are both given"),
+    (lambda: rlvr.Rollout("arithmetic", sampler="scripted"), ConfigError, "no tokenizer is given"),
+    (lambda: rlvr.Learner(tiny_model(rlvr.load_tokenizer(TOKENIZER)), lerning_rate=1.0), ConfigError, "did you mean 'learning_rate'"),
+    (lambda: rlvr.evaluate("arithmetic", policy=tiny_model(rlvr.load_tokenizer(TOKENIZER))), ConfigError, "give tokenizer="),
+    (lambda: rlvr.evaluate("arithmetic", policy=5), ConfigError, "the policy is a int"),
+    (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),
+    (lambda: rlvr.load_run("nowhere"), rlvr.RlvrError, "is not a run folder"),
+    (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), WRONG_GUESSES, ids=[words for _, _, words in WRONG_GUESSES])
+def test_a_wrong_guess_gets_a_message_that_names_the_right_call(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_the_library_logs_and_does_not_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rlvr.cli.logging_setup import configure_logging
+
+    logger = logging.getLogger("rlvr.test")
+    try:
+        configure_logging(log_file=tmp_path / "run.log")
+        logger.info("a note")
+        logger.debug("a detail")
+        configure_logging(quiet=True)
+        logger.info("nothing")
+        logger.warning("careful")
+        assert capsys.readouterr().err == "note: a note\nwarning: careful\n"
+        assert "DEBUG rlvr.test a detail" in (tmp_path / "run.log").read_text("utf-8")
+        with pytest.raises(ConfigError, match="cannot be written"):
+            configure_logging(log_file=tmp_path / "run.log" / "x")
+    finally:
+        root = logging.getLogger("rlvr")
+        for handler in list(root.handlers):
+            if getattr(handler, "is_from_cli", False):
+                root.removeHandler(handler)
+                handler.close()
