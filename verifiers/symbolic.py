@@ -47,7 +47,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "6"
+    version = "7"
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
         Example(

@@ -100,6 +100,24 @@ def test_a_gold_that_cannot_be_judged_pays_nobody(verifier: Symbolic, gold: Any)
         assert verdict.score is None and verdict.fault is Fault.TASK
 
 
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (r"\boxed{<answer>5</answer>}", 1.0),
+        (r"\boxed{\text{<answer>5</answer>}}", 1.0),
+        (r"\boxed{<answer>\frac{10}{2}</answer>}", 1.0),
+        (r"\boxed{<answer>6</answer>}", 0.0),
+        (r"\boxed{<answer>5</answer><answer>6</answer>}", 0.0),
+        (r"\boxed{6<answer>5</answer>}", 0.0),
+        (r"\boxed{<answer>6</answer>} \boxed{5}", 0.0),
+        (r"\boxed{<answer>5</answer>} or 6", 0.0),
+        (r"\boxed{<answer>5}", 0.0),
+    ],
+)
+def test_answer_tags_around_the_content_of_a_box_are_wrapping(verifier: Symbolic, answer: str, score: float) -> None:
+    assert ask(verifier, "5", answer).score == score
+
+
 def test_reasons_are_in_words(verifier: Symbolic) -> None:
     assert "closed at 1" in ask(verifier, "[1, 2)", "(1, 2)").reason
     assert "conflict" in ask(verifier, "5 cm", "5 kg").reason

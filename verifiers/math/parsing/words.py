@@ -102,7 +102,7 @@ def strip_wrapping(text: str) -> str:
             text = text[:-1].rstrip()
         if len(text) > 1 and text[-1] == "." and not text.endswith(".."):
             text = text[:-1].rstrip()
-        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")):
+        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("<answer>", "</answer>")):
             inside = text[len(left) : -len(right)]
             if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right) and left not in inside:
                 text = inside
