@@ -81,7 +81,7 @@ def shard_policy(
         for name, tensor in policy.named_parameters():
             if name in own:
                 copy_to_shards(tensor, own.pop(name))
-    register_fsdp_forward_method(policy, "look")
+    register_fsdp_forward_method(policy, "run_with_weights")
     if weight_loader is not None:
         weight_loader(policy.model)
     policy.run_with_weights(policy.detect_head)

@@ -362,7 +362,9 @@ class Learner:
         algorithm = self.algorithm
         metrics = descents.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         metrics |= tally.compute_means(self.all_reduce) | self._compute_token_metrics(step, tally)
-        metrics |= dict(algorithm.metrics) | (step.compute_preference_logprobs(self.all_reduce) if algorithm.traits.one_optimizer_step else {})
+        metrics |= dict(algorithm.metrics) | (
+            step.compute_preference_logprobs(self.all_reduce) if algorithm.traits.one_optimizer_step else {}
+        )
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
         algorithm.on_step_end([e.reward for e in step.episodes if not e.auxiliary], metrics.get("kl"), self.all_reduce)
         if self.reference is not None:

@@ -289,7 +289,8 @@ def choose_packing(policies: Sequence[Any], device: torch.device, precision: str
         with autocast() if autocast is not None and how.kernel is not None else nullcontext():
             reason = next(
                 filter(
-                    None, (policy.run_with_weights(partial(find_packing_mismatch, policy.model, policy, how, computed)) for policy in policies)
+                    None,
+                    (policy.run_with_weights(partial(find_packing_mismatch, policy.model, policy, how, computed)) for policy in policies),
                 ),
                 "",
             )

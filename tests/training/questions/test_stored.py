@@ -240,7 +240,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ("dpo", zeros, [], ConfigError, "no pairs to train on.*temperature"),
         ("kto", zeros, [], ConfigError, "all 2304 answers are undesirable"),
         ("reward_model", zeros, [], ConfigError, "no pairs to train on"),
-        ("kto", source, ["algorithm.desirable_from=-1"], ConfigError, "are desirable: KTO needs both"),
+        ("kto", source, ["algorithm.desirable_threshold=-1"], ConfigError, "are desirable: KTO needs both"),
         ("dpo", empty, [], ConfigError, "no episode with a score"),
         ("dpo", silent, [], NotFound, "log.episodes"),
         ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "do not fit this run.*to use those of the episodes"),
@@ -296,8 +296,8 @@ def test_a_resumed_reward_model_counts_the_time_of_the_processes_before(source: 
     shutil.rmtree(folder / "checkpoints" / "step-000002")
     place = folder / "checkpoints" / "step-000001"
     progress = json.loads((place / "progress.json").read_text())
-    assert progress["facts"]["seconds"] > 0
-    progress["facts"]["seconds"] = 1000.0  # as if the first process had been slow
+    assert progress["report_values"]["seconds"] > 0
+    progress["report_values"]["seconds"] = 1000.0  # as if the first process had been slow
     (place / "progress.json").write_text(json.dumps(progress))
     (place / "manifest.json").write_text(json.dumps(checkpoint._hash_files(place)))
     again = train_reward_model(config, out=folder, resume=True, console=quiet)
