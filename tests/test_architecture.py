@@ -222,7 +222,54 @@ def plugin_files(root: Path) -> list[str]:
     return found
 
 
-RULES: list[Callable[[Path], list[str]]] = [direction, circles, names, docstrings, packages, plugin_files]
+def capabilities(root: Path) -> list[str]:
+    """What a plugin can do is data: nothing asks which method a class overrides, and nothing assigns methods to a user's class."""
+    found = []
+    for _, path in sources(root):
+        where = path.relative_to(root)
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init_subclass__":
+                found.append(f"{where}:{node.lineno}: __init_subclass__ changes classes of others; say it in a record, or with a decorator")
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot) and _is_method_check(node, where):
+                found.append(
+                    f"{where}:{node.lineno}: asks which method a class overrides; read it from the `info` or the `traits` of the plugin"
+                )
+    return found
+
+
+def _is_method_check(node: ast.Compare, where: Path) -> bool:
+    """`kind.load is not Sampler.load`, or the same with getattr; of another project's classes nothing else can be asked."""
+    left, right = node.left, node.comparators[0]
+    if isinstance(left, ast.Attribute) and isinstance(right, ast.Attribute):
+        return left.attr == right.attr and isinstance(right.value, ast.Name) and right.value.id[:1].isupper()
+    through = all("getattr(" in ast.unparse(side) for side in (left, right))
+    return through and FOREIGN_OBJECTS not in where.as_posix()
+
+
+FOREIGN_OBJECTS = "envs/external/_foreign"
+
+
+def prints(root: Path) -> list[str]:
+    """The library logs (`logging.getLogger(__name__)`); only the command line, and programs whose output is a protocol, print."""
+    found = []
+    for _, path in sources(root):
+        where = path.relative_to(root).as_posix()
+        if where.startswith("rlvr/cli/") or where.startswith(PRINTING_PROGRAMS):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                found.append(f"{where}:{node.lineno}: prints; use logging.getLogger(__name__)")
+    return found
+
+
+PRINTING_PROGRAMS = (
+    *("sandbox/_inside/", "envs/external/_harbor/test_runner.py", "verifiers/_sql_runner.py"),
+    "rlvr/serve/command.py",  # the log of requests of the command `rlvr serve`
+    "rlvr/training/distributed/peer_monitor.py",  # the last line before it ends a process whose main thread hangs
+)
+"""Files that run as programs of their own, whose output is read by the process that started them, or are a command."""
+
+RULES: list[Callable[[Path], list[str]]] = [direction, circles, names, docstrings, packages, plugin_files, capabilities, prints]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.__name__))
@@ -272,6 +319,12 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (docstrings, "rlvr/mdp/env.py", DOC + "class A:\n    " + DOC + "    def f(self): ...\n", "f has no docstring"),
     (docstrings, "rlvr/mdp/env.py", DOC + "@dataclass(frozen=True)\nclass A:\n    " + DOC, "shows no example"),
     (packages, "rlvr/extra/__init__.py", DOC, "rlvr.extra lies on the disk"),
+    (capabilities, "rlvr/rollout/a.py", DOC + "y = kind.load_model is not Sampler.load_model\n", "which method a class overrides"),
+    (capabilities, "verifiers/a.py", DOC + "y = type(v).averify is Verifier.averify\nmake = 1\n", "which method a class overrides"),
+    (capabilities, "rlvr/mdp/env.py", DOC + "y = getattr(e, n) is not getattr(Environment, n)\n", "which method a class overrides"),
+    (capabilities, "rlvr/mdp/env.py", DOC + "class A:\n    def __init_subclass__(cls): ...\n", "changes classes of others"),
+    (prints, "rlvr/mdp/env.py", DOC + "print('note')\n", "use logging"),
+    (prints, "verifiers/a.py", DOC + "def f():\n    print('note')\nmake = 1\n", "use logging"),
     (plugin_files, "envs/a.py", DOC + "x = 1\n", "must end with"),
 ]
 

@@ -85,7 +85,8 @@ class _AlgorithmKit:
         algorithm.configure(max_completion_length=MAX_ANSWER_TOKENS)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
         needs = {
-            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups] for need in algorithm.traits.advantage_inputs
+            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups]
+            for need in algorithm.traits.advantage_inputs
         }
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from rlvr.chat.dialects.dialect import RawCall, validate_call
 from rlvr.conformance.check_runner import CheckSkipped, Steps, first_problem, format_verdict
 from rlvr.conformance.toolkit import iter_bad_arguments
-from rlvr.contracts import Environment, StepResult, Verifier
+from rlvr.contracts import Environment, StepResult
 from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
 from rlvr.task import Task, Verdict
 from rlvr.turns import Call, ToolResult, ToolSpec, Turn
@@ -76,7 +76,7 @@ def play_conversation(
 
 def has_transcript_verifier(environment: Environment) -> bool:
     """Whether the environment's verifier looks at the transcript or the artifacts, not only at the answer."""
-    return type(environment.verifier).verify_transcript is not Verifier.verify_transcript
+    return environment.verifier.info.takes_transcript
 
 
 def iter_conversation_checks(environment: Environment) -> Steps:

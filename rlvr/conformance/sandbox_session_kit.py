@@ -13,6 +13,7 @@ from typing import Literal
 
 from rlvr.conformance.check_runner import CheckSkipped
 from rlvr.contracts import ExecutionResult, ExitStatus, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.plugin import is_default
 from rlvr.errors import SandboxError
 
 Probe = Callable[[Sandbox], str]
@@ -21,7 +22,7 @@ WHOLE_SESSION_STOPPED = "everything that ran in the box was stopped"
 
 
 def _create_session(sandbox: Sandbox, place: SandboxSpec = SMALL_SPEC) -> SandboxSession:
-    if type(sandbox).create_session is Sandbox.create_session:
+    if is_default(sandbox.create_session):
         raise CheckSkipped("this sandbox has no boxes")
     return sandbox.create_session(place)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.plugin import Plugin, default_implementation
 from rlvr.errors import ConfigError, SandboxError
 
 
@@ -217,6 +217,7 @@ class Sandbox(Plugin, ABC):
     def run(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
 
+    @default_implementation
     def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Create a session.
 

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from rlvr.contracts import Environment, Tokenizer
+from rlvr.contracts.plugin import is_default
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import format_verifier_label, make_report
@@ -131,7 +132,7 @@ def _verify_row(
     else:  # the artifacts of the session are verified with the answer
         ending = load_recorded_transcript(record)
         verdict = ending if isinstance(ending, Verdict) else verify_transcript_safely(environment.verifier, task, ending)
-    if not verdict.is_scored or not (verdict.step_rewards or type(environment).step_rewards is not Environment.step_rewards):
+    if not verdict.is_scored or not (verdict.step_rewards or not is_default(environment.step_rewards)):
         return verdict, []
     spoken = load_tokenizer()
     if spoken is None or (messages := decode_messages(row, spoken)) is None:

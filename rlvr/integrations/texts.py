@@ -113,7 +113,7 @@ class Scorer:
 
 def require_single_turn(environment: Environment, purpose: str) -> None:
     """Raise ConfigError for an environment with conversations, where only single texts are supported."""
-    own = type(environment).new_session is not Environment.new_session or environment.tools or environment.max_turns > 1
+    own = environment.info.has_sessions or environment.max_turns > 1
     if own:
         raise ConfigError(
             f"{type(environment).__name__} is a conversation (max_turns {environment.max_turns}, {len(environment.tools)} tools), and this "

@@ -125,7 +125,7 @@ class ConversationPlayer:
 
     async def play(self, draw: RolloutRequest, generate: GenerateFunction) -> Episode:
         """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
-        talk = Conversation(0, draw, self.mdp)
+        talk = Conversation.begin(0, draw, self.mdp)
         try:
             if self.mdp.has_sessions and not talk.error and await self._run_session_step(talk, talk.open_session):
                 talk.render_prompt()

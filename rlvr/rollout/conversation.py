@@ -46,12 +46,14 @@ class Conversation:
     number: int
     rollout_request: RolloutRequest
     mdp: TokenMDP
+    state: ConversationState
+    logprobs: list[float]
     phase: Phase = Phase.WAITING
     error: str = ""
     """The reason why there is no verdict."""
     future: TimedFuture | None = None
     """The current job, running or queued in `executor`."""
-    executor: VerifierExecutor = field(init=False)
+    executor: VerifierExecutor | None = None
     """The thread pool of the current job."""
     submitted_at: float = 0.0
     """The time when the last job was submitted."""
@@ -60,21 +62,20 @@ class Conversation:
     elapsed_s: float = 0.0
     """The duration of all turns and replies, without queueing."""
     verdict: Verdict | None = None
-    state: ConversationState = field(init=False)
-    logprobs: list[float] = field(init=False)
     usage: list[int] = field(default_factory=lambda: [0, 0])
     """Input and output tokens as counted by an endpoint."""
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def begin(cls, number: int, request: RolloutRequest, mdp: TokenMDP) -> Conversation:
+        """Begin a conversation. Its prompt is rendered at once, unless a session must be opened first."""
+        error = ""
         try:
-            self.state = self.mdp.create_state(
-                self.rollout_request.task, seed=self.rollout_request.session_seed if self.mdp.is_interactive else 0
-            )
-            if not self.mdp.has_sessions:
-                self.mdp.render_prompt(self.state)
-        except EnvError as error:  # a prompt that is too long fails only this episode
-            self.state, self.error = ConversationState(self.rollout_request.task, [], []), str(error)
-        self.logprobs = [0.0] * len(self.state.tokens)
+            state = mdp.create_state(request.task, seed=request.session_seed if mdp.is_interactive else 0)
+            if not mdp.has_sessions:
+                mdp.render_prompt(state)
+        except EnvError as problem:  # a prompt that is too long fails only this episode
+            state, error = ConversationState(request.task, [], []), str(problem)
+        return cls(number, request, mdp, state, [0.0] * len(state.tokens), error=error)
 
     def render_prompt(self) -> None:
         """Render the prompt, once the session is open."""
@@ -158,7 +159,7 @@ class Conversation:
     def cancel(self) -> None:
         """Cancel the current job."""
         job, self.future = self.future, None
-        if job is not None:
+        if job is not None and self.executor is not None:
             self.executor.abandon(job)
 
     @property

@@ -56,7 +56,7 @@ class RolloutScheduler(RequestQueue):
 
     def __init__(self, settings: RolloutSettings, requests: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
         self.settings, self.timing = settings, timing
-        self.conversations = [Conversation(number, draw, settings.mdp) for number, draw in enumerate(requests)]
+        self.conversations = [Conversation.begin(number, draw, settings.mdp) for number, draw in enumerate(requests)]
         self.phase_counts = Counter({Phase.WAITING: len(self.conversations)})
         self.ready_by_number, self.finished = dict[int, Conversation](), list[Conversation]()
         """The conversations with a pending request, and the finished ones that are not yet returned."""
@@ -169,10 +169,10 @@ class RolloutScheduler(RequestQueue):
 
     def _submit_job(self, talk: Conversation, stage: Phase, work: Callable[[], Any]) -> None:
         """Submit slow work to a thread. The thread accesses only this conversation."""
-        talk.executor = self.settings.verifier_executor if stage is Phase.VERIFYING else self.settings.session_executor
+        executor = talk.executor = self.settings.verifier_executor if stage is Phase.VERIFYING else self.settings.session_executor
         talk.submitted_at = perf_counter()
         self._set_phase(talk, stage)
-        talk.future = talk.executor.submit(work)
+        talk.future = executor.submit(work)
         talk.future.add_done_callback(partial(_post_job_event, ref(self), talk))
 
     def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
@@ -219,9 +219,9 @@ class RolloutScheduler(RequestQueue):
 
     def _cancel_overdue(self, now: float) -> None:
         """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
-        busy = [(talk, talk.future) for talk in self.conversations if talk.future is not None]
-        for talk, job in sorted(busy, key=lambda pair: not pair[1].started_at):  # running jobs first: cancelling one frees a thread
-            if now - (job.started_at or max(talk.executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
+        busy = [(talk, talk.future, talk.executor) for talk in self.conversations if talk.future is not None and talk.executor is not None]
+        for talk, job, executor in sorted(busy, key=lambda row: not row[1].started_at):  # running jobs first: cancelling one frees a thread
+            if now - (job.started_at or max(executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
                 self._on_timeout(talk)
 
     def _on_timeout(self, talk: Conversation) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +16,8 @@ from rlvr.samplers._servers.replies import RESUME_HINT, BadServerReply
 T = TypeVar("T")
 FIRST_CHECK_INTERVAL_S, MAX_CHECK_INTERVAL_S = 1.0, 300.0
 """Interval of health checks of a lost server: at first, and at most. It doubles while the server is not healthy."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ServerPool:
     def __init__(self, servers: Sequence[HttpClient], *, log: Callable[[str], None] | None = None) -> None:
         self.servers, self.active, self.is_fixed = list(servers), list(servers), False
         """`is_fixed`: no server may be lost, because they depend on each other."""
-        self.log = log or (lambda line: print(f"note: {line}", file=sys.stderr, flush=True))
+        self.log = log or logger.warning
         self._lost_servers = dict[HttpClient, tuple[float, float]]()
         """By lost server: the time of its next health check, and the current interval."""
 
