@@ -210,14 +210,14 @@ from __future__ import annotations
 
 import statistics
 
-from rlvr.algorithms.base.policy_gradient import policy_gradient
-from rlvr.algorithms.base.algorithm_spec import part
+from rlvr.algorithms.base.policy_gradient import define_policy_gradient
+from rlvr.algorithms.base.algorithm_spec import component
 from rlvr.algorithms.grpo import loss
-from rlvr.algorithms.functions.answer_batch import Advantages, Answers
+from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 
 
-@part("company", "silent")  # it compares the answers of a group; a group of equal rewards has no advantage
-def advantage(answers: Answers, *, scale: float = 1.0) -> Advantages:
+@component("requires_group", "zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage
+def advantage(answers: AnswerBatch, *, scale: float = 1.0) -> Advantages:
     """The reward minus the median of the group. The keyword arguments are settings."""
     found = []
     for group in answers.rewards:  # None for an answer without a score
@@ -226,7 +226,7 @@ def advantage(answers: Answers, *, scale: float = 1.0) -> Advantages:
     return found
 
 
-make = policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
 '''
 
 TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL, "algorithm": ALGORITHM}

@@ -108,7 +108,7 @@ def test_whole_numbers_of_any_length_travel() -> None:
     assert decode_episodes(columns)[0][0].meta == meta
 
 
-@pytest.mark.parametrize("action_mask", [[], [False], [False, True], [False, True, False], [False, False, True, True, False, True, False, False]])
+@pytest.mark.parametrize("acted", [[], [False], [False, True], [False, True, False], [False, False, True, True, False, True, False, False]])
 @pytest.mark.parametrize("first", [0, 5, 1 << 20, -1, 1 << 33])
 def test_runs_of_the_mask_and_ids_of_any_size_come_back(acted: list[bool], first: int) -> None:
     """Also between others, whose tokens, log-probabilities and rewards are beside theirs."""

@@ -42,7 +42,7 @@ class Serving(Counting):
 
     def serve(self, queue: object, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         yield None
-        while asked := queue.take(1):  # type: ignore[attr-defined]
+        while asked := queue.pop(1):  # type: ignore[attr-defined]
             for number, request in asked:
                 [(_, completion)] = self.stream([request], sampling)
                 yield number, completion

@@ -20,7 +20,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.replay import find_mismatch, replay_rows, replay_run
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.runs.run_log import RunLog
+from rlvr.runs.run_log import RunLog, episode_to_json
 from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures import worlds
 from tests.fixtures.boards import Boards
@@ -208,7 +208,7 @@ def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> N
     path.write_text(path.read_text() + '{"split": "tra')
     assert replay_run(run).episodes == 60
     path.write_text('{"split": "train", "tokens": [1]}\n')
-    with pytest.raises(ConfigError, match="episode 1 has no 'index', 'acted', 'end', 'reward'"):
+    with pytest.raises(ConfigError, match="episode 1 has no 'index', 'action_mask', 'stop_reason', 'reward'"):
         replay_run(run)
 
 
@@ -219,7 +219,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 REAL = [
     ("arithmetic", "chars:0123456789+-*=", {"levels": ["1+1"]}, "random"),
-    ("arithmetic", "chars", {"worked": True, "verifier": {"name": "numeric", "extractor": "hash"}}, "gold"),
+    ("arithmetic", "chars", {"show_steps": True, "verifier": {"name": "numeric", "extractor": "hash"}}, "gold"),
     ("countdown", "chars", {}, "random"),
     ("copy_reverse", "chars:abcd>", {}, "random"),
     ("digit_sum", "chars:0123456789=", {}, "random"),
@@ -250,7 +250,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     with Rollout(env.mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
-    run.log_episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
+    run.log_episodes([episode_to_json(1, episode, [0.0] * len(episode.tokens)) for episode in episodes])
     run.close()
     env.close()
     assert replay_run(run.folder).to_dict() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}

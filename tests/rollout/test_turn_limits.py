@@ -85,12 +85,12 @@ def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | N
 def stepped(environment: Any, episode: Any, **limits: Any) -> str:
     env = TokenEnv(env=environment, tokenizer=TOKENS, **limits)
     timed = episode.meta.get("truncated") == "time"
-    return find_mismatch(env, "train", 3, episode.tokens, episode.action_mask, episode.end.value, episode.reward, ended_by_time=timed)
+    return find_mismatch(env, "train", 3, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward, ended_by_time=timed)
 
 
 def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None:
     episode = talked(Talk(), ["12345", "27"], max_turn_tokens=3)
-    assert (episode.end, episode.turns, episode.text) == (StopReason.TERMINATED, 2, "12327")
+    assert (episode.stop_reason, episode.turns, episode.text) == (StopReason.TERMINATED, 2, "12327")
     own = "".join("x" if acted else "." for acted in episode.action_mask)
     assert own.strip(".").startswith("xxx.") and own.endswith("xxx")  # 123, then what the environment wrote, then 27 with its end
     assert episode.tokens[own.index("xxx") + 3] == TOK.eos_id, "the cut turn is closed as the model would have, and not trained on"
@@ -100,7 +100,7 @@ def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None
 
 def test_the_limits_of_the_turn_and_of_the_whole_answer_hold_together() -> None:
     episode = talked(Talk(), ["11111", "11111", "11111"], max_turn_tokens=4, max_new_tokens=6)
-    assert (sum(episode.action_mask), episode.end, episode.meta["truncated"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
+    assert (sum(episode.action_mask), episode.stop_reason, episode.meta["truncated"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
     assert stepped(Talk(), episode, max_turn_tokens=4, max_new_tokens=6) == ""
 
 
@@ -108,7 +108,7 @@ def test_an_answer_that_is_cut_in_its_turn_is_truncated() -> None:
     for environment, answers in ((Sums(), ["123"]), (Talk(), ["1237"])):  # one takes no part, the other ends with the 7
         limit = 2 if isinstance(environment, Sums) else 4
         episode = talked(environment, answers, max_turn_tokens=limit)
-        assert (episode.end, episode.meta["truncated"], episode.turns) == (StopReason.TRUNCATED, "turn", 1)
+        assert (episode.stop_reason, episode.meta["truncated"], episode.turns) == (StopReason.TRUNCATED, "turn", 1)
         assert stepped(type(environment)(), episode, max_turn_tokens=limit) == ""
 
 
@@ -116,7 +116,7 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     long = talked(Slow(), ["1", "2", "3"])
     short = talked(Slow(), ["1", "2", "3"], episode_timeout_s=0.2)
     assert (long.turns, long.meta["truncated"]) == (3, "turns")
-    assert (short.turns, short.meta["truncated"], short.end, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
+    assert (short.turns, short.meta["truncated"], short.stop_reason, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
     assert short.is_scored and stepped(Slow(), short) == ""
     wrong = TokenEnv(env=Slow(), tokenizer=TOKENS)
     other = [*short.tokens[:-2], 5, short.tokens[-1]]
@@ -127,12 +127,12 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
 
 
 def test_the_last_of_a_group_is_cut_where_it_has_the_turns_of_the_longest_other() -> None:
-    *others, last = group_of("cut")
-    assert [(episode.turns, episode.end) for episode in others] == [(2, StopReason.TERMINATED)] * 3
-    assert last.end is StopReason.TRUNCATED and last.meta["truncated"] == "overlong" and last.is_scored and 2 <= last.turns < 8
+    *others, last = group_of("truncate")
+    assert [(episode.turns, episode.stop_reason) for episode in others] == [(2, StopReason.TERMINATED)] * 3
+    assert last.stop_reason is StopReason.TRUNCATED and last.meta["truncated"] == "overlong" and last.is_scored and 2 <= last.turns < 8
 
 
-@pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("cut", 4)])
+@pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("truncate", 4)])
 def test_the_last_of_a_group_is_waited_for_unless_asked_and_a_group_of_one_is_never_cut(overlong: str, groups: int) -> None:
     last = group_of(overlong, groups=groups)[-1]
     assert (last.turns, last.meta["truncated"]) == (8, "turns")
@@ -167,14 +167,14 @@ def test_a_reply_that_takes_too_long_leaves_its_sample_without_a_score() -> None
         return 200, {"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}]}
 
     with endpoint(talks) as seen:
-        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, call_timeout_s=0.1).envs["Slow"]
+        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, verify_timeout_s=0.1).envs["Slow"]
     assert summary.unscored == 1 and list(summary.reasons) == ["Slow.reply gave nothing within 0.1 s"]
 
 
 def test_limits_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_turn_tokens is 0"):
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
-    with pytest.raises(ConfigError, match="episode_s is 0"):
+    with pytest.raises(ConfigError, match="episode_timeout_s is 0"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), episode_timeout_s=0)
     with pytest.raises(ConfigError, match="overlong is 'drop'; allowed: cut, wait"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_policy="drop")
