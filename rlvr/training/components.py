@@ -357,7 +357,12 @@ def build_optimization(config: RunConfig) -> Optimization:
 
 def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
     """Return whether conversations wait for each other. If unset, True for deterministic runs, which must be repeatable."""
-    if config.rollout.sync_turns is None and mdp.has_sessions and sampler.info.eval_batch_size and is_deterministic(config, accelerator.device):
+    if (
+        config.rollout.sync_turns is None
+        and mdp.has_sessions
+        and sampler.info.eval_batch_size
+        and is_deterministic(config, accelerator.device)
+    ):
         return True
     return config.rollout.sync_turns
 

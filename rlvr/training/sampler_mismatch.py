@@ -83,7 +83,7 @@ def run_model_checks(
 ) -> list[honesty.CheckResult]:
     """Run the numerics checks of a model before a run.
 
-    `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `longest`: the maximum row length.
+    `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `max_length`: the maximum row length.
     """
     device, dtype = next(model.parameters()).device, getattr(torch, precision)
     with honesty.preserve_model_state(model), honesty.wrap_model_errors(model, "the check before a run"):
@@ -141,7 +141,7 @@ def check_sharded_model(learner: Learner, *, max_length: int) -> list[honesty.Ch
     """
     policy, model = learner.policy, learner.policy.model
     dtype = getattr(torch, get_compute_precision(model, learner.accelerator))
-    how: dict[str, Any] = {"temperature": policy.temperature, "dtype": dtype, "longest": max_length}
+    how: dict[str, Any] = {"temperature": policy.temperature, "dtype": dtype, "max_length": max_length}
     ways = {name: broadcast_scores(way) for name, way in build_scoring_paths(policy, learner.packing, learner.device).items()}
 
     def table() -> list[honesty.CheckResult]:
@@ -159,8 +159,8 @@ def check_model_folder(folder: str, sampler: str, *, device: str | None = None) 
     """Check the model in a folder, in float32; return the results, and why it cannot be trained ('' if it can)."""
     tokenizer = load_tokenizer(folder)
     model = load_model(ModelConfig(path=folder)).eval().to(resolve_device(device))
-    with build("sampler", sampler) as asked:
-        asked.prepare(precision="float32", max_length=0)
+    with build("env", "arithmetic") as environment, build("sampler", sampler) as asked:  # any environment: no task is sampled
+        asked.setup(environment, tokenizer, precision="float32")
         asked.validate_model(model)
         found = run_model_checks(model, asked if runs_trainer_model(asked) else None, tokenizer)
     return found, honesty.find_refusal_reason(model.config.model_type, found)
@@ -273,9 +273,8 @@ def measure_logprob_gaps(
             weights, mixed = PRECISIONS[precision]
             model = load_model(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
             with build("sampler", sampler, **unheld) as asked:
-                asked.setup(environment, tokenizer)
-                asked.prepare(precision=mixed or weights, max_length=mdp.max_length)
-                asked.load(model, 0)
+                asked.setup(environment, tokenizer, precision=mixed or weights, max_length=mdp.max_length)
+                asked.load_model(model, 0)
                 for temperature in temperatures:
                     found = asked.sample(requests, Sampling(temperature, stop_ids=tokenizer.stop_ids))
                     yield from compute_logprob_gaps(model, requests, found, precision, temperature)

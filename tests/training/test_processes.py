@@ -48,7 +48,13 @@ WAYS = {"cpu": ["rlvr", "train"], "fsdp2": ["tests.training.fsdp2"]} | (
 
 
 def launched(way: str, recipe: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "rlvr" / "training" / "launch" / f"{way}.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "rlvr" / "training" / "launch" / f"{way}.yaml"),
+    ]
     command += ["--num_processes", "2", "--main_process_port", str(free_port()), "-m", *WAYS[way], str(recipe), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)

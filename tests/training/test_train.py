@@ -518,4 +518,8 @@ def test_conversations_wait_for_each_other_in_a_deterministic_run(
     with ExitStack() as stack:
         components, screen = build_components(config, Accelerator(cpu=True), stack), io.StringIO()
         Console(file=screen, width=300).print(build_run_table(components, Path("x")))
-    assert components.rollout.sync_turns is waits and told in screen.getvalue() and components.is_bitwise_repeatable is told.startswith("to the bit")
+    assert (
+        components.rollout.sync_turns is waits
+        and told in screen.getvalue()
+        and components.is_bitwise_repeatable is told.startswith("to the bit")
+    )

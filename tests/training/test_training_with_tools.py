@@ -63,7 +63,7 @@ def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Pat
         "sft_warmup.batch_size=16",
         "sft_warmup.learning_rate=5e-3",
         "sft_warmup.target_accuracy=1",
-        "env.shown=1",
+        "env.tool_call_fraction=1",
     ]
     config = load_config("agent_quickstart", [*SHORT, *taught, "train.steps=2"])
     waits = dict.fromkeys(("first", "second"), 0)

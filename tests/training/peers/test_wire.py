@@ -47,7 +47,10 @@ def test_an_episode_comes_back_and_takes_less_room_than_a_pickle() -> None:
     told = serialize([[episode()] * 4])
     [[back, *_]] = deserialize(told)
     assert (
-        back == episode() and back.verdict.fault is Fault.INFRA and type(back.action_mask[0]) is bool and back.stop_reason is StopReason.TERMINATED
+        back == episode()
+        and back.verdict.fault is Fault.INFRA
+        and type(back.action_mask[0]) is bool
+        and back.stop_reason is StopReason.TERMINATED
     )
     assert len(serialize([[episode() for _ in range(4)]])) < 0.75 * len(pickle.dumps([[episode() for _ in range(4)]]))
 

@@ -232,7 +232,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, tmp_path: Path) -> None:
     zeros = edited(source, tmp_path / "zeros", reward=lambda row: 0.0, verdict=flat)
-    empty = edited(source, tmp_path / "empty", end=lambda row: "failed", reward=lambda row: 0.0)
+    empty = edited(source, tmp_path / "empty", stop_reason=lambda row: "failed", reward=lambda row: 0.0)
     silent = edited(source, tmp_path / "silent")
     (silent / "episodes.jsonl").unlink()
     quiet = Console(file=io.StringIO())
