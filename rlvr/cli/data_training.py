@@ -103,7 +103,7 @@ def prepare_data_run(
     folder = out or Path("runs") / f"{_make_run_name(target)}-{datetime.now():%Y%m%d-%H%M%S}"
     kept = folder / RECIPE_FILE
     with build_from_config("env", {**env, **(asked or {})}) as environment:
-        found = {key: value for key, value in getattr(environment, "guessed", {}).items() if key not in (asked or {})}
+        found = {key: value for key, value in getattr(environment, "guessed_columns", {}).items() if key not in (asked or {})}
         env |= found
         console = screen.make_stderr_console()
         for line in find_unreadable_golds(environment):

@@ -153,7 +153,7 @@ def _check_sandboxes() -> list[Finding]:
     found = []
     for entry in list_imported_entries("sandbox"):
         if not entry.error:
-            lacks: list[tuple[str, str]] = getattr(load_factory("sandbox", entry.name), "missing", list)()
+            lacks: list[tuple[str, str]] = getattr(load_factory("sandbox", entry.name), "find_problems", list)()
             found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
             found += [Finding(f"sandbox {entry.name}", "ok", "can run programs here")] if not lacks else []
     return found

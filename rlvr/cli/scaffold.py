@@ -69,7 +69,7 @@ from __future__ import annotations
 
 import random
 
-from rlvr import Environment, Task, Verifier, user
+from rlvr import Environment, Task, Verifier
 
 
 class $cls(Environment):
@@ -112,7 +112,7 @@ VERIFIER = '''\
 from __future__ import annotations
 
 from rlvr import Example, Fault, Task, Verdict, Verifier
-from rlvr.extraction import find
+from rlvr.extraction import extract_answer
 
 
 class $cls(Verifier):
@@ -125,22 +125,22 @@ class $cls(Verifier):
     """
 
     version = "1"  # raise it whenever a verdict may change
-    examples = (Example("Paris", right=("Paris", "paris", " PARIS "), wrong=("Rome", "Paris or Rome", "not Paris", "")),)
+    examples = (Example("Paris", correct=("Paris", "paris", " PARIS "), incorrect=("Rome", "Paris or Rome", "not Paris", "")),)
 
-    def __init__(self, *, channel: str = "whole") -> None:
+    def __init__(self, *, extractor: str = "whole") -> None:
         """Keyword arguments are the settings.
 
         Args:
-            channel: how the answer is marked: whole, boxed, tag, hash, final_line or auto.
+            extractor: how the answer is marked: whole, boxed, tag, hash, final_line or auto.
         """
-        find("", channel)  # an unknown name is an error here, not at the first answer
-        self.channel = channel
+        extract_answer("", extractor)  # an unknown name is an error here, not at the first answer
+        self.extractor = extractor
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the final answer, then compare all of it; never search for the reference inside a longer text."""
         if not isinstance(task.reference, str) or not task.reference.strip():
             return Verdict(None, f"the reference {task.reference!r} is not a text", fault=Fault.TASK)
-        found = find(answer, self.channel)
+        found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
         right = found.text.strip().casefold() == task.reference.strip().casefold()
@@ -180,8 +180,8 @@ class $cls(Tool):
             raise ValueError(f"most is {most}; it must be at least 1")
         self.most = most
 
-    def begin(self) -> None:
-        """Set up the state of one conversation; release it in `end`."""
+    def setup(self) -> None:
+        """Set up the state of one conversation; release it in `teardown`."""
         self.count = 0
 
     @tool

@@ -63,13 +63,13 @@ class Empty(Environment):
     needs = {"verifier": "exact"}
     def __init__(self, *, verifier):
         self.verifier = verifier
-    def size(self, split):
+    def num_tasks(self, split):
         return 0
     def task(self, split, index):
         raise IndexError(index)
 
 class Lost(Empty):
-    def size(self, split):
+    def num_tasks(self, split):
         return None
 
 class Left(Lost):
@@ -98,7 +98,7 @@ class NoJudge(Numbers):
         pass
 
 class Long(Empty):
-    def size(self, split):
+    def num_tasks(self, split):
         return None
     def task(self, split, index):
         return Task(user("why? " * 400), "because", id=f"long/{split}/{index}")

@@ -313,7 +313,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 def test_settings_are_yaml() -> None:
-    read = parse_settings(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, channel: boxed}", "e=yes please", "f=", "g=a=b"])
+    read = parse_settings(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, extractor: boxed}", "e=yes please", "f=", "g=a=b"])
     assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "extractor": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
 
 

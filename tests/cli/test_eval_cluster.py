@@ -62,7 +62,7 @@ def test_a_suite_is_the_same_with_collectors_that_are_lost(tmp_path: Path, there
     assert results(tmp_path / "here") == results(tmp_path / "there")
     said = capsys.readouterr().err
     assert "note: starting 2 rollout workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
-    assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "collectors.jsonl")} == {"lost"}
+    assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "rollout_workers.jsonl")} == {"lost"}
 
 
 def test_a_model_is_sampled_in_the_rounds_of_one_process(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +122,10 @@ def test_collectors_that_cannot_start_leave_the_folder_as_it_was(
     evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there")
     before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
     monkeypatch.setattr(actors, "RayTransport", Never)
-    with pytest.raises(RlvrError, match=r"collector c0\.0 cannot start: NotFound: there is no such file"):
+    with pytest.raises(RlvrError, match=r"rollout worker c0\.0 cannot start: NotFound: there is no such file"):
         evaluate(SUMS, "scripted:random", tasks=5, out=tmp_path / "there", remote_sampling=there)
     after = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
-    assert b"there is no such file" in after.pop("collectors.jsonl") and after == before
+    assert b"there is no such file" in after.pop("rollout_workers.jsonl") and after == before
 
 
 def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
 
     monkeypatch.setattr(ScriptedSampler, "serve", refused)
     monkeypatch.setattr(actors, "RayTransport", Telling)
-    with pytest.raises(RlvrError, match=r"collector c\d\.0 cannot sample: ConfigError: the key is wrong"):
+    with pytest.raises(RlvrError, match=r"rollout worker c\d\.0 cannot sample: ConfigError: the key is wrong"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=there)
 
 

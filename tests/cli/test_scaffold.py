@@ -16,7 +16,7 @@ from rlvr.cli.commands import run_command
 from rlvr.conformance import check_plugin, list_failures
 from rlvr.registry.plugins import PACKAGE_FOLDER
 
-TRAIN = "tokenizer=chars warmstart=null train.steps=1 eval.tasks=4 rollout.prompts_per_step=2 rollout.num_generations=2"
+TRAIN = "tokenizer=chars sft_warmup=null train.steps=1 eval.tasks=4 rollout.prompts_per_step=2 rollout.num_generations=2"
 
 
 @pytest.fixture

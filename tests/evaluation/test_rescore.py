@@ -50,7 +50,7 @@ class Asked(Environment):
         self.rows = json.loads(Path(path, "data.json").read_text("utf-8"))
         self.verifier = Same(Path(path, "down"))
 
-    def size(self, split):
+    def num_tasks(self, split):
         return len(self.rows)
 
     def task(self, split, index):

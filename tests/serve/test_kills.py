@@ -64,7 +64,7 @@ def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) ->
 
 def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: ServicePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The only process that is left gets no more of the queue until it is empty, and then the row, with nothing else."""
-    monkeypatch.setattr(WorkerProcess, "send_chunk", lambda hand, number, chunk: hand.running.update({number: chunk}))
+    monkeypatch.setattr(WorkerProcess, "send_chunk", lambda hand, number, chunk: hand.running_chunks.update({number: chunk}))
     [hand] = pool.worker_processes
     hand.is_ready = True
     rows = [RowChunk("numeric", [LINE], place, print) for place in range(9)]

@@ -52,7 +52,7 @@ def remote(server: Server, **settings: Any) -> Any:
 def test_the_verdicts_are_those_of_the_verifier_there(server: Server, token: None) -> None:
     answers = ["4", "4.0", "5", "", "no number", "\ud800", "4" * 20_000]
     with remote(server) as verifier, build("verifier", "numeric") as local:
-        verifier.ready()
+        verifier.check_ready()
         ours = verifier.verify_many([task()] * len(answers), answers)
         assert [v.to_dict() for v in ours] == [local.verify(task(), answer).to_dict() for answer in answers]
         assert verifier.verify(task("no number"), "4").fault is Fault.TASK
@@ -68,7 +68,7 @@ def test_answers_that_wait_share_a_request(server: Server, token: None) -> None:
 
 
 def test_a_worker_that_is_killed_costs_no_verdict(server: Server, token: None) -> None:
-    with remote(server, name_there="Moody") as verifier:
+    with remote(server, remote_name="Moody") as verifier:
         found: list[Any] = []
         judging = threading.Thread(target=lambda: found.extend(verifier.verify_many([task()] * 40, ["sleep 0.05"] * 40)))
         judging.start()
@@ -84,7 +84,7 @@ def test_a_service_that_is_away_is_no_score() -> None:
         verdict = verifier.verify(task(), "4")
         assert verdict.score is None and verdict.fault is Fault.INFRA and "127.0.0.1:1" in verdict.reason
         with pytest.raises(ConfigError, match="not a service that can be used"):
-            verifier.ready()
+            verifier.check_ready()
 
 
 def test_a_wrong_token_is_told_without_the_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_wrong_token_is_told_without_the_token(server: Server, monkeypatch: py
         verdict = verifier.verify(task(), "4")
         assert verdict.score is None and "401" in verdict.reason and "another-token" not in verdict.reason
         with pytest.raises(ConfigError, match="401"):
-            verifier.ready()
+            verifier.check_ready()
 
 
 def test_a_request_is_repeated_with_its_key_and_refusals_are_waited_for() -> None:
@@ -136,7 +136,7 @@ def test_a_url_that_cannot_be_or_has_a_secret_is_refused(url: str) -> None:
 
 def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token: None) -> None:
     """Forty verdicts of a quarter second each, two threads to judge in: they are waited for together."""
-    with remote(server, name_there="Moody", batch=4, concurrency=16) as verifier:
+    with remote(server, remote_name="Moody", batch=4, concurrency=16) as verifier:
         environment: Environment = Sums(verifier=verifier)
         sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
         sampler.setup(environment, tokenizer)
@@ -165,7 +165,7 @@ def test_averify_holds_no_thread(server: Server, token: None) -> None:
         assert threading.active_count() - before <= 1
         return await asyncio.gather(*waiting)
 
-    with remote(server, name_there="Moody", batch=4) as verifier:
+    with remote(server, remote_name="Moody", batch=4) as verifier:
         assert [v.score for v in asyncio.run(many(verifier))] == [1.0] * 30
 
 
