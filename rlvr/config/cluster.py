@@ -20,7 +20,7 @@ class ClusterConfig(Section):
     The samples do not depend on the number of rollout workers, or on failures. With 0 rollout workers, this process samples the same
     tasks without Ray, for comparison.
 
-    >>> ClusterConfig(collectors=4).address
+    >>> ClusterConfig(rollout_workers=4).address
     'local'
     """
 

@@ -31,7 +31,7 @@ RECIPE_FOLDER = Path(__file__).parent / "recipes"
 class LoraConfig(Section):
     """A LoRA adapter (peft), trained instead of the model's own weights, without dropout.
 
-    >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).scale
+    >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).effective_alpha
     16
     """
 
@@ -106,7 +106,7 @@ class SFTWarmupConfig(Section):
 class DataConfig(Section):
     """Train on stored data instead of sampling: the episodes of an earlier run, or gold solutions (`{}`).
 
-    >>> DataConfig(run="runs/quickstart").held_out
+    >>> DataConfig(run="runs/quickstart").held_out_fraction
     0.1
     """
 

@@ -18,10 +18,10 @@ from typing import Any
 def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tuple[str, str]:
     """Find the bottleneck of some steps: one word and a sentence; two empty strings for runs without rollout workers.
 
-    `rows` are the steps' times (timings.jsonl), `ahead` is `rollout.max_staleness`.
+    `rows` are the steps' times (timings.jsonl), `max_staleness` is that of the section `rollout`.
 
     >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling": 0.97, "cluster/idle": 0.03}
-    >>> find_bottleneck([row], ahead=1)
+    >>> find_bottleneck([row], max_staleness=1)
     ('collectors', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
     """
     rows = [row for row in rows if "cluster/sampling" in row]

@@ -16,7 +16,7 @@ from rlvr.turns import CallStatus
 class ConversationStats:
     """The counts of turns and tool calls of one conversation.
 
-    >>> Tally(turns=3, calls=2, errors=1, seconds=0.5, by_tool={"calculator": 2}).errors
+    >>> ConversationStats(turns=3, calls=2, errors=1, seconds=0.5, by_tool={"calculator": 2}).errors
     1
     """
 
@@ -34,9 +34,9 @@ class ConversationStats:
 def count_conversation(turns: int, record: Mapping[str, Any] | None) -> ConversationStats:
     """Count the turns and calls of a conversation, from its session record if there is one.
 
-    >>> tally(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
+    >>> count_conversation(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
     Tally(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
-    >>> tally(2, None).calls is None
+    >>> count_conversation(2, None).calls is None
     True
     """
     if not record or not record.get("tools"):

@@ -14,7 +14,7 @@ METRICS_FILE = "metrics.prom"
 def format_metrics(row: Mapping[str, Any], run: str) -> str:
     """Format the numbers of a row as gauges, with the run's name as a label; other values are omitted.
 
-    >>> print(text_of({"step": 3, "cluster/sampling": 0.5, "kl": None}, "a"), end="")
+    >>> print(format_metrics({"step": 3, "cluster/sampling": 0.5, "kl": None}, "a"), end="")
     # TYPE rlvr_step gauge
     rlvr_step{run="a"} 3
     # TYPE rlvr_cluster_sampling gauge

@@ -40,7 +40,7 @@ MAX_COPY_MEMORY_FRACTION = 0.5
 class Progress:
     """The progress of a run.
 
-    >>> Progress(step=50).offsets
+    >>> Progress(50).log_offsets
     {}
     """
 
@@ -77,7 +77,7 @@ def create_partial_folder(folder: Path, step: int) -> Path:
 def publish_checkpoint(
     partial: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress, *, save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT
 ) -> Path:
-    """Write the state next to the weights, flush to disk, and publish the checkpoint. `keep`: how many to keep; None for all."""
+    """Write the state next to the weights, flush to disk, and publish the checkpoint. `save_total_limit`: how many to keep; None for all."""
     home = partial.parent
     place = home / f"step-{progress.num_completed_steps:06d}"
     with handle_write_errors(partial):
@@ -96,7 +96,7 @@ class CheckpointWriter:
     """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the next step.
 
     >>> with CheckpointWriter(timeout_s=60) as writer:                            # doctest: +SKIP
-    ...     writer.start(5, lambda: finish(partial, tokenizer, state, progress))
+    ...     writer.start_write(5, lambda: publish_checkpoint(partial, tokenizer, state, progress))
     """
 
     def __init__(self, write_timeout_s: float) -> None:
@@ -150,7 +150,7 @@ class CheckpointWriter:
 def copy_to_host(value: Any) -> Any:
     """Copy plain values and tensors, with tensors in host memory; shared memory stays shared.
 
-    >>> copied({"a": [torch.ones(2)], "b": "x"})
+    >>> copy_to_host({"a": [torch.ones(2)], "b": "x"})
     {'a': [tensor([1., 1.])], 'b': 'x'}
     """
     made: dict[tuple[Any, ...], torch.Tensor] = {}

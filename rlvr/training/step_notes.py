@@ -152,7 +152,7 @@ class StepNotes(Callback):
         if row.get("canary/rewarded"):
             found["canaries"] = (
                 f"in step {step} {row['canary/rewarded']:.0f} of {row['canary/sampled']:.0f} answers to tasks that cannot be solved were "
-                "paid: the verifier has a hole, and the policy is finding it. canaries.jsonl in the run folder has the answers"
+                "rewarded: the verifier has a loophole, and the policy is finding it. canaries.jsonl in the run folder has the answers"
             )
         if (
             max(row.get("audit_verifier/gap", 0.0), row.get("audit_verifier/drop", 0.0) - 0.2) > MAX_AUDIT_GAP

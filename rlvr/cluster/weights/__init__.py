@@ -1,1 +1,1 @@
-"""Weights on their way from the trainer to collectors."""
+"""Weights on their way from the trainer to rollout workers."""

@@ -17,10 +17,10 @@ WINDOW_PAIRS, MIN_PAIRS = 400, 50
 class AuditMonitor:
     """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `audit`).
 
-    >>> watch = Divergence()
-    >>> watch.add([(1.0, 1.0), (0.0, 0.0)] * 30); watch.figures()["audit_verifier/correlation"]
+    >>> watch = AuditMonitor()
+    >>> watch.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 30); watch.metrics()["audit_verifier/correlation"]
     1.0
-    >>> watch.add([(1.0, 0.0)] * 60); watch.figures()["audit_verifier/drop"] > 0.3
+    >>> watch.add_pairs([(1.0, 0.0)] * 60); watch.metrics()["audit_verifier/drop"] > 0.3
     True
     """
 

@@ -31,7 +31,7 @@ NUMBER_PATTERN = re.compile(r"\s*[-+]?[\d,]*\.?\d+\s*")
 class CanaryTasks:
     """Samples canary tasks, counts the rewarded ones, and stops the run if there are too many.
 
-    >>> CanaryTasks(environment, share=0.01, most=3, seed=0).draws(asked, step=0, first=0, answers=256)        # doctest: +SKIP
+    >>> CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0).make_requests(tasks, step=0, first=0, num_completions=256)        # doctest: +SKIP
     """
 
     def __init__(self, environment: Environment, *, fraction: float, max_rewarded: int, seed: int) -> None:
@@ -43,7 +43,7 @@ class CanaryTasks:
     def make_requests(
         self, tasks: Sequence[tuple[int, Task]], *, step: int, first: int, num_completions: int
     ) -> list[list[RolloutRequest]]:
-        """Make the canary requests of one sampling round, each a group of one; `answers` is the number of regular completions."""
+        """Make the canary requests of one sampling round, each a group of one; `num_completions` is the number of regular completions."""
         if not self.fraction:
             return []
         dice = random.Random(derive_seed(self.seed, "canaries", step, first))
@@ -76,21 +76,21 @@ class CanaryTasks:
         return {name: float(value) for name, value in told.items()} if self.fraction else {}
 
     def raise_if_exceeded(self, metrics: Mapping[str, Any]) -> None:
-        """Raise CheckFailed if too many canaries were rewarded; `row` has the metrics of the last step."""
+        """Raise CheckFailed if too many canaries were rewarded; `metrics` are those of the last step."""
         if (count := metrics.get("canary/rewarded_total", 0.0)) > self.max_rewarded:
             raise CheckFailed(
-                f"the verifier was paid {count:.0f} times for tasks that cannot be solved (rollout.max_rewarded_canaries is {self.max_rewarded}), so it "
-                "has a hole and the policy has found it. The answers are in canaries.jsonl of the run folder; repair the verifier "
+                f"the verifier rewarded {count:.0f} answers to canary tasks, which cannot be solved (rollout.max_rewarded_canaries is {self.max_rewarded}), so it "
+                "has a loophole and the policy has found it. The answers are in canaries.jsonl of the run folder; repair the verifier "
                 "(`rlvr audit` finds more), and train again from a checkpoint before the first of them"
             )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"paid": self.num_rewarded_total}
+        return {"num_rewarded": self.num_rewarded_total}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
-        self.num_rewarded_total = int(state["paid"])
+        self.num_rewarded_total = int(state["num_rewarded"])
 
 
 def find_rewarded(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
@@ -107,7 +107,7 @@ def make_canary(task: Task, seed: int) -> Task:
     """Return the task with a reference of the same kind that no answer matches.
 
     >>> make_canary(Task(({"role": "user", "content": "2+2="},), "4", id="t"), seed=0).reference
-    '671858751281'
+    '524533559245'
     """
     return replace(task, reference=_replace_reference(task, random.Random(seed)))
 
@@ -138,6 +138,6 @@ def check_environment(environment: Environment) -> None:
             )
         if verdict.score > REWARDED_THRESHOLD:
             raise ConfigError(
-                f"rollout.canary_fraction is set, and the verifier pays {said!r:.60} although the reference was replaced: it does not compare "
+                f"rollout.canary_fraction is set, and the verifier rewards {said!r:.60} although the reference was replaced: it does not compare "
                 "with the reference, so canary tasks cannot show anything; set it to 0 here"
             )

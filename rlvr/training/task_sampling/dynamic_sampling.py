@@ -19,14 +19,14 @@ Group = list[Episode]
 class DynamicSampling:
     """Collects the groups of one step over several rounds of sampling. With one round nothing is filtered.
 
-    >>> collector = DynamicSampling(wanted=2, max_rounds=3)
-    >>> collector.missing, collector.done, collector.next_num_groups
+    >>> collector = DynamicSampling(2, max_rounds=3)
+    >>> collector.num_missing, collector.is_done, collector.next_num_groups
     (2, False, 2)
     """
 
     def __init__(self, num_groups: int, *, max_rounds: int) -> None:
         if num_groups < 1 or max_rounds < 1:
-            raise ConfigError(f"wanted {num_groups} and max_rounds {max_rounds} must be at least 1")
+            raise ConfigError(f"num_groups {num_groups} and max_rounds {max_rounds} must be at least 1")
         self.num_groups, self.max_rounds = num_groups, max_rounds
         self.sampled_groups: list[Group] = []
         self.num_rounds = 0

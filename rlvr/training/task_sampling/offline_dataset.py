@@ -34,7 +34,7 @@ Group = list[Episode]
 class OfflineDataset:
     """Recorded groups in an order that depends on the seed, repeated endlessly, reshuffled for each pass.
 
-    >>> OfflineDataset([[right, wrong]], seed=0).take(first=0, count=4)        # doctest: +SKIP
+    >>> OfflineDataset([[right, wrong]], seed=0).get_groups(first=0, count=4)        # doctest: +SKIP
     """
 
     def __init__(self, groups: Sequence[Group], *, seed: int, digest: str = "") -> None:
@@ -53,7 +53,7 @@ class OfflineDataset:
 def compute_digest(groups: Sequence[Group]) -> str:
     """Compute a fingerprint of recorded groups, which changes with any token or reward.
 
-    >>> digest([])[:8]
+    >>> compute_digest([])[:8]
     'e3b0c442'
     """
     sums = hashlib.sha256()

@@ -29,7 +29,7 @@ CompletionState = Episode | PartialCompletion | None
 class PartialGroup:
     """A group with finished and partial completions.
 
-    >>> Begun((7, task), draws, [None, None]).ended                     # doctest: +SKIP
+    >>> PartialGroup((7, task), requests, [None, None]).is_finished                     # doctest: +SKIP
     False
     """
 

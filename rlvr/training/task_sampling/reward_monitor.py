@@ -17,7 +17,7 @@ from rlvr.training.task_sampling.canary import CanaryTasks
 class RewardMonitor:
     """Combines canary tasks and the audit monitor; either may be inactive.
 
-    >>> Watch(environment, share=0.01, most=3, seed=0).figures()                              # doctest: +SKIP
+    >>> RewardMonitor(environment, canary_fraction=0.01, max_rewarded_canaries=3, seed=0).pop_metrics()                              # doctest: +SKIP
     {'canary/sampled': 0.0, 'canary/rewarded': 0.0, 'canary/rewarded_total': 0.0}
     """
 
@@ -46,12 +46,12 @@ class RewardMonitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"canaries": self.canaries.state_dict(), "divergence": self.audit_monitor.state_dict()}
+        return {"canaries": self.canaries.state_dict(), "audit": self.audit_monitor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
         self.canaries.load_state_dict(state["canaries"])
-        self.audit_monitor.load_state_dict(state["divergence"])
+        self.audit_monitor.load_state_dict(state["audit"])
 
 
 def build_reward_monitor(config: RolloutConfig, environment: Environment, *, seed: int) -> RewardMonitor | None:

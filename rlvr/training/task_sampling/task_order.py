@@ -21,7 +21,7 @@ WARMUP_PURPOSE = "warmstart"  # part of a seed: another word would change every 
 class TaskOrder:
     """The tasks of one split, in the order of one seed.
 
-    >>> Schedule(environment, "train", seed=0).tasks(first=0, count=32)        # doctest: +SKIP
+    >>> TaskOrder(environment, "train", seed=0).load_tasks(first=0, count=32)        # doctest: +SKIP
     """
 
     def __init__(self, environment: Environment, split: str, *, seed: int, purpose: str = "rollout") -> None:

@@ -24,7 +24,7 @@ IndexedTasks = Sequence[tuple[int, Task]]
 class TaskSampler:
     """Returns tasks in a fixed order.
 
-    >>> Questions(Schedule(environment, "train", seed=0)).take(32)        # doctest: +SKIP
+    >>> TaskSampler(TaskOrder(environment, "train", seed=0)).next_tasks(32)        # doctest: +SKIP
     """
 
     needs_previous_batch = False
@@ -51,13 +51,13 @@ class TaskSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""
-        return {"position": self.position, "curriculum": None, "watch": self.reward_monitor and self.reward_monitor.state_dict()}
+        return {"position": self.position, "curriculum": None, "reward_monitor": self.reward_monitor and self.reward_monitor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
         self.position = int(state["position"])
-        if self.reward_monitor is not None and state.get("watch"):
-            self.reward_monitor.load_state_dict(state["watch"])
+        if self.reward_monitor is not None and state.get("reward_monitor"):
+            self.reward_monitor.load_state_dict(state["reward_monitor"])
 
 
 def build_task_sampler(config: RolloutConfig, task_order: TaskOrder) -> TaskSampler:
@@ -70,7 +70,7 @@ def build_task_sampler(config: RolloutConfig, task_order: TaskOrder) -> TaskSamp
 class CurriculumTaskSampler(TaskSampler):
     """Selects among the next candidate tasks with a curriculum.
 
-    >>> CurriculumTaskSampler(Schedule(environment, "train", seed=0), Curriculum(oversample=4)).take(32)        # doctest: +SKIP
+    >>> CurriculumTaskSampler(TaskOrder(environment, "train", seed=0), Curriculum(oversample=4)).next_tasks(32)        # doctest: +SKIP
     """
 
     needs_previous_batch = True

@@ -58,18 +58,18 @@ def leaky(tmp_path: Path) -> str:
 
 def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
     screen, out = quiet(), tmp_path / "run"
-    with pytest.raises(CheckFailed, match=r"paid \d+ times for tasks that cannot be solved.*canaries.jsonl"):
+    with pytest.raises(CheckFailed, match=r"rewarded \d+ answers to canary tasks.*canaries.jsonl"):
         train(run(tmp_path, f"{leaky}:Leaky", max_rewarded_canaries=0), out=out, console=screen)
     found = list(read_jsonl(out / "canaries.jsonl"))
     assert found and all(row["canary"] and row["reward"] == 1.0 and row["text"] and len(row["reference"]) == 12 for row in found)
     rows = list(read_jsonl(out / "metrics.jsonl"))
     assert sum(row["canary/rewarded"] for row in rows) == rows[-1]["canary/rewarded_total"] == len(found)
-    assert "were paid: the verifier has a hole" in " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "were rewarded: the verifier has a loophole" in " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
 
 
 def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(tmp_path: Path) -> None:
     short = ["eval.tasks=0", "train.steps=12"]
-    with pytest.raises(CheckFailed, match="it has a hole and the policy has found it"):
+    with pytest.raises(CheckFailed, match="it has a loophole and the policy has found it"):
         train(load_config("canaries", short), out=tmp_path / "weak", console=quiet())
     for row in read_jsonl(tmp_path / "weak" / "canaries.jsonl"):
         assert row["verdict"]["components"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
@@ -96,7 +96,7 @@ def test_the_count_goes_on_after_a_resume(tmp_path: Path, leaky: str) -> None:
     train(config, out=tmp_path / "run", console=quiet())
     whole = [row["canary/rewarded_total"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")]
     pots = CanaryTasks(build("env", "arithmetic"), fraction=0.1, max_rewarded=3, seed=0)
-    pots.load_state_dict({"paid": int(whole[-1])})
+    pots.load_state_dict({"num_rewarded": int(whole[-1])})
     assert pots.pop_metrics()["canary/rewarded_total"] == whole[-1] >= whole[0]
 
 

@@ -255,7 +255,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ),
         ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; set it to False"),
         ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; set it to 1"),
-        ("reward_model", source, ["sft_warmup={steps: 5}"], ConfigError, "warmstart is set, which has no effect on a reward model"),
+        ("reward_model", source, ["sft_warmup={steps: 5}"], ConfigError, "sft_warmup is set, which has no effect on a reward model"),
         ("reward_model", source, ["algorithm=ppo"], ConfigError, "algorithm is set"),
         ("reward_model", source, ["log.report_to=[tensorboard]"], ConfigError, "log.report_to is set"),
     ):
