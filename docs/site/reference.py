@@ -29,8 +29,9 @@ PLUGINS = {
 MODULES = (
     "__init__", "task", "turns", "episode", "errors",
     "contracts/environment", "contracts/session", "contracts/verifier", "contracts/tool", "contracts/sandbox", "contracts/sampler",
-    "contracts/algorithm", "mdp/env", "mdp/rules", "mdp/vector", "rollout/rollout", "evaluation/evaluate", "evaluation/statistics",
-    "evaluation/compare", "plugins/registry", "adapters/trl", "adapters/verl", "adapters/openrlhf", "adapters/skyrl", "adapters/texts",
+    "contracts/algorithm", "api", "mdp/env", "mdp/token_mdp", "mdp/vector", "rollout/rollout", "training/trainer", "training/callbacks",
+    "training/update/learner", "runs/run", "evaluation/evaluate", "evaluation/report", "evaluation/statistics", "evaluation/compare",
+    "registry/plugins", "integrations/trl", "integrations/verl", "integrations/openrlhf", "integrations/skyrl", "integrations/texts",
 )  # fmt: skip
 """The modules whose names users import."""
 
@@ -105,7 +106,7 @@ def _keys(kind: type[Section]) -> str:
     rows = []
     for key in list_keys(kind):
         shown = key.default if key.default in ("required", "a section") else code(key.default)
-        rows.append([code(key.name), shown, f"{escaped(key.about)} {'(' + key.limits + ')' if key.limits else ''}"])
+        rows.append([code(key.name), shown, f"{escaped(key.description)} {'(' + key.limits + ')' if key.limits else ''}"])
     return table(("key", "default", "about"), rows)
 
 
