@@ -128,7 +128,7 @@ class _AlgorithmKit:
         rows = [(e, [float(x) for x, on in zip(a, algorithm.loss_mask(e), strict=True) if on]) for e, a in rows]
         counted = [len(a) if algorithm.traits.count_zero_advantage or any(a) else 0 for _, a in rows]
         weights = algorithm.compute_row_weights(counted, [e.group for e, _ in rows], max_length=MAX_ANSWER_TOKENS)
-        leaves = [torch.end_by_request((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
+        leaves = [torch.full((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
         columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - gap
         columns["prepared"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
