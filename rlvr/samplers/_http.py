@@ -153,10 +153,10 @@ class HttpClient:
         return f"{self.url} returned {reply.status}: {self._remove_secrets(' '.join(str(said).split()))[:MAX_SHOWN_CHARS] or '(empty)'}"
 
     def _connect(self, connection: http.client.HTTPConnection, deadline: float) -> None:
-        held: Any = connection  # untyped: its socket is a _Timed
+        held: Any = connection  # untyped: its socket is a _DeadlineSocket
         if held.sock is None:
             held.sock = _DeadlineSocket(self._open_socket(connection, deadline))
-        held.sock.until = deadline
+        held.sock.deadline = deadline
 
     def _open_socket(self, connection: http.client.HTTPConnection, deadline: float) -> socket.socket:
         """Open a socket to the first of the server's addresses that accepts a connection."""

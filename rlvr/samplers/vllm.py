@@ -149,7 +149,7 @@ class VLLMSampler(Sampler):
             weights_folder: where weights are written for other processes, which must see it; None: in memory for local engines.
             transfer: how weights reach servers; files: through weights_folder; nccl: from GPU to GPUs, by vLLM's weight transfer.
             concurrency: most requests in progress, on average per engine; None: max_num_seqs.
-            startup_timeout_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
+            start_timeout_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
             heartbeat_timeout_s: after this many seconds without a completion, a server's health is checked.
             completion_timeout_s: timeout of one completion, and of loading new weights, in seconds.
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.

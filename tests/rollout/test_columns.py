@@ -252,7 +252,7 @@ def test_deep_nesting_is_refused_too() -> None:
         ("logprobs", 0.5, "above 0"),
         ("logprobs", -math.inf, "not a finite number"),
         ("rewards", math.inf, r"rewards\[59\] is inf"),
-        ("reward_at", 3, "policy did not generate"),
+        ("reward_positions", 3, "policy did not generate"),
     ],
 )
 def test_numbers_that_no_episode_may_have_are_refused(name: str, value: float, words: str) -> None:

@@ -176,5 +176,5 @@ def test_limits_that_cannot_be_are_refused() -> None:
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_timeout_s is 0"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), episode_timeout_s=0)
-    with pytest.raises(ConfigError, match="overlong is 'drop'; allowed: cut, wait"):
+    with pytest.raises(ConfigError, match="straggler_policy is 'drop'; allowed: truncate, wait"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_policy="drop")

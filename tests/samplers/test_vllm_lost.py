@@ -68,8 +68,8 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, capsys: pytest.Capt
     mortal, asked = Mortal(3 + 4, how), prompts(16)  # three for its start and the probe
     patient: Any = {
         "concurrency": 3,
-        "heartbeat_s": 0.5,
-        "deadline_s": 600.0,
+        "heartbeat_timeout_s": 0.5,
+        "completion_timeout_s": 600.0,
     }  # a frozen one is found by its health
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, **patient) as sampler:
         sampler.load(fresh(), 0)

@@ -110,7 +110,7 @@ class Stand:
 
 
 def served(*urls: str, **settings: Any) -> VLLMSampler:
-    given: dict[str, Any] = {"startup_timeout_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings
+    given: dict[str, Any] = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 2.0, "completion_timeout_s": 30.0} | settings
     return VLLMSampler(placement="server", urls=list(urls), **given)
 
 
@@ -473,7 +473,7 @@ def test_a_closed_port_is_said_within_its_deadline() -> None:
 
 
 def run_of(url: str, steps: int = 3, **ahead: int) -> Any:
-    sampler = {"name": "vllm", "placement": "server", "urls": [url], "concurrency": 1, "heartbeat_s": 2.0}
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "concurrency": 1, "heartbeat_timeout_s": 2.0}
     rollout = {"sampler": sampler, "prompts_per_step": 2, "num_generations": 4, **ahead}
     return tiny_run(
         model={"config": MODEL}, rollout=rollout, train={"steps": steps, "learning_rate": 1e-3}, eval={"tasks": 4}, sft_warmup=None
@@ -526,7 +526,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
 def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes], str], tmp_path: Path) -> None:
     """The probe holds each version against the trainer's, and each completion says of which version its tokens are."""
     _, url = real
-    sampler = {"name": "vllm", "placement": "server", "urls": [url], "startup_timeout_s": 500.0, "deadline_s": 120.0}
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "start_timeout_s": 500.0, "completion_timeout_s": 120.0}
     rollout = {"sampler": sampler, "prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
     config = tiny_run(
         model={"config": MODEL}, rollout=rollout, train={"steps": 8, "learning_rate": 1e-3}, eval={"tasks": 4}, log={"save_every": 6}

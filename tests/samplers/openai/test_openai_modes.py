@@ -119,7 +119,7 @@ UNSCORED: dict[str, tuple[Mode, str]] = {
 @pytest.mark.parametrize("name", UNSCORED)
 def test_what_cannot_be_measured_has_no_score_and_a_reason(name: str) -> None:
     does, words = UNSCORED[name]
-    settings = {"attempt_s": 0.3, "deadline_s": 1.0, "retries": 1}
+    settings = {"attempt_timeout_s": 0.3, "completion_timeout_s": 1.0, "retries": 1}
     with endpoint(lambda path, body, before: does(body, before)) as seen:
         summary = evaluate(SUMS, f"openai:{seen.url}/v1#m", tasks=1, max_new_tokens=8, sampler=settings).envs["Sums"]
     (reason,) = summary.reasons
