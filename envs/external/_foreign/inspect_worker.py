@@ -33,7 +33,7 @@ class InspectInstance(SharedResource):
             raise ValueError(f"{task} has a sandbox or a setup of its own")
         if not self.task.scorer:
             raise ValueError(f"{task} has no scorer")
-        solver = self.task.solution_script
+        solver = self.task.solver
         self.solver = self.solver_module.chain(solver) if isinstance(solver, list) else solver
 
     @classmethod
