@@ -66,7 +66,7 @@ class Bfcl(Environment):
         """Choose the questions.
 
         Args:
-            category: the kind of question; `rlvr list envs --of bfcl` shows all.
+            category: the kind of question; `rlvr list envs --catalog bfcl` shows all.
             limit: use at most this many questions, the first ones.
             max_turns: the most turns of the policy, turns with tool calls included.
             python: the interpreter of an environment that has bfcl-eval; empty: this one.

@@ -65,7 +65,7 @@ class SkyRLGym(TaskListEnvironment):
         """Choose the environment and the data.
 
         Args:
-            id: its name; `rlvr list envs --of skyrl_gym` shows all of the package.
+            id: its name; `rlvr list envs --catalog skyrl_gym` shows all of the package.
             rows: a JSONL file; each line has a prompt (a list of messages) and the fields that the environment needs, such as reward_spec.
             config: the environment's own configuration.
             imports: a module that registers environments of yours; it is imported in the process of the package.

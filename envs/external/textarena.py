@@ -180,7 +180,7 @@ class TextArena(GameEnvironment):
         """Choose the game.
 
         Args:
-            game: its name; `rlvr list envs --of textarena` shows all.
+            game: its name; `rlvr list envs --catalog textarena` shows all.
             variant: one of TextArena's own, such as hardcore; empty: the plain game.
             max_turns: the most turns of the policy.
             seed: another seed gives different games.

@@ -124,7 +124,9 @@ class ClusterEpisodeSource:
 
     def stream_episodes(self, requests: Iterable[EnvRequests]) -> Iterator[list[tuple[RolloutRequest, Episode]]]:
         """Yield each batch of requests with their episodes as soon as the whole batch is sampled and verified."""
-        begun = {self.driver.start_rollout(call, one.sampling, as_one_task=True): call for one in requests for call in self.split_batches(one)}
+        begun = {
+            self.driver.start_rollout(call, one.sampling, as_one_task=True): call for one in requests for call in self.split_batches(one)
+        }
         while begun:
             batch = self.driver.wait_for_any(*begun)
             yield list(zip(begun.pop(batch), batch.result(), strict=True))

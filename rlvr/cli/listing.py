@@ -52,7 +52,7 @@ def list_plugins(word: str | None, *, json: bool) -> None:
 def list_catalog(word: str | None, name: str, *, json: bool) -> None:
     """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
     if word is None or _to_plural_kind(word) != "envs":
-        raise ConfigError(f"--of {name} lists the catalog of an environment; write `rlvr list envs --of {name}`")
+        raise ConfigError(f"--catalog {name} lists the catalog of an environment; write `rlvr list envs --catalog {name}`")
     offered = getattr(load_factory("env", name), "catalog", tuple)
     rows = [dict(row) for row in offered()]
     if not rows:

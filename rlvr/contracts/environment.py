@@ -91,7 +91,7 @@ class Environment(Plugin, ABC):
 
     @classmethod
     def catalog(cls) -> Sequence[Mapping[str, str]]:
-        """List the environments of an external package that this one can load, for `rlvr list envs --of NAME`; empty by default.
+        """List the environments of an external package that this one can load, for `rlvr list envs --catalog NAME`; empty by default.
 
         Each row has the keys `name`, `offered` and `why`.
         """

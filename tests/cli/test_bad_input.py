@@ -169,7 +169,11 @@ CASES: list[Case] = [
     ("a tolerance that is a word", ["verify", "numeric", *VERIFY, "--set", "tolerance=small"], ["'small'", "a number"]),
     ("a channel that is none", ["verify", "exact", *VERIFY, "--set", "extractor=box"], ["'box'", "boxed"]),
     ("a composite of nothing", ["verify", "composite", *VERIFY, "--set", "components={}"], ["at least one"]),
-    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "components={a: {verifier: exact, weight: -1}}"], ["-1", "of at least 0"]),
+    (
+        "a weight below 0",
+        ["verify", "composite", *VERIFY, "--set", "components={a: {verifier: exact, weight: -1}}"],
+        ["-1", "of at least 0"],
+    ),
     ("a part that is no verifier", ["verify", "composite", *VERIFY, "--set", "components={a: {verifier: exat}}"], ["did you mean 'exact'"]),
     ("a judged section that is none", ["verify", "structure", *VERIFY, "--set", "answer_section=result"], ["'result'", "think, answer"]),
     ("a constructor that refuses", ["verify", "broken.py:NoRoom", *VERIFY, "--set", "size=1"], ["size 1 is too small"]),

@@ -1,4 +1,4 @@
-"""`rlvr check env NAME --offered`: the kit over every name of a collection."""
+"""`rlvr check env NAME --catalog`: the kit over every name of a collection."""
 
 from __future__ import annotations
 

@@ -92,16 +92,16 @@ def test_list_shows_every_kind(capsys: Said) -> None:
 
 @pytest.mark.parametrize("name", ["gymnasium", "reasoning_gym", "textarena", "harbor", "bfcl"])
 def test_list_says_what_a_collection_offers_and_refuses(name: str, capsys: Said) -> None:
-    rows = parsed(["list", "envs", "--of", name], capsys)
+    rows = parsed(["list", "envs", "--catalog", name], capsys)
     assert len(rows) >= 6 and all(row.keys() == {"name", "offered", "why"} and row["why"] for row in rows)
     assert ("no" in {row["offered"] for row in rows}) == (name != "gymnasium")
-    assert rows[0]["name"] in obey(["list", "envs", "--of", name], capsys)
+    assert rows[0]["name"] in obey(["list", "envs", "--catalog", name], capsys)
 
 
 def test_list_of_what_is_no_collection_is_one_message(capsys: Said) -> None:
     for line, words in (
-        (["list", "envs", "--of", "arithmetic"], "is one environment"),
-        (["list", "tools", "--of", "gymnasium"], "write `rlvr list envs"),
+        (["list", "envs", "--catalog", "arithmetic"], "is one environment"),
+        (["list", "tools", "--catalog", "gymnasium"], "write `rlvr list envs"),
     ):
         assert run_command(line) == 2
         assert words in capsys.readouterr().err
@@ -314,7 +314,15 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 def test_settings_are_yaml() -> None:
     read = parse_settings(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, extractor: boxed}", "e=yes please", "f=", "g=a=b"])
-    assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "extractor": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
+    assert read == {
+        "a": 1,
+        "b": 0.001,
+        "c": ["x", 2],
+        "d": {"name": "exact", "extractor": "boxed"},
+        "e": "yes please",
+        "f": None,
+        "g": "a=b",
+    }
 
 
 def test_the_version_is_one() -> None:

@@ -61,7 +61,7 @@ def test_a_suite_is_the_same_with_collectors_that_are_lost(tmp_path: Path, there
         evaluate(suite, "scripted:random", n=20, out=tmp_path / folder, remote_sampling=elsewhere)
     assert results(tmp_path / "here") == results(tmp_path / "there")
     said = capsys.readouterr().err
-    assert "note: starting 2 rollout workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
+    assert "note: starting 2 collectors (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
     assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "rollout_workers.jsonl")} == {"lost"}
 
 

@@ -54,14 +54,16 @@ def show_version_or_help(
 @app.command("list")
 def list_(
     kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS_HELP}.")] = None,
-    of: Annotated[str, typer.Option(metavar="NAME", help="With envs: list the catalog of this environment, such as gymnasium's.")] = "",
+    catalog: Annotated[
+        str, typer.Option(metavar="NAME", help="With envs: list the catalog of this environment, such as gymnasium's.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """List the registered plugins, recipes and suites."""
     from rlvr.cli import listing
 
-    if of:
-        listing.list_catalog(kind, of, json=json)
+    if catalog:
+        listing.list_catalog(kind, catalog, json=json)
     else:
         listing.list_plugins(kind, json=json)
 
@@ -112,13 +114,13 @@ def check(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
-    offered: Annotated[bool, typer.Option("--offered", help="Check every environment that `rlvr list envs --of NAME` lists.")] = False,
+    catalog: Annotated[bool, typer.Option("--catalog", help="Check each environment that `rlvr list envs --catalog NAME` lists.")] = False,
     json: Json = False,
 ) -> int:
     """Check one plugin against its contract; exit code 1 on failure."""
     from rlvr.cli import checking
 
-    if offered:
+    if catalog:
         return checking.check_catalog(kind, name, pairs=settings or [], json=json)
     return checking.check_plugin(kind, name, pairs=settings or [], json=json)
 
