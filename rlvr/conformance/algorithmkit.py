@@ -131,7 +131,7 @@ class _AlgorithmKit:
         leaves = [torch.full((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
         columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - gap
-        columns["prepared"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
+        columns["batch_stats"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
         total: Any = torch.zeros((), dtype=torch.float64)
         starts = [0, *itertools.accumulate(len(leaf) for leaf in leaves)]
         for part in [[k] for k in range(len(rows))] if split else [list(range(len(rows)))]:

@@ -182,7 +182,9 @@ def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward() -> None:
     algorithm = factory("dapo")()
     assert [algorithm.is_in_loss(e) for e in group] == [True, False]
     assert scalars("dapo", group)[0] == pytest.approx(scalars("grpo", group)[0])
-    assert algorithm.is_in_loss(said(0.0, end=StopReason.TRUNCATED, truncated="turns"))  # said to its end, and wrong: that is to be unlearned
+    assert algorithm.is_in_loss(
+        said(0.0, end=StopReason.TRUNCATED, truncated="turns")
+    )  # said to its end, and wrong: that is to be unlearned
 
 
 def test_answers_near_the_cap_are_punished_softly() -> None:

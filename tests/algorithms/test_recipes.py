@@ -59,7 +59,9 @@ def test_an_override_is_a_difference() -> None:
 
 
 def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
-    needs = {n: (a.traits.needs_reference, a.traits.needs_value, a.traits.needs_greedy_sample) for n in NAMES for a in [build("algorithm", n)]}
+    needs = {
+        n: (a.traits.needs_reference, a.traits.needs_value, a.traits.needs_greedy_sample) for n in NAMES for a in [build("algorithm", n)]
+    }
     assert {n for n, (reference, _, _) in needs.items() if reference} == {
         "reinforce_pp",
         "reinforce_pp_baseline",

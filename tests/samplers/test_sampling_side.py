@@ -51,7 +51,7 @@ def test_where_no_answer_has_a_score_no_reward_is_reported() -> None:
 
 def test_the_curriculum_asks_what_is_open_and_forgets_nothing() -> None:
     tasks = [f"t{k}" for k in range(30)]
-    curriculum = Curriculum(ema=0.5, min_weight=0.05)
+    curriculum = Curriculum(ema_decay=0.5, min_weight=0.05)
     for k, task in enumerate(tasks):
         curriculum.update_solve_rate(task, 1.0 if k < 10 else 0.0 if k < 20 else 0.5)
     drawn = Counter(tasks[place] for seed in range(300) for place in curriculum.draw_positions(tasks, 5, seed=seed))
@@ -79,22 +79,22 @@ def test_questions_walk_the_schedule_and_a_curriculum_looks_ahead() -> None:
 
 
 def test_questions_learn_from_scored_groups_only() -> None:
-    questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema=0.5))
+    questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema_decay=0.5))
     asked = questions.next_tasks(3)
     questions.on_verified(asked, [group(1.0, 0.0, None), group(None, None), group(0.0, 0.0)])
     rates = questions.curriculum.solve_rates
     assert [rates.get(task.id) for _, task in asked] == [0.5, None, 0.0]
-    again = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema=0.5))
+    again = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(ema_decay=0.5))
     again.load_state_dict(json.loads(json.dumps(questions.state_dict())))
     assert again.next_tasks(3) == questions.next_tasks(3)
 
 
 def test_a_restored_curriculum_draws_the_same() -> None:
-    first = Curriculum(ema=0.5)
+    first = Curriculum(ema_decay=0.5)
     first.update_solve_rate("a", 1.0)
     first.update_solve_rate("a", 0.0)
     assert first.solve_rates["a"] == 0.5 and first.compute_weight("a") == 1.0 and first.compute_weight("new") == 1.0
-    second = Curriculum(ema=0.5)
+    second = Curriculum(ema_decay=0.5)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     tasks = ["a", "b", "c", "d"]
     assert [first.draw_positions(tasks, 2, seed=s) for s in range(9)] == [second.draw_positions(tasks, 2, seed=s) for s in range(9)]

@@ -62,7 +62,9 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def beside(**settings: Any) -> VLLMSampler:
-    return VLLMSampler(placement="local", **{"engines": 2, "max_num_seqs": 4, "start_timeout_s": 120.0, "completion_timeout_s": 60.0} | settings)
+    return VLLMSampler(
+        placement="local", **{"engines": 2, "max_num_seqs": 4, "start_timeout_s": 120.0, "completion_timeout_s": 60.0} | settings
+    )
 
 
 @pytest.fixture(scope="module")

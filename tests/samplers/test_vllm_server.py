@@ -136,9 +136,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
 
 
 def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_path: Path) -> None:
-    script = (
-        "import sys; from rlvr.runs.folder_owner import create_owned_folder; print(create_owned_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
-    )
+    script = "import sys; from rlvr.runs.folder_owner import create_owned_folder; print(create_owned_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout

@@ -85,7 +85,9 @@ def test_calls_in_another_format_fail_alone(calls: Any, tmp_path: Path) -> None:
         report = evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
     (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
     assert (
-        report.envs["Desks"].is_headline_withheld and row["stop_reason"] == "failed" and "that is not a chat completion (TypeError)" in row["error"]
+        report.envs["Desks"].is_headline_withheld
+        and row["stop_reason"] == "failed"
+        and "that is not a chat completion (TypeError)" in row["error"]
     )
 
 
@@ -95,5 +97,9 @@ def test_a_call_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
     with endpoint(lambda path, body, before: answer) as seen:
         evaluate(DESKS, f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
     (row,) = read_jsonl(tmp_path / "run" / "episodes.jsonl")
-    assert row["stop_reason"] == "truncated" and row["session"]["step_results"] == [] and row["session"]["turns"][0]["calls"][0]["status"] == "unclosed"
+    assert (
+        row["stop_reason"] == "truncated"
+        and row["session"]["step_results"] == []
+        and row["session"]["turns"][0]["calls"][0]["status"] == "unclosed"
+    )
     assert row["session"]["values"] == {"total": 0} and row["verdict"]["score"] == 0.0
