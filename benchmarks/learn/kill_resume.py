@@ -40,7 +40,7 @@ tokenizer: "chars:0123456789+="
 model:
   config: {{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
            num_key_value_heads: 2, max_position_embeddings: 64}}
-warmstart: {{steps: 5, batch_size: 16, learning_rate: 3.0e-3}}
+sft_warmup: {{steps: 5, batch_size: 16, learning_rate: 3.0e-3}}
 rollout: {{prompts_per_step: 4, num_generations: 4, curriculum: {{key: carries, oversample: 3}}}}
 algorithm: {{name: dapo, beta: 0.1, kl_target: 0.01, kl_horizon: 100, dynamic_sampling_rounds: 3, num_iterations: 2}}
 train: {{steps: 8, learning_rate: 1.0e-3, minibatches_per_step: 2}}
@@ -49,14 +49,14 @@ log: {{save_every: 2}}
 """
 MOMENTS = {
     "making the folder": ("create", 1, 0.001),
-    "warm start": ("supervise", 5, 0.002),
+    "warm start": ("train_supervised", 5, 0.002),
     "sampling": ("stream", 200, 0.001),
-    "between minibatches": ("_learn", 12, 0.01),
+    "between minibatches": ("_take_optimizer_step", 12, 0.01),
     "writing the logs": ("_append", 16, 0.0005),
     "copying a checkpoint": ("save", 5, 0.02),
-    "writing a checkpoint": ("finish", 5, 0.02),
-    "evaluating": ("accuracy", 3, 0.02),
-    "at the end": ("end", 1, 0.1),
+    "writing a checkpoint": ("publish_checkpoint", 5, 0.02),
+    "evaluating": ("evaluate", 3, 0.02),
+    "at the end": ("_finish", 1, 0.1),
 }
 """For each moment: the function that runs then, how often a run gets there, and the longest pause before the kill."""
 OURS = str(ROOT / "rlvr")
@@ -69,8 +69,8 @@ def shows(moment: str, frame: FrameType) -> bool:
         return False
     if moment == "between minibatches":  # one optimizer step of this training step is done, another is not
         caller = frame.f_back
-        return caller is not None and bool(caller.f_locals["descents"].moved)
-    return code.co_filename.endswith({"copying a checkpoint": "train.py", "writing a checkpoint": "checkpoint.py"}.get(moment, ""))
+        return caller is not None and bool(caller.f_locals["descents"].num_steps)
+    return code.co_filename.endswith({"copying a checkpoint": "trainer.py", "writing a checkpoint": "checkpoint.py"}.get(moment, ""))
 
 
 def die_at(moment: str, dice: random.Random) -> None:
