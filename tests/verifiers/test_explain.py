@@ -104,9 +104,14 @@ def test_the_trace_ends_with_the_call_even_if_it_raises() -> None:
 
 
 def test_nothing_is_recorded_while_answers_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen: list[Any] = []
     decide = scalars.compare_integers
-    monkeypatch.setattr("rlvr.verifiers.symbolic.compare_integers", lambda a, b: seen.append(sys.gettrace()) or decide(a, b))
+
+    def watched(a: Any, b: Any) -> Any:
+        seen.append(sys.gettrace())
+        return decide(a, b)
+
+    monkeypatch.setattr("rlvr.verifiers.symbolic.compare_integers", watched)
     before = sys.gettrace()
     with rlvr.make("verifier", "symbolic") as verifier:
         assert verifier.verify(Task("?", "12"), "13").score == 0.0
