@@ -152,6 +152,12 @@ def _draw_day(dice: random.Random) -> date:
 
 
 QUESTION_KINDS: dict[str, Callable[[Layout, random.Random], SqlQuestion]] = {
-    "count": make_count_question, "sum": make_sum_question, "who": make_names_question, "group": make_group_question, "top": make_top_question, "dates": make_date_range_question, "absent": make_absence_question,
-}  # fmt: skip
+    "count": make_count_question,
+    "sum": make_sum_question,
+    "who": make_names_question,
+    "group": make_group_question,
+    "top": make_top_question,
+    "dates": make_date_range_question,
+    "absent": make_absence_question,
+}
 """The kinds of questions, by name."""

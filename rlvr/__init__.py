@@ -93,7 +93,7 @@ _SOURCES = {
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names}
 _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
-__all__ = [  # noqa: RUF022 -- by subject
+__all__ = [
     "Algorithm", "Callback", "Checker", "Completion", "Environment", "Episode", "Example", "ExecutionResult", "ExitStatus", "Fault",
     "Learner", "Limits", "Message", "Program", "Request", "RlvrError", "Rollout", "Run", "Sampler", "Sampling", "Sandbox",
     "SandboxSession", "SandboxSpec", "Session", "StepResult", "StepReward", "StopReason", "Task", "TokenEnv", "Tokenizer", "Tool",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlvr.training.train_report import TrainReport
 
 Rows = Iterable[Mapping[str, Any]]
+P = TypeVar("P")
 
 
 # ---- plugins ----------------------------------------------------------------------------------------------------------
@@ -163,10 +164,12 @@ def _as_plugin(verifier: Any) -> Any:
     return verifier if isinstance(verifier, str | Mapping | Verifier) else make_verifier(verifier)
 
 
-def _check_made(contract: Any, made: Any) -> Any:
-    if not isinstance(made, contract):
-        raise ConfigError(f"{made!r:.80} is a {type(made).__name__}, not an rlvr.{contract.__name__}; derive its class from that one")
-    return made
+def _check_made(contract: Callable[..., P], made: Any) -> P:
+    kind: Any = contract
+    if not isinstance(made, kind):
+        raise ConfigError(f"{made!r:.80} is a {type(made).__name__}, not an rlvr.{kind.__name__}; derive its class from that one")
+    checked: P = made
+    return checked
 
 
 def _is_rows(env: Any) -> bool:
@@ -235,7 +238,7 @@ def load_tokenizer(tokenizer: str | Tokenizer | Any) -> Tokenizer:
     if hasattr(tokenizer, "apply_chat_template"):
         return tokenizers.HFTokenizer(tokenizer)
     if hasattr(tokenizer, "render") and hasattr(tokenizer, "stop_ids"):
-        return tokenizer  # type: ignore[no-any-return]
+        return tokenizer
     raise ConfigError(f"a tokenizer is a {type(tokenizer).__name__}; give a name, a folder, a Hub id, or a tokenizer of transformers")
 
 

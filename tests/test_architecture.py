@@ -118,12 +118,13 @@ def direction(root: Path) -> list[str]:
 
 
 def circles(root: Path) -> list[str]:
-    """No module imports itself through others, not even inside a function or for a type checker."""
+    """No module imports itself through others, not even inside a function; what only a type checker reads does not count."""
     graph: dict[str, set[str]] = {}
     names = {name for name, _ in sources(root)}
     for module, path in sources(root):
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        targets = {target for target, _ in imported(ast.parse(path.read_text("utf-8")), package)}
+        tree = ast.parse(path.read_text("utf-8"))
+        targets = {target for target, _ in imported(_without_type_checking(tree), package)}
         ours = {target if target in names else target.rpartition(".")[0] for target in targets}
         graph[module] = ours & names - {"rlvr", module}
     found: list[str] = []
@@ -142,6 +143,11 @@ def circles(root: Path) -> list[str]:
     return found
 
 
+def _without_type_checking(tree: ast.Module) -> ast.Module:
+    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+    return ast.Module(body=kept, type_ignores=[])
+
+
 def names(root: Path) -> list[str]:
     """No module without a subject (utils, helpers), and no plugin file that hides a module of Python's own library."""
     found = [f"{path.relative_to(root)}: name it after its subject" for _, path in sources(root) if path.stem.strip("_") in VAGUE_NAMES]
@@ -158,7 +164,7 @@ VAGUE_NAMES = {"utils", "util", "common", "misc", "helpers", "helper"}
 
 
 def docstrings(root: Path) -> list[str]:
-    """Every public module, class and function says what it is for; every record shows an example."""
+    """Every public module, class and function says what it is for."""
     found = []
     for _, path in sources(root):
         tree = ast.parse(path.read_text("utf-8"))
@@ -166,11 +172,8 @@ def docstrings(root: Path) -> list[str]:
         if not ast.get_docstring(tree):
             found.append(f"{where}: the module has no docstring")
         for node in _public(tree):
-            text = ast.get_docstring(node)
-            if not text:
+            if not ast.get_docstring(node):
                 found.append(f"{where}:{node.lineno}: {node.name} has no docstring")
-            elif isinstance(node, ast.ClassDef) and _is_record(node) and ">>>" not in text:
-                found.append(f"{where}:{node.lineno}: the record {node.name} shows no example")
     return found
 
 
@@ -180,11 +183,6 @@ def _public(tree: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | ast.Func
             yield node
             if isinstance(node, ast.ClassDef):
                 yield from _public(node)
-
-
-def _is_record(node: ast.ClassDef) -> bool:
-    marks = [ast.unparse(mark) for mark in node.decorator_list] + [ast.unparse(base) for base in node.bases]
-    return any(mark.startswith("dataclass") or mark in ("TypedDict", "NamedTuple") for mark in marks)
 
 
 def folder_of(package: str) -> str:
@@ -317,7 +315,6 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (names, "sandbox/__init__.py", DOC, "is a plain one"),
     (docstrings, "rlvr/mdp/env.py", "x = 1\n", "module has no docstring"),
     (docstrings, "rlvr/mdp/env.py", DOC + "class A:\n    " + DOC + "    def f(self): ...\n", "f has no docstring"),
-    (docstrings, "rlvr/mdp/env.py", DOC + "@dataclass(frozen=True)\nclass A:\n    " + DOC, "shows no example"),
     (packages, "rlvr/extra/__init__.py", DOC, "rlvr.extra lies on the disk"),
     (capabilities, "rlvr/rollout/a.py", DOC + "y = kind.load_model is not Sampler.load_model\n", "which method a class overrides"),
     (capabilities, "verifiers/a.py", DOC + "y = type(v).averify is Verifier.averify\nmake = 1\n", "which method a class overrides"),

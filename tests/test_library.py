@@ -170,7 +170,7 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 
 
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
-    (lambda: rlvr.make("arithmetic"), TypeError, "name"),
+    (lambda: rlvr.make("arithmetic"), TypeError, "name"),  # type: ignore[call-arg]
     (lambda: rlvr.make("arithmetic", "x"), ConfigError, r"write rlvr.make_env\('arithmetic'\)"),
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
     (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),
@@ -181,9 +181,9 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.Learner(tiny_model(rlvr.load_tokenizer(TOKENIZER)), lerning_rate=1.0), ConfigError, "did you mean 'learning_rate'"),
     (lambda: rlvr.evaluate("arithmetic", policy=tiny_model(rlvr.load_tokenizer(TOKENIZER))), ConfigError, "give tokenizer="),
     (lambda: rlvr.evaluate("arithmetic", policy=5), ConfigError, "the policy is a int"),
-    (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),
+    (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),  # type: ignore[arg-type]
     (lambda: rlvr.load_run("nowhere"), rlvr.RlvrError, "is not a run folder"),
-    (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),
+    (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[list-item]
 ]
 
 

@@ -47,7 +47,9 @@ def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno
         if isinstance(node, ast.ClassDef):
-            yield from ((line.target.id, line.lineno) for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name))
+            yield from (
+                (line.target.id, line.lineno) for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+            )
 
 
 def test_the_glossary_has_both_tables() -> None:
@@ -79,7 +81,9 @@ def test_a_planted_word_is_found(planted: str) -> None:
     assert find_words(planted)
 
 
-@pytest.mark.parametrize("planted", ["class Heard: ...", "def taken_back(): ...", "class A:\n    acted: int", "class A:\n    def hear(self): ..."])
+@pytest.mark.parametrize(
+    "planted", ["class Heard: ...", "def taken_back(): ...", "class A:\n    acted: int", "class A:\n    def hear(self): ..."]
+)
 def test_a_planted_name_is_found(planted: str) -> None:
     assert {name for name, _ in defined_names(ast.parse(planted))} & set(NAMES)
 

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import rlvr.training.train as loop
 import rlvr.training.training_step as module
+
+import rlvr.training.train as loop
 from rlvr.cli.commands import main
 
 

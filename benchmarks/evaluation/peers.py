@@ -21,8 +21,9 @@ from typing import Any
 
 from rlvr.contracts import Verifier
 from rlvr.envs.gsm8k import GSM8K
-from rlvr.evaluation.evaluate import EvalReport, evaluate
+from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import iter_latest_rows
+from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.statistics import estimate_mean
 from rlvr.task import Task
 

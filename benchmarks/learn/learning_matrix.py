@@ -96,9 +96,10 @@ def warm_up(seed: int, folder: Path) -> None:
 
 def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     """Train on the quickstart task until the result is clear: the reward at the end, and the number of steps."""
+    from rlvr.training.training_step import run_training_step
+
     from rlvr.runs.run_log import RunLog
     from rlvr.training.trainer import setup_learner
-    from rlvr.training.training_step import run_training_step
     from tests.fixtures.learning import turned
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

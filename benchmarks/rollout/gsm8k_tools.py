@@ -79,7 +79,10 @@ def main() -> None:
     rows, tokenizer = list(read_jsonl(out / "episodes.jsonl")), load_tokenizer(str(model))
     counts, right = Counter[str](), 0
     for row in rows:
-        turns, results = row["session"]["turns"], [result for heard in row["session"]["step_results"] for result in heard.get("tool_results", ())]
+        turns, results = (
+            row["session"]["turns"],
+            [result for heard in row["session"]["step_results"] for result in heard.get("tool_results", ())],
+        )
         counts["turns"] += len(turns)
         counts["calls"] += sum(len(turn.get("calls", ())) for turn in turns)
         counts["calls_run"] += sum("seconds" in result for result in results)
@@ -88,7 +91,9 @@ def main() -> None:
         right += own == [turn["text"] for turn in turns]
         counts["trained_tokens"] += sum(row["action_mask"])
         counts["other_tokens"] += len(row["action_mask"]) - sum(row["action_mask"])
-    shown = max(rows, key=lambda row: sum(result["ok"] for heard in row["session"]["step_results"] for result in heard.get("tool_results", ())))
+    shown = max(
+        rows, key=lambda row: sum(result["ok"] for heard in row["session"]["step_results"] for result in heard.get("tool_results", ()))
+    )
     for trained, tokens in runs_of(shown):
         text = tokenizer.tokenizer.decode(tokens) if hasattr(tokenizer, "tokenizer") else tokenizer.decode(tokens)
         print(f"--- {len(tokens)} tokens, {'trained' if trained else 'not trained'}\n{text}")

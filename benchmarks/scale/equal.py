@@ -1,12 +1,12 @@
-"""Is a run the same, however many collectors sample for it, and whatever happens to them? Needs Ray (extra `ray`).
+"""Is a run the same, however many rollout_workers sample for it, and whatever happens to them? Needs Ray (extra `ray`).
 
-    python benchmarks/scale/equal.py [--recipe agent_quickstart] [--whole] [--collectors 1 2 3] [--set a.b=c ...]
+    python benchmarks/scale/equal.py [--recipe agent_quickstart] [--whole] [--rollout_workers 1 2 3] [--set a.b=c ...]
         [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0]
 
 Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
-this machine (`cluster.rollout_workers=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all
+this machine (`cluster.rollout_workers=0`), then with rollout_workers on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all
 of
-episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are
+episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N rollout_workers are
 killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run
 itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is
 without a score.
@@ -38,7 +38,7 @@ OBJECTS = 100 << 20
 
 
 class Trouble:
-    """Does harm to collectors at random moments."""
+    """Does harm to rollout_workers at random moments."""
 
     def __init__(self, cluster: Any, args: Mapping[str, Any]) -> None:
         self.cluster, self.chance = cluster, random.Random(args["seed"])
@@ -94,9 +94,9 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.cluster.training import train
     from rlvr.config.config import load_config
 
-    config = load_config(args["recipe"], [*args["overrides"], f"cluster.rollout_workers={args['collectors']}"])
+    config = load_config(args["recipe"], [*args["overrides"], f"cluster.rollout_workers={args['rollout_workers']}"])
     cluster, trouble = None, None
-    if args["collectors"]:
+    if args["rollout_workers"]:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
         from ray.cluster_utils import Cluster
@@ -176,7 +176,9 @@ def digest(folder: Path) -> dict[str, str]:
 def timeless(path: Path) -> bytes:
     """The episodes without the seconds that tools took, which differ from run to run."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for result in (result for row in rows for heard in (row.get("session") or {}).get("step_results", ()) for result in heard.get("tool_results", ())):
+    for result in (
+        result for row in rows for heard in (row.get("session") or {}).get("step_results", ()) for result in heard.get("tool_results", ())
+    ):
         result.pop("seconds", None)
     return json.dumps(rows).encode()
 
@@ -191,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--whole", action="store_true", help="the recipe as it is, but for 20 steps")
-    parser.add_argument("--collectors", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rollout_workers", type=int, nargs="+", default=[1, 2, 3])
     for name in ("kills", "freezes", "node-kills", "driver-kills"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--every", type=float, default=2.0, help="mean seconds between two of them")
@@ -207,14 +209,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     harm = {"kills": args.kills, "freezes": args.freezes, "node_kills": args.node_kills, "every": args.every, "seed": args.seed}
     passed, first = True, None
     with tempfile.TemporaryDirectory() as folder:
-        for count in [0, *args.collectors]:
-            out = Path(folder, f"collectors-{count}")
+        for count in [0, *args.rollout_workers]:
+            out = Path(folder, f"rollout_workers-{count}")
             overrides = [*(WHOLE if args.whole else SMALL), "cluster={restarts: 50}", *args.set]
-            asked = {"recipe": args.recipe, "overrides": overrides, "collectors": count, "out": str(out), "resume": False, **harm}
+            asked = {"recipe": args.recipe, "overrides": overrides, "rollout_workers": count, "out": str(out), "resume": False, **harm}
             told = run(asked, args.driver_kills if count else 0, args.limit_s)
             found = digest(out)
             first = first or found
-            row = {"collectors": count, "equal": found == first, "faults": faults(out), "left_over": len(left_over()), **told, **found}
+            row = {"rollout_workers": count, "equal": found == first, "faults": faults(out), "left_over": len(left_over()), **told, **found}
             print(json.dumps(row), flush=True)
             passed = passed and row["equal"] and not row.get("not_done") and not row["faults"] and not row["left_over"]
     print(json.dumps({"passed": passed}))

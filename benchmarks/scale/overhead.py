@@ -1,12 +1,12 @@
-"""What a cluster costs, and what it is worth: one collector against this process, then more collectors and more judge hosts.
+"""What a cluster costs, and what it is worth: one collector against this process, then more rollout_workers and more judge hosts.
 
-    python benchmarks/scale/overhead.py [--steps 4] [--unit-s 1.0] [--tokens 512] [--parts one collectors judges]
+    python benchmarks/scale/overhead.py [--steps 4] [--unit-s 1.0] [--tokens 512] [--parts one rollout_workers judges]
 
 Needs Ray (extra `ray`). Samplers and verifiers of fixed speed, which sleep, so that the processors of this machine do not decide.
 
 one         seconds of a step with one collector against the same units in this process, in turns; each step begins with new weights
             (a model of `--width`), each unit has 8 answers of `--tokens` tokens. Bar: at most 5 % more.
-collectors  seconds of a step with 1, 2, 4 and 8 collectors. Bar: 0.9 of linear.
+rollout_workers  seconds of a step with 1, 2, 4 and 8 rollout_workers. Bar: 0.9 of linear.
 judges      seconds of a step whose verifier sleeps, with 1, 2 and 4 judge hosts. Bar: 0.9 of linear.
 
 One JSON line each; exit status 1 if a bar is missed.
@@ -108,7 +108,7 @@ def started(stack: ExitStack, config: RunConfig, facts: WorkerSettings) -> Drive
 
 
 def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Callable[[], WeightUpdate] = lambda: NO_WEIGHTS) -> float:
-    """The seconds of a step with collectors, which begins with new weights."""
+    """The seconds of a step with rollout_workers, which begins with new weights."""
     began = time.perf_counter()
     driver.load(pack())
     found = driver.collect(draws(config, step, units), Sampling(), version=step)
@@ -159,16 +159,16 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
     return row | {"weights_mb": round(sum(p.numel() * 4 for p in model.parameters()) / 1e6, 1), "passed": ratio <= 1.05}
 
 
-def collectors(args: argparse.Namespace) -> dict[str, Any]:
-    """More collectors."""
+def rollout_workers(args: argparse.Namespace) -> dict[str, Any]:
+    """More rollout_workers."""
     asked = {"verdict_s": 0.0, "workers": 4, "width": 16, "tokens": args.tokens, "unit_s": args.unit_s}
-    return scaled("collectors", [1, 2, 4, 8], args, lambda count: config_of(cluster={"rollout_workers": count, "cpus": 0.1}, **asked), 8)
+    return scaled("rollout_workers", [1, 2, 4, 8], args, lambda count: config_of(cluster={"rollout_workers": count, "cpus": 0.1}, **asked), 8)
 
 
 def judges(args: argparse.Namespace) -> dict[str, Any]:
     """More judge hosts, each with two threads; one collector that samples at once."""
     asked = {"verdict_s": args.unit_s / 4, "workers": 2, "width": 16, "tokens": 32, "unit_s": 0.0}
-    cluster = {"collectors": 1, "cpus": 0.1, "verifier_cpus": 0.1, "groups_per_task": 4}
+    cluster = {"rollout_workers": 1, "cpus": 0.1, "verifier_cpus": 0.1, "groups_per_task": 4}
     return scaled("judges", [1, 2, 4], args, lambda count: config_of(cluster={**cluster, "verifier_workers": count}, **asked), 4)
 
 
@@ -183,7 +183,7 @@ def scaled(part: str, counts: Sequence[int], args: argparse.Namespace, config: C
             if part == "judges":
                 wait_for_judges(driver, count)
             else:
-                wait_for_collectors(driver, count)
+                wait_for_rollout_workers(driver, count)
             seconds[count] = median(stepped(driver, asked, step, units * 2) for step in range(1, args.steps + 1))
     shares = {count: round(seconds[counts[0]] / seconds[count] / count * counts[0], 3) for count in counts}
     row = {"part": part, "step_s": {count: round(found, 3) for count, found in seconds.items()}, "of_linear": shares, "bar": 0.9}
@@ -197,7 +197,7 @@ def wait_for_judges(driver: Driver, count: int) -> None:
         driver.transport.poll(0.1)
 
 
-def wait_for_collectors(driver: Driver, count: int) -> None:
+def wait_for_rollout_workers(driver: Driver, count: int) -> None:
     until = time.monotonic() + 120
     while driver.pool.workers < count and time.monotonic() < until:
         driver._look()
@@ -214,12 +214,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--units", type=int, default=8, help="of a step, in the part `one`")
     parser.add_argument("--tokens", type=int, default=512, help="of an answer")
     parser.add_argument("--width", type=int, default=256, help="of the model whose weights are sent")
-    parser.add_argument("--parts", nargs="+", default=["one", "collectors", "judges"], choices=["one", "collectors", "judges"])
+    parser.add_argument("--parts", nargs="+", default=["one", "rollout_workers", "judges"], choices=["one", "rollout_workers", "judges"])
     args = parser.parse_args(argv)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     passed = True
     for part in args.parts:
-        row = {"one": one, "collectors": collectors, "judges": judges}[part](args)
+        row = {"one": one, "rollout_workers": rollout_workers, "judges": judges}[part](args)
         print(json.dumps(row), flush=True)
         passed = passed and row["passed"]
     print(json.dumps({"passed": passed}))

@@ -1,6 +1,6 @@
-"""What it is worth that collectors go on to the next batch one by one. The loop, the driver and the pool are real; all else sleeps.
+"""What it is worth that rollout_workers go on to the next batch one by one. The loop, the driver and the pool are real; all else sleeps.
 
-    python benchmarks/scale/overlap.py [--steps 10] [--collectors 8] [--groups 24] [--unit-s 0.12] [--train-s 0.35] [--load-s 0.02]
+    python benchmarks/scale/overlap.py [--steps 10] [--rollout_workers 8] [--groups 24] [--unit-s 0.12] [--train-s 0.35] [--load-s 0.02]
 
 A collector sleeps as long as the longest of 16 answers would take, with lengths as in the simulation (`_engines.Lengths`), the same for
 every rule; the trainer sleeps too. Rules: batch after batch (as for a curriculum), and engine by engine, for each k. One JSON line each;
@@ -99,7 +99,7 @@ class Sleeping:
 
 
 class Collecting:
-    """The rollout of a run whose collectors sleep."""
+    """The rollout of a run whose rollout_workers sleep."""
 
     shared, timing = True, RolloutTiming()
 
@@ -169,7 +169,7 @@ def crew_of(args: argparse.Namespace, driver: Driver, k: int, *, looks_back: boo
 def timed(args: argparse.Namespace, seconds: Seconds, k: int, *, looks_back: bool) -> tuple[dict[str, Any], list[Any]]:
     """One run: the median seconds of a step, and all its episodes."""
     transport, told, steps = Sleeping(seconds, args.load_s), list[Any](), list[float]()
-    driver = Driver(transport, ClusterConfig(collectors=args.collectors))
+    driver = Driver(transport, ClusterConfig(rollout_workers=args.rollout_workers))
     with driver, RolloutPrefetcher(crew_of(args, driver, k, looks_back=looks_back)) as ahead:
         for step in range(args.steps):
             began = time.monotonic()
@@ -179,13 +179,13 @@ def timed(args: argparse.Namespace, seconds: Seconds, k: int, *, looks_back: boo
             steps.append(time.monotonic() - began)
     kept = steps[args.steps // 4 : -k]  # the first batches have no trainer to wait for, and the last ones nothing ahead of them
     row = {"rule": f"k = {k}, {'batch after batch' if looks_back else 'engine by engine'}", "step_s": round(statistics.mean(kept), 3)}
-    return row | {"collectors_busy": round(transport.busy / args.collectors / sum(steps), 2)}, told
+    return row | {"rollout_workers_busy": round(transport.busy / args.rollout_workers / sum(steps), 2)}, told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--collectors", type=int, default=8)
+    parser.add_argument("--rollout_workers", type=int, default=8)
     parser.add_argument("--groups", type=int, default=24, help="groups in a step")
     parser.add_argument("--unit-s", type=float, default=0.12, help="mean seconds of a group")
     parser.add_argument("--train-s", type=float, default=0.3)

@@ -1,15 +1,15 @@
-"""Does a long run with collectors that die all the time stay as small as it began, and is everything sampled once? Needs Ray (extra `ray`).
+"""Does a long run with rollout_workers that die all the time stay as small as it began, and is everything sampled once? Needs Ray (extra `ray`).
 
-    python benchmarks/scale/soak.py [--steps 2000] [--collectors 2] [--every 25] [--limit-s 2700] [--keep DIR] [--compare]
+    python benchmarks/scale/soak.py [--steps 2000] [--rollout_workers 2] [--every 25] [--limit-s 2700] [--keep DIR] [--compare]
 
-Trains a toy model on sums, whose verifier takes a moment, with collectors on a cluster of this machine, while the parent process
+Trains a toy model on sums, whose verifier takes a moment, with rollout_workers on a cluster of this machine, while the parent process
 kills a random collector (SIGKILL) every `--every` seconds on average. Every few seconds the parent reads from the kernel: memory (RSS, and
 PSS, which counts shared pages once), open handles and threads, of the run and of all that it started. The first third of the samples,
 after a warm-up, is compared with the last third. The bars: no median of the run's own process grows by more than 10 %, none of Ray's
 services by more than 25 %; each draw is in episodes.jsonl exactly once, with a score, under the version that the schedule says; nothing is
 left running. Ray's reader of logs (`log`) is counted apart: it keeps two files open for each dead worker until it has 200 of them
 (RAY_LOG_MONITOR_MAX_OPEN_FILES), so its bar is that it stays below these and its own. With `--compare` the run is repeated in one process
-without collectors, and all episodes and metrics must be equal. The last line is JSON.
+without rollout_workers, and all episodes and metrics must be equal. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RUN: dict[str, Any] = {
 
 
 class Slow(Numeric):
-    """A verifier that takes its time, so that collectors are killed in the middle of their work.
+    """A verifier that takes its time, so that rollout_workers are killed in the middle of their work.
 
     >>> Slow().verify(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"), "4").score
     1.0
@@ -84,7 +84,7 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.config.config import validate_config
 
     verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
-    settings = {"collectors": args["collectors"], "restarts": 100_000}
+    settings = {"rollout_workers": args["rollout_workers"], "restarts": 100_000}
     steps = {"train": {**RUN["train"], "steps": args["steps"]}}
     train(validate_config(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
 
@@ -133,7 +133,7 @@ def called(pid: int) -> str:
 
 
 class Watch:
-    """Reads the processes of a run, and kills collectors.
+    """Reads the processes of a run, and kills rollout_workers.
 
     >>> Watch(pid, every_s=15, seed=0).look()                                               # doctest: +SKIP
     """
@@ -148,25 +148,25 @@ class Watch:
 
     def look(self) -> None:
         """Take a sample, and kill a collector if it is time."""
-        sums = {"run": Counter[str](), "services": Counter[str](), "log": Counter[str](), "collectors": Counter[str]()}
-        collectors = []
+        sums = {"run": Counter[str](), "services": Counter[str](), "log": Counter[str](), "rollout_workers": Counter[str]()}
+        rollout_workers = []
         for pid in below(self.pid):
             try:
                 self.seen.setdefault(pid, born(pid)[1])
                 name = called(pid)
-                marks = (("collectors", "ray::_Actor"), ("log", "log_monitor.py"))
+                marks = (("rollout_workers", "ray::_Actor"), ("log", "log_monitor.py"))
                 role = "run" if pid == self.pid else next((role for role, mark in marks if mark in name), "services")
                 found = measured(pid)
             except (OSError, ProcessLookupError, KeyError):
                 continue
             sums[role].update({**found, "processes": 1})
-            if role == "collectors" and age(pid) > SETTLED_S:
-                collectors.append(pid)
+            if role == "rollout_workers" and age(pid) > SETTLED_S:
+                rollout_workers.append(pid)
         if sums["run"] and time.monotonic() - self.began > WARM_S:
             self.samples.append({role: dict(counts) for role, counts in sums.items()})
-        if collectors and time.monotonic() > self._next:
+        if rollout_workers and time.monotonic() > self._next:
             self._next = time.monotonic() + self.chance.uniform(0.5, 1.5) * self.every_s
-            os.kill(self.chance.choice(collectors), signal.SIGKILL)
+            os.kill(self.chance.choice(rollout_workers), signal.SIGKILL)
             self.kills += 1
 
     def left(self) -> list[str]:
@@ -183,13 +183,13 @@ class Watch:
 
 
 def thirds(samples: Sequence[Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, str, float, float]]:
-    """Role, what was measured, and its median in the first and in the last third. Of collectors: by process, since they come and go."""
+    """Role, what was measured, and its median in the first and in the last third. Of rollout_workers: by process, since they come and go."""
     size = max(1, len(samples) // 3)
-    for role in ("run", "services", "log", "collectors"):
+    for role in ("run", "services", "log", "rollout_workers"):
         for what in ("rss", "pss", "handles", "threads", "processes"):
             medians = []
             for part in (samples[:size], samples[-size:]):
-                share = role == "collectors" and what != "processes"
+                share = role == "rollout_workers" and what != "processes"
                 values = [sample[role][what] / (sample[role]["processes"] if share else 1) for sample in part if what in sample[role]]
                 medians.append(statistics.median(values) if values else 0.0)
             yield role, what, medians[0], medians[1]
@@ -250,12 +250,12 @@ def soaked(args: Mapping[str, Any], every_s: float, limit_s: float) -> tuple[Wat
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--collectors", type=int, default=2)
+    parser.add_argument("--rollout_workers", type=int, default=2)
     parser.add_argument("--every", type=float, default=25.0, help="mean seconds between two deaths")
     parser.add_argument("--slow-s", type=float, default=0.7, help="how long a verdict takes; it decides how long the run takes")
     parser.add_argument("--limit-s", type=float, default=2700.0)
     parser.add_argument("--keep", type=Path, help="where the run folders stay; else they are removed")
-    parser.add_argument("--compare", action="store_true", help="repeat the run without collectors, and compare to the bit")
+    parser.add_argument("--compare", action="store_true", help="repeat the run without rollout_workers, and compare to the bit")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         home = args.keep or Path(scratch)
-        asked = {"steps": args.steps, "slow_s": args.slow_s, "collectors": args.collectors, "out": str(home / "soak")}
+        asked = {"steps": args.steps, "slow_s": args.slow_s, "rollout_workers": args.rollout_workers, "out": str(home / "soak")}
         watch, told = soaked(asked, args.every, args.limit_s)
         (home / "samples.json").write_text(json.dumps(watch.samples), "utf-8")
         flat = True
@@ -274,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{role:10}  {what:9}  {first:9.1f} -> {last:9.1f}  ({grows:.3f})", flush=True)
         report = told | {"steps": args.steps, "samples": len(watch.samples), "flat": flat} | once_each(home / "soak", args.steps)
         if args.compare:
-            asked |= {"collectors": 0, "slow_s": 0.0, "out": str(home / "alone")}
+            asked |= {"rollout_workers": 0, "slow_s": 0.0, "out": str(home / "alone")}
             report["equal"] = not started(asked).wait(args.limit_s) and digest(home / "soak") == digest(home / "alone")
         broken = report["groups_not_once"] + report["without_score"] + report["other_version"] + len(report["left_running"])
         report["passed"] = not told["status"] and flat and not broken and report.get("equal", True)

@@ -1,6 +1,6 @@
-"""Weights to collectors: the time for several against one, and the size of a delta of real steps.
+"""Weights to rollout_workers: the time for several against one, and the size of a delta of real steps.
 
-    python benchmarks/scale/weights.py copies [--mb 1024] [--collectors 3] [--repeat 3]
+    python benchmarks/scale/weights.py copies [--mb 1024] [--rollout_workers 3] [--repeat 3]
     python benchmarks/scale/weights.py steps [--recipe quickstart] [--set train.steps=5 model.path=FOLDER ...]
 
 `copies`: a model of bfloat16 weights of so many MB is put into the object store of a cluster on this machine and loaded by one collector
@@ -86,15 +86,15 @@ def copies(args: argparse.Namespace) -> bool:
     torch.set_num_threads(1)
     store = (args.mb + args.mb // 2) << 20
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error", "configure_logging": False}
-    ray.init(address="local", num_cpus=args.collectors, object_store_memory=store, **quiet)
+    ray.init(address="local", num_cpus=args.rollout_workers, object_store_memory=store, **quiet)
     passed, totals = True, dict[int, list[float]]()
     try:
         kind = ray.remote(max_restarts=0)(Holder)
-        holders: list[Any] = [kind.remote(args.mb) for _ in range(args.collectors)]
+        holders: list[Any] = [kind.remote(args.mb) for _ in range(args.rollout_workers)]
         ray.get([holder.change.remote() for holder in holders], timeout=300)
         trainer, packer = net(args.mb), WeightPacker("whole", "bfloat16")
         for turn in range(args.repeat + 1):
-            for count in (1, args.collectors):
+            for count in (1, args.rollout_workers):
                 ray.get([holder.change.remote() for holder in holders], timeout=300)
                 began = time.perf_counter()
                 parcel = packer.pack(trainer)
@@ -105,7 +105,7 @@ def copies(args: argparse.Namespace) -> bool:
                 exact = all(ray.get([holder.exact.remote() for holder in holders[:count]], timeout=300))
                 del held
                 first = turn == 0  # the object store has never been written to, and each page is made
-                row = {"collectors": count, "first": first, "mb": args.mb, "put_s": round(put_s, 3), "all_s": round(all_s, 3)}
+                row = {"rollout_workers": count, "first": first, "mb": args.mb, "put_s": round(put_s, 3), "all_s": round(all_s, 3)}
                 row |= {"grown_mb": round(max(one["grown_mb"] for one in told), 1), "exact": exact}
                 print(json.dumps(row), flush=True)
                 passed = passed and exact
@@ -113,7 +113,7 @@ def copies(args: argparse.Namespace) -> bool:
                     totals.setdefault(count, []).append(all_s)
     finally:
         ray.shutdown()
-    ratio = min(totals[args.collectors]) / min(totals[1])
+    ratio = min(totals[args.rollout_workers]) / min(totals[1])
     print(json.dumps({"passed": passed and ratio <= 1.3, "several_over_one": round(ratio, 3), "bar": 1.3}))
     return passed and ratio <= 1.3
 
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["copies", "steps"])
     parser.add_argument("--mb", type=int, default=1024)
-    parser.add_argument("--collectors", type=int, default=3)
+    parser.add_argument("--rollout_workers", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the recipe")

@@ -85,8 +85,11 @@ class Driver:
         self.transport, self.settings, self.log = transport, settings, log
         self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)
         self.scheduler = WorkScheduler(
-            group_timeout_s=settings.task_timeout_s, load_timeout_s=settings.startup_timeout_s, max_failures=settings.max_failures, speculative_fraction=settings.speculative_fraction
-        )  # fmt: skip
+            group_timeout_s=settings.task_timeout_s,
+            load_timeout_s=settings.startup_timeout_s,
+            max_failures=settings.max_failures,
+            speculative_fraction=settings.speculative_fraction,
+        )
         self.num_retries, self.num_lost, self.num_abandoned = 0, 0, 0
         """In the whole run: retried tasks, lost workers, and failed tasks."""
         self.is_closed = False

@@ -162,7 +162,9 @@ class RayTransport:
     def load_weights(self, order: LoadWeights) -> int:
         """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
         parcels = self._weight_history.get_updates(order.version, self._loaded_versions.get(order.worker))
-        self._calls[self._actors[order.worker].load_weights.remote(order.version, parcels, self.settings.startup_timeout_s)] = WeightsLoaded(order)
+        self._calls[self._actors[order.worker].load_weights.remote(order.version, parcels, self.settings.startup_timeout_s)] = (
+            WeightsLoaded(order)
+        )
         return sum(parcel.num_bytes for parcel in parcels)
 
     def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:

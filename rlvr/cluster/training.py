@@ -46,7 +46,8 @@ FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
-    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_auto_resumes` times, with growing delays.
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_auto_resumes` times, with growing
+    delays.
     """
     folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))

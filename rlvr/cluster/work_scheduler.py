@@ -87,7 +87,7 @@ class WorkScheduler:
         """Set the limits.
 
         Args:
-            task_timeout_s: timeout of a group, on the clock of `kill_late_workers`.
+            group_timeout_s: timeout of a group, on the clock of `kill_late_workers`.
             load_timeout_s: timeout of loading weights.
             max_failures: lost workers after which a group is quarantined.
             speculative_fraction: idle workers get second copies when at most this share of the groups of a version is left; 0: never.

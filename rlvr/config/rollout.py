@@ -45,7 +45,8 @@ class RolloutConfig(Section):
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
     straggler_policy: Literal["wait", "truncate"] = "wait"
-    """`truncate` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is verified
+    """`truncate` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is
+    verified
     as it is. Single-turn completions are not affected. The run is then not bitwise repeatable."""
     temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
@@ -80,7 +81,11 @@ class RolloutConfig(Section):
     @property
     def rollout_settings(self) -> dict[str, Any]:
         """The keyword arguments of `Rollout`."""
-        asked = {"verify_workers": self.verify_workers, "call_timeout_s": self.verify_timeout_s, "episode_timeout_s": self.episode_timeout_s}
+        asked = {
+            "verify_workers": self.verify_workers,
+            "call_timeout_s": self.verify_timeout_s,
+            "episode_timeout_s": self.episode_timeout_s,
+        }
         return asked | {"straggler_policy": self.straggler_policy, "partial_rollout_tokens": self.partial_rollout_tokens}
 
     @property

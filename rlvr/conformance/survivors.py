@@ -89,7 +89,10 @@ if os.fork() == 0:
     LEAVE
 time.sleep(0.3)
 """.replace("LEAVE", LEAVE_CODE)
-HEADLESS_PROGRAM = f"import ctypes, os, threading, time\nthreading.Thread(target=lambda: (time.sleep({2 * SURVIVOR_LIFETIME_S}), os._exit(0))).start()\n{LEAVE_CODE}\n"
+HEADLESS_PROGRAM = (
+    f"import ctypes, os, threading, time\nthreading.Thread(target=lambda: (time.sleep({2 * SURVIVOR_LIFETIME_S}), os._exit(0))).start()\n"
+    f"{LEAVE_CODE}\n"
+)
 RENAMING_PROGRAMS: dict[Literal["cpp", "javascript"], str] = {
     "javascript": "require('fs').renameSync('answer.js', 'x.js')\nconsole.log(1)",
     "cpp": '#include <cstdio>\nint main() { rename("answer.cpp", "x.cpp"); rename("answer", "x"); puts("1"); }',

@@ -27,7 +27,8 @@ NestedValues = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.advantage_inputs` names; the others are None.
+    """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.advantage_inputs` names; the others are
+    None.
 
     >>> TokenStats(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7

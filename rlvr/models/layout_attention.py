@@ -143,7 +143,8 @@ def are_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 def enable_layout(
     model: Any, compute_expected: Callable[[], Tensor], compute_with_layout: Callable[[], Tensor], dtype: torch.dtype | None = None
 ) -> str:
-    """Enable layouts in the model if `compute_with_layout`, which uses one, agrees with `compute_expected`; return '', or the reason why not.
+    """Enable layouts in the model if `compute_with_layout`, which uses one, agrees with `compute_expected`; return '', or the reason why
+    not.
 
     `dtype`: the precision of the computation, if it is not that of the weights.
     """

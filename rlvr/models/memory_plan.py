@@ -117,7 +117,8 @@ def count_adapter_parameters(model: Any, config: RunConfig) -> int:
 
 
 def estimate_activation_bytes(model: Any, tokens: int, weight_bytes: int, compute_bytes: int, *, checkpointing: bool) -> float:
-    """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`weight_bytes` bytes), the rest
+    """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`weight_bytes` bytes), the
+    rest
     in the compute precision. `tests/models/test_plan.py` compares the estimate with counted tensors.
     """
     shape = model.config.get_text_config()

@@ -71,7 +71,8 @@ class Rollout:
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
             call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
             episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
-            straggler_policy: "truncate" ends the last conversation of a group when the others are done and it has as many turns as the longest
+            straggler_policy: "truncate" ends the last conversation of a group when the others are done and it has as many turns as the
+                longest
                 of
                 them; it is verified as it is. "wait" lets it finish.
             sync_turns: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result

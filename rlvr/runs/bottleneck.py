@@ -22,7 +22,7 @@ def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tu
 
     >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling": 0.97, "cluster/idle": 0.03}
     >>> find_bottleneck([row], max_staleness=1)
-    ('collectors', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
+    ('rollout_workers', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
     """
     rows = [row for row in rows if "cluster/sampling" in row]
     seconds = float(sum(row["step_time"] for row in rows))
@@ -53,7 +53,7 @@ def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tu
         )
     if waits > MAX_TRAINER_WAIT_FRACTION:
         return (
-            "collectors",
+            "rollout_workers",
             f"the trainer waits for rollout workers {waits:.0%} of the step, and they sample {samples:.0%} of it: add rollout workers",
         )
     if idles > MAX_WORKER_IDLE_FRACTION:

@@ -78,9 +78,7 @@ class LengthGroupedCache:
         """Whether every layer stores its state in these caches: a state kept elsewhere would be lost, or shared by groups."""
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layers_block_type", None) or [""] * config.num_hidden_layers
-        caches = [
-            zip(kinds, lane.cache.layers, strict=True) for lane in self.groups if len(lane.cache.layers) == len(kinds)
-        ]
+        caches = [zip(kinds, lane.cache.layers, strict=True) for lane in self.groups if len(lane.cache.layers) == len(kinds)]
         return len(caches) == len(self.groups) > 0 and all(
             kind in STATELESS_LAYER_KINDS or _has_state(layer) for cache in caches for kind, layer in cache
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from rlvr.cli import screen
 from rlvr.errors import ConfigError, MissingExtra
 from rlvr.registry.plugins import load_factory
 
@@ -69,7 +69,13 @@ class ServeConfig:
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
         sandbox = _parse_plugin(self.sandbox) if self.sandbox else None
-        return {"verifiers": verifiers, "envs": envs, "sandbox": sandbox, "threads": self.threads, "verify_timeout_s": self.verify_timeout_s}
+        return {
+            "verifiers": verifiers,
+            "envs": envs,
+            "sandbox": sandbox,
+            "threads": self.threads,
+            "verify_timeout_s": self.verify_timeout_s,
+        }
 
 
 def serve(serve_config: ServeConfig) -> int:
@@ -176,7 +182,7 @@ async def _announce(server: Any, serve_config: ServeConfig, settings: Mapping[st
         "token": token,
     }
     if serve_config.json:
-        screen.print_json(told)
+        print(json.dumps(told, ensure_ascii=False, allow_nan=False, default=str), flush=True)
         sys.stdout.flush()
     else:
         names = ", ".join([*told["verifiers"], *told["envs"], *([serve_config.sandbox] if serve_config.sandbox else [])])

@@ -169,7 +169,9 @@ def _is_decodable(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     if row["turns"] != 1:
         return True
     try:
-        return tokenizer.decode([token for token, own in zip(row["tokens"], row["action_mask"], strict=False) if own]).strip() in row["text"]
+        return (
+            tokenizer.decode([token for token, own in zip(row["tokens"], row["action_mask"], strict=False) if own]).strip() in row["text"]
+        )
     except (IndexError, OverflowError, ValueError):
         return False
 

@@ -64,9 +64,9 @@ def _build_training_head(run: Path) -> dict[str, Any]:
 
 
 def _collect_cluster_facts(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count the events of a run's collectors, and name the bottleneck of its speed; empty for a run without collectors."""
+    """Count the events of a run's rollout_workers, and name the bottleneck of its speed; empty for a run without rollout_workers."""
     events = Counter(row.get("event") for row in _read_log(run, COLLECTORS_FILE))
-    named = {"collectors_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
+    named = {"rollout_workers_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
     _, limit = find_bottleneck(rows, load_run_config(run).rollout.max_staleness)
     return {name: events[event] for name, event in named.items() if events[event]} | ({"speed": limit} if limit else {})
 

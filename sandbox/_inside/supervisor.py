@@ -290,7 +290,9 @@ class Supervisor:
         last = run.children[-1].exit_report
         run.exit_code = os.waitstatus_to_exitcode(last["status"]) if last else None
         if not was_ready and not run.exit_status:
-            run.record_stop("INTERNAL_ERROR", f"the program could not be set up: {bytes(run.output['stderr'])[-500:].decode(errors='replace')}")
+            run.record_stop(
+                "INTERNAL_ERROR", f"the program could not be set up: {bytes(run.output['stderr'])[-500:].decode(errors='replace')}"
+            )
         elif self.meter.count_oom_kills() > oom_kills_before and run.exit_status != "INTERNAL_ERROR":
             run.exit_status, run.reason = "MEMORY_LIMIT", "the kernel killed the program because memory ran out"
         elif run.exit_code == -signal.SIGXCPU:

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (tables of marks)
+
 """Any arguments survive writing and reading, any text is read without an error, and time grows with the text alone."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An evaluation whose answers come from collectors, which are lost in the middle: the folder is that of one process. Without a cluster."""
+"""An evaluation whose answers come from rollout_workers, which are lost in the middle: the folder is that of one process. Without a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Said = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterSampling:
-    """Two collectors in this process; one call in five loses its collector."""
+    """Two rollout_workers in this process; one call in five loses its collector."""
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
     monkeypatch.setattr(test_training, "CHANCE", random.Random(0))
@@ -54,14 +54,14 @@ def asked(tmp_path: Path, settings: str, out: Path | None) -> ClusterSampling:
     return found
 
 
-def test_a_suite_is_the_same_with_collectors_that_are_lost(tmp_path: Path, there: ClusterSampling, capsys: Said) -> None:
+def test_a_suite_is_the_same_with_rollout_workers_that_are_lost(tmp_path: Path, there: ClusterSampling, capsys: Said) -> None:
     suite = tmp_path / "suite.yaml"
     suite.write_text(SUITE, "utf-8")
     for folder, elsewhere in (("here", None), ("there", there)):
         evaluate(suite, "scripted:random", n=20, out=tmp_path / folder, remote_sampling=elsewhere)
     assert results(tmp_path / "here") == results(tmp_path / "there")
     said = capsys.readouterr().err
-    assert "note: starting 2 collectors (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
+    assert "note: starting 2 rollout_workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
     assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "rollout_workers.jsonl")} == {"lost"}
 
 
@@ -91,10 +91,10 @@ class Dead(InThisProcess):
         return [self.work.pop(0)]
 
     def stop_worker(self, worker: str) -> None:
-        self.collectors.pop(worker).close()
+        self.rollout_workers.pop(worker).close()
 
 
-def test_without_collectors_it_ends_and_the_same_call_continues(
+def test_without_rollout_workers_it_ends_and_the_same_call_continues(
     tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "here")
@@ -116,7 +116,7 @@ class Never(Dead):
         pass
 
 
-def test_collectors_that_cannot_start_leave_the_folder_as_it_was(
+def test_rollout_workers_that_cannot_start_leave_the_folder_as_it_was(
     tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there")
@@ -129,7 +129,7 @@ def test_collectors_that_cannot_start_leave_the_folder_as_it_was(
 
 
 def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a key that an endpoint refuses: it is no reason to lose collectors one after the other."""
+    """As a key that an endpoint refuses: it is no reason to lose rollout_workers one after the other."""
 
     def refused(self: ScriptedSampler, feed: RequestQueue, *rest: Any) -> Completion:
         raise ConfigError("the key is wrong")
@@ -148,7 +148,7 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
 
 
 @pytest.mark.parametrize("settings", ["{verifier_workers: 1}", "{max_auto_resumes: 2}"])
-def test_what_collectors_of_an_evaluation_cannot_do_is_refused(tmp_path: Path, settings: str, capsys: Said) -> None:
+def test_what_rollout_workers_of_an_evaluation_cannot_do_is_refused(tmp_path: Path, settings: str, capsys: Said) -> None:
     (tmp_path / "cluster.yaml").write_text(f"cluster: {settings}", "utf-8")
     out = tmp_path / "out"
     line = ["eval", SUMS, "--policy", "scripted:gold", "--tasks", "2", "--out", str(out), "--cluster", str(tmp_path / "cluster.yaml")]
@@ -163,7 +163,7 @@ def test_a_sampler_with_processes_of_its_own_is_refused(tmp_path: Path, there: C
     assert not (tmp_path / "there").exists()
 
 
-def test_no_collectors_are_this_process(tmp_path: Path) -> None:
+def test_no_rollout_workers_are_this_process(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("cluster: {rollout_workers: 0}", "utf-8")
     assert ClusterSampling.from_cli(str(tmp_path / "cluster.yaml"), None, Console()) is None
 

@@ -1,8 +1,8 @@
-"""`rlvr train` with collectors that live in the main process and are lost at random.
+"""`rlvr train` with rollout_workers that live in the main process and are lost at random.
 
     python -m tests.cluster.nearby [sharded | refused] RECIPE ...
 
-`sharded`: the weights are cut in two, as by fsdp2.yaml; `refused`: the collectors cannot be started.
+`sharded`: the weights are cut in two, as by fsdp2.yaml; `refused`: the rollout_workers cannot be started.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ class Paced(ScriptedSampler):
 class SlowToLoad(_RolloutActor):
     """Takes its time to load weights. Its collector refuses what is asked of it before."""
 
-    def load(self, *given: Any) -> None:
+    def load_weights(self, *given: Any) -> None:
         time.sleep(0.7)
-        super().load(*given)
+        super().load_weights(*given)
 
 
 class Idle:

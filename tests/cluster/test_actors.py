@@ -136,7 +136,9 @@ def test_orders_come_back_as_events(ray: Ray) -> None:
     transport.put_weights(3, WeightUpdate(iter([b"w", b"x"])))
     load, assign = LoadWeights("c0.0", 3, 1), Dispatch("c0.0", "g", 3, 1)
     transport.load_weights(load)
-    assert ray.last("load_weights").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
+    assert (
+        ray.last("load_weights").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
+    )
     ray.last("load_weights").ends()
     assert transport.poll(0) == [WeightsLoaded(load)]
     transport.run_task(assign, [], Sampling(), 9)
@@ -290,7 +292,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
 
 
 @pytest.mark.parametrize("mine", [False, True])
-def test_sigterm_ends_a_run_with_its_collectors_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+def test_sigterm_ends_a_run_with_its_rollout_workers_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
     """Ray's own handlers would print a stack and abort, and replace one that was there."""
     before = signal.signal(signal.SIGTERM, print if mine else signal.SIG_DFL)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -382,7 +384,7 @@ def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.M
     assert capsys.readouterr() == ("", "['out of memory']\n") and os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
 
 
-def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_workers_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
     monkeypatch.chdir(tmp_path)
     transport = RayTransport(ClusterConfig(verifier_workers=1), {}, WorkerSettings("float32", False, 1))
@@ -397,7 +399,11 @@ def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeyp
 
 def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
-    for name, error, hopeless in (("load_weights", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
+    for name, error, hopeless in (
+        ("load_weights", ConfigError("x"), False),
+        ("collect", ConfigError("x"), True),
+        ("collect", OSError("x"), False),
+    ):
         transport.start_worker("c0.0")
         ray.last("begin").ends(PLACE)
         transport.poll(0)
@@ -472,7 +478,7 @@ def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray:
     assert ray.killed == 3
 
 
-def test_collectors_and_judge_hosts_must_have_room_together() -> None:
+def test_rollout_workers_and_judge_hosts_must_have_room_together() -> None:
     check_capacity(ClusterConfig(rollout_workers=3, verifier_workers=1), [{"CPU": 4.0}])
     with pytest.raises(ConfigError, match=r"cluster.verifier_workers is 1, each with 1 CPUs on one machine, and .* capacity for 0"):
         check_capacity(ClusterConfig(rollout_workers=4, verifier_workers=1), [{"CPU": 4.0}])

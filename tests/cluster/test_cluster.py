@@ -135,14 +135,14 @@ def sampled(
     return found, transport, told
 
 
-@pytest.mark.parametrize("collectors", [1, 2, 3])
-def test_the_episodes_are_those_of_one_process_for_any_number_of_collectors(
-    nodes: Nodes, expected: list[list[Episode]], collectors: int
+@pytest.mark.parametrize("rollout_workers", [1, 2, 3])
+def test_the_episodes_are_those_of_one_process_for_any_number_of_rollout_workers(
+    nodes: Nodes, expected: list[list[Episode]], rollout_workers: int
 ) -> None:
-    found, transport, told = sampled(run_of(seconds=0.1), rollout_workers=collectors)
+    found, transport, told = sampled(run_of(seconds=0.1), rollout_workers=rollout_workers)
     assert found == expected and not told
     workers = {order.worker for order, _ in transport.assigned}
-    assert min(collectors, 2) <= len(workers) <= collectors
+    assert min(rollout_workers, 2) <= len(workers) <= rollout_workers
 
 
 # ---- killed -------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected:
     assert row["host"] and row["pid"] != os.getpid() and not any(":actor_name:" in line for line in row["words"])
 
 
-def test_a_unit_may_kill_two_collectors_in_a_row(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
+def test_a_unit_may_kill_two_rollout_workers_in_a_row(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
     found, _, told = sampled(run_of(dies=[BAD], times=2, home=str(tmp_path)))
     assert found == expected and len(told) == 2
 
@@ -381,7 +381,9 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
                 os.kill(harmed[0], how)
         return bool(harmed)
 
-    found, transport, told = sampled(run_of(seconds=0.1), plan, verifier_workers=2, verifier_cpus=0.5, rollout_workers=2, heartbeat_timeout_s=3)
+    found, transport, told = sampled(
+        run_of(seconds=0.1), plan, verifier_workers=2, verifier_cpus=0.5, rollout_workers=2, heartbeat_timeout_s=3
+    )
     assert found == expected and not told and transport.verifier_workers is not None
     assert transport.verifier_workers.num_lost == (how is not None)
     assert ("verifier worker j" in capfd.readouterr().err) == (how is not None)
@@ -399,9 +401,9 @@ train(RunConfig.model_validate_json(Path(sys.argv[1]).read_text()), out=Path(sys
 """
 
 
-def config_of(ahead: int, collectors: int, address: str) -> RunConfig:
+def config_of(ahead: int, rollout_workers: int, address: str) -> RunConfig:
     rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead}
-    cluster = {"rollout_workers": collectors, "address": address}
+    cluster = {"rollout_workers": rollout_workers, "address": address}
     return tiny_run(rollout=rollout, cluster=cluster, train={"steps": RUN_STEPS, "learning_rate": 1e-3}, eval={"tasks": 0})
 
 

@@ -1,4 +1,4 @@
-"""The driver over a pretended cluster: the same episodes whatever happens to collectors, and clear words where nothing can be done."""
+"""The driver over a pretended cluster: the same episodes whatever happens to rollout_workers, and clear words where nothing can be done."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def driven(transport: Pretended, told: list[str] | None = None, record: EventLog
 EXPECTED = [answered(draw, 7) for draw in draws()]
 
 
-@pytest.mark.parametrize("collectors", [1, 2, 5])
-def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
+@pytest.mark.parametrize("rollout_workers", [1, 2, 5])
+def test_the_episodes_are_the_same_whatever_happens(rollout_workers: int) -> None:
     for seed in range(60):
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
-        with driven(Pretended(seed, deaths=deaths), rollout_workers=collectors, speculative_fraction=backups) as driver:
+        with driven(Pretended(seed, deaths=deaths), rollout_workers=rollout_workers, speculative_fraction=backups) as driver:
             for _ in range(3):
                 driver.send_weights()
                 assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
@@ -155,7 +155,7 @@ def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> 
     assert len(told) == 1 and "is lost: completion 1 of task 1:0 does not begin with its partial episode; it is restarted" in told[0]
 
 
-def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:
+def test_a_unit_that_ends_its_rollout_workers_is_left_out_without_a_score() -> None:
     told = list[str]()
     found = driven(Pretended(bad={"1:2"}), told).collect(draws(), Sampling(), version=7)
     failed = [episode for episode in found if episode.stop_reason is StopReason.FAILED]
@@ -226,7 +226,7 @@ def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_e
 
 
 class Wrong(Pretended):
-    """The collectors of slot 1 compute wrongly."""
+    """The rollout_workers of slot 1 compute wrongly."""
 
     def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
         super().run_task(order, unit, sampling, label)
@@ -279,7 +279,13 @@ class Unlucky(Pretended):
 
 
 @pytest.mark.parametrize(
-    "how", [{"error": "the engine fell over", "stop_reason": StopReason.FAILED}, {"meta": {"truncated": "time"}}, {"meta": {"truncated": "overlong"}}], ids=str
+    "how",
+    [
+        {"error": "the engine fell over", "stop_reason": StopReason.FAILED},
+        {"meta": {"truncated": "time"}},
+        {"meta": {"truncated": "overlong"}},
+    ],
+    ids=str,
 )
 def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
     told, transport = list[str](), Unlucky()
@@ -290,7 +296,7 @@ def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> 
     assert not told and not figures["cluster/differing"] and figures["cluster/audited"] < 6
 
 
-def test_an_audit_of_a_unit_that_ends_its_collectors_leaves_it_out_once() -> None:
+def test_an_audit_of_a_unit_that_ends_its_rollout_workers_leaves_it_out_once() -> None:
     told = list[str]()
     found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
     assert [episode.group for episode in found if episode.stop_reason is StopReason.FAILED] == ["1:2"] * 2
@@ -310,7 +316,7 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
     )
 
 
-def test_an_audit_needs_two_collectors() -> None:
+def test_an_audit_needs_two_rollout_workers() -> None:
     with pytest.raises(ValidationError, match=r"audit is 0.1, but rollout_workers is 1"):
         ClusterConfig(audit=0.1)
 
@@ -423,8 +429,8 @@ def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> 
     assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
 
 
-@pytest.mark.parametrize("collectors", [1, 3])
-def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_happens(collectors: int) -> None:
+@pytest.mark.parametrize("rollout_workers", [1, 3])
+def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_happens(rollout_workers: int) -> None:
     """One thread waits, another asks and sends weights; every unit is sampled by the version that was the newest when it was asked."""
 
     def wait(begun: list[Any], found: list[list[Episode]]) -> None:
@@ -432,7 +438,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
     for seed in range(25):
         found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
-        with driven(Exact(seed, deaths=deaths), rollout_workers=collectors, speculative_fraction=0.5) as driver:
+        with driven(Exact(seed, deaths=deaths), rollout_workers=rollout_workers, speculative_fraction=0.5) as driver:
             begun = []
             for version in range(4):
                 driver.send_weights(WeightUpdate([version]))

@@ -1,4 +1,4 @@
-"""What the driver counts of its collectors: shares of the time of all of them, and what was lost, each since the last step."""
+"""What the driver counts of its rollout_workers: shares of the time of all of them, and what was lost, each since the last step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def test_shares_are_of_the_time_of_all_collectors_and_begin_again_with_each_step() -> None:
+def test_shares_are_of_the_time_of_all_rollout_workers_and_begin_again_with_each_step() -> None:
     clock = Clock()
     figures = ClusterMetrics(num_workers=2, clock=clock)
     figures.set_state("c0.0", "starting")

@@ -316,7 +316,7 @@ def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score(away: flo
 
 
 def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
-    """Its question may wait behind those of other collectors, or for a host that is started again, longer than a verification may take."""
+    """Its question may wait behind those of other rollout_workers, or for a host that is started again, longer than a verification may take."""
     config = tiny_run(
         env={"name": f"{__file__}:World"},
         rollout={"sampler": {"name": "scripted", "answers": ["4"]}, "verify_timeout_s": 0.4},

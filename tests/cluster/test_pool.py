@@ -208,7 +208,10 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
         (lambda pool: pool.add_version(0), "version 0 of the weights is not newer than 0"),
         (lambda pool: pool.add_worker("a", 0), "'a' was already added"),
         (lambda pool: pool.add_worker("b", 0, capacity=0), "capacity for 0 groups"),
-        (lambda pool: (pool.handle_ended(Dispatch("a", "g", 0, 1)), pool.add_version(1), pool.enqueue(["h"], 0)), "version 0 of the weights is gone"),
+        (
+            lambda pool: (pool.handle_ended(Dispatch("a", "g", 0, 1)), pool.add_version(1), pool.enqueue(["h"], 0)),
+            "version 0 of the weights is gone",
+        ),
     ],
 )
 def test_a_driver_that_errs_is_told(call: Any, words: str) -> None:
@@ -307,7 +310,9 @@ class History:
 
     def bury(self, name: str, *, blame: bool) -> None:
         gone = self.workers.pop(name)
-        self.said += [("handle_ended", order) for order in gone["holds"]] + ([("handle_loaded", gone["loading"])] if gone["loading"] else [])
+        self.said += [("handle_ended", order) for order in gone["holds"]] + (
+            [("handle_loaded", gone["loading"])] if gone["loading"] else []
+        )
         if blame:
             self.losses.update(order.group for order in gone["holds"])
 

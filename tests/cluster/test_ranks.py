@@ -1,4 +1,4 @@
-"""Two learning processes and collectors that sample for both: the run that one process makes."""
+"""Two learning processes and rollout_workers that sample for both: the run that one process makes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ GUIDED: dict[str, Any] = EVERYTHING | {"rollout": EVERYTHING["rollout"] | {"max_
 """Each batch depends on the answers to the one before."""
 
 
-@pytest.mark.parametrize(("way", "settings", "collectors"), [("cpu", PLAIN, 2), ("fsdp2", PLAIN, 2), ("cpu", GUIDED, 0)])
+@pytest.mark.parametrize(("way", "settings", "rollout_workers"), [("cpu", PLAIN, 2), ("fsdp2", PLAIN, 2), ("cpu", GUIDED, 0)])
 def test_the_main_process_samples_for_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settings: dict[str, Any], collectors: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settings: dict[str, Any], rollout_workers: int
 ) -> None:
     monkeypatch.setitem(WAYS, way, ["tests.cluster.nearby", *(["sharded"] if way == "fsdp2" else [])])
     alone, two, cut = tmp_path / "alone", tmp_path / "two", tmp_path / "cut"
     train(tiny_run(**settings, cluster={"rollout_workers": 0}), out=alone, console=Console(file=io.StringIO()))
-    recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": collectors, "max_restarts": 100})
+    recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": rollout_workers, "max_restarts": 100})
     done = launched(way, recipe, "--out", str(two), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 4
     alike(alone, two)
 
-    if way == "cpu" and collectors:
+    if way == "cpu" and rollout_workers:
         shutil.copytree(two, cut, symlinks=True)
         shutil.rmtree(cut / "checkpoints" / "step-000004")
         done = launched("cpu", recipe, "--out", str(cut), "--resume", "--verify")
@@ -49,7 +49,7 @@ def test_the_main_process_samples_for_two(
             assert (cut / name).read_bytes() == (two / name).read_bytes()
 
 
-def test_collectors_that_cannot_be_started_end_all_processes_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_workers_that_cannot_be_started_end_all_processes_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WAYS, "cpu", ["tests.cluster.nearby", "refused"])
     done = launched("cpu", recipe_at(tmp_path / "run.yaml", **PLAIN, cluster={}), "--out", str(tmp_path / "run"), timeout=120)
     assert done.returncode and done.stderr.count("error: no cluster answers") == 2, done.stderr[-3000:]

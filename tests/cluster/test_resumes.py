@@ -1,4 +1,4 @@
-"""A run that loses all its collectors resumes by itself, within a bound; and what it promises before it begins."""
+"""A run that loses all its rollout_workers resumes by itself, within a bound; and what it promises before it begins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mortal(InThisProcess):
 
 
 @pytest.mark.parametrize(("bad", "resumes"), [(2, 2), (3, 2), (1, 0)])
-def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
+def test_a_run_that_loses_all_rollout_workers_resumes_as_often_as_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: int, resumes: int
 ) -> None:
     monkeypatch.setattr(actors, "RayTransport", Mortal)
@@ -84,7 +84,14 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["same schedule: always", "same tokens: yes, where rollout workers", "same gradients: yes, from the same tokens, with 1 learning"]),
+        (
+            {},
+            [
+                "same schedule: always",
+                "same tokens: yes, where rollout workers",
+                "same gradients: yes, from the same tokens, with 1 learning",
+            ],
+        ),
         ({"train": {"steps": 1, "deterministic": False}}, ["same schedule: always", "same tokens: in distribution only", "up to rounding"]),
     ],
 )

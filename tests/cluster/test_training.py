@@ -1,4 +1,4 @@
-"""A whole run whose answers come from collectors: the same files to the bit, also when collectors are lost in the middle."""
+"""A whole run whose answers come from rollout_workers: the same files to the bit, also when rollout_workers are lost in the middle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PACKER = WeightPacker("whole", "float32")
 
 
 class InThisProcess:
-    """Real collectors without a cluster. One in five is lost before it says what it did."""
+    """Real rollout_workers without a cluster. One in five is lost before it says what it did."""
 
     lost, deltas = 0, 0
     verifier_workers = None
@@ -47,15 +47,15 @@ class InThisProcess:
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: WorkerSettings | EvalWorkerSettings) -> None:
         self.config, self.facts = config, facts
-        self.collectors, self.weights, self.work = dict[str, RolloutWorker](), WeightHistory(), list[Any]()
+        self.rollout_workers, self.weights, self.work = dict[str, RolloutWorker](), WeightHistory(), list[Any]()
         self.steps = dict[Any, int]()
 
     def start_worker(self, worker: str) -> None:
-        self.collectors[worker] = self.facts.build_worker(self.config)
+        self.rollout_workers[worker] = self.facts.build_worker(self.config)
         self.work.append(WorkerStarted(worker))
 
     def stop_worker(self, worker: str) -> None:
-        if (gone := self.collectors.pop(worker, None)) is not None:
+        if (gone := self.rollout_workers.pop(worker, None)) is not None:
             gone.close()
         self.work = [event for event in self.work if (event.worker if isinstance(event, WorkerStarted) else event.order.worker) != worker]
 
@@ -66,7 +66,7 @@ class InThisProcess:
         self.weights.keep_versions(versions)
 
     def load_weights(self, order: LoadWeights) -> int:
-        collector = self.collectors[order.worker]
+        collector = self.rollout_workers[order.worker]
         parcels = self.weights.get_updates(order.version, collector.version if collector.version >= 0 else None)
         InThisProcess.deltas += parcels[0].is_delta
         collector.load_weights(order.version, parcels)
@@ -78,7 +78,7 @@ class InThisProcess:
             self.steps[order.group] = int(unit[0].group.split(":")[0])
             before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, TaskEnded)]
             InThisProcess.early += any(step < self.steps[order.group] for step in before)
-        self.work.append(TaskEnded(order, *self.collectors[order.worker].collect(order.version, unit, sampling, label)))
+        self.work.append(TaskEnded(order, *self.rollout_workers[order.worker].collect(order.version, unit, sampling, label)))
 
     def cancel_task(self, order: Dispatch) -> None:
         raise AssertionError("no backups were asked for")
@@ -94,7 +94,7 @@ class InThisProcess:
         return [event]
 
     def close(self) -> None:
-        for worker in list(self.collectors):
+        for worker in list(self.rollout_workers):
             self.stop_worker(worker)
 
 
@@ -107,10 +107,10 @@ GUIDED = {"curriculum": {"key": "carries", "oversample": 3}}
 
 
 @pytest.mark.parametrize(("ahead", "more", "early"), [(0, {}, False), (1, {}, True), (2, {}, True), (1, GUIDED, False)])
-def test_a_run_is_the_same_with_collectors_that_are_lost(
+def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, more: dict[str, Any], early: bool
 ) -> None:
-    """Batches overlap in the collectors where none depends on the answers to the one before."""
+    """Batches overlap in the rollout_workers where none depends on the answers to the one before."""
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
     monkeypatch.setattr(InThisProcess, "early", 0)
@@ -118,8 +118,8 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
         "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead, "canary_fraction": 0.2, "max_rewarded_canaries": 99, **more},
         "train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 3},
     }  # fmt: skip
-    for collectors in (0, 2):
-        train(tiny_run(**settings, cluster={"rollout_workers": collectors, "max_restarts": 100}), out=tmp_path / str(collectors))
+    for rollout_workers in (0, 2):
+        train(tiny_run(**settings, cluster={"rollout_workers": rollout_workers, "max_restarts": 100}), out=tmp_path / str(rollout_workers))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
     assert bool(InThisProcess.early) == early
     metrics, times, losses = (list(read_jsonl(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "rollout_workers"))
@@ -131,7 +131,7 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_answers_in_parts_are_the_same_with_collectors_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     """What is there of an answer travels to whichever collector continues it, and half of the units are sampled twice and compared."""
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
@@ -153,7 +153,7 @@ def test_answers_in_parts_are_the_same_with_collectors_that_are_lost(tmp_path: P
 
 def test_what_cannot_be_sampled_in_parts_is_refused_before_a_collector_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*given: Any) -> Any:
-        raise AssertionError("collectors were started")
+        raise AssertionError("rollout_workers were started")
 
     monkeypatch.setattr(actors, "RayTransport", started)
     rollout = {"prompts_per_step": 4, "num_generations": 4, "partial_rollout_tokens": 2}
@@ -165,7 +165,8 @@ def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     settings = {
         "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 2},
-        "train": {"steps": 5, "learning_rate": 1e-3}, "log": {"save_every": 2, "save_total_limit": None}, "cluster": {"rollout_workers": 2, "max_restarts": 100},
+        "train": {"steps": 5, "learning_rate": 1e-3}, "log": {"save_every": 2, "save_total_limit": None},
+        "cluster": {"rollout_workers": 2, "max_restarts": 100},
     }  # fmt: skip
     train(tiny_run(**settings), out=tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
@@ -188,11 +189,11 @@ def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() 
 
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
-    for collectors in (0, 2):
-        cluster = {"rollout_workers": collectors, "max_restarts": 100, "weights": "delta"}
+    for rollout_workers in (0, 2):
+        cluster = {"rollout_workers": rollout_workers, "max_restarts": 100, "weights": "delta"}
         few: dict[str, Any] = {"eval": {"tasks": 0}, "rollout": {"prompts_per_step": 2, "num_generations": 4}, "sft_warmup": None}
         config = tiny_run(cluster=cluster, model={"config": MODEL, "dtype": "bfloat16"}, train={"steps": 3, "learning_rate": 1e-4}, **few)
-        train(config, out=tmp_path / str(collectors))
+        train(config, out=tmp_path / str(rollout_workers))
     assert InThisProcess.deltas and files(tmp_path / "0") == files(tmp_path / "2")
 
 

@@ -79,7 +79,7 @@ def test_the_bytes_of_a_whole_copy_are_not_copied_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_weights_travel_in_the_precision_that_collectors_compute_in(vectors: bool) -> None:
+def test_weights_travel_in_the_precision_that_rollout_workers_compute_in(vectors: bool) -> None:
     sent = model(dtype=torch.float32)
     got = convert_model(model(1, torch.float32), "bfloat16", converts_vectors=vectors)
     parcel = carried(WeightPacker("whole", "bfloat16", converts_vectors=vectors).pack(sent))
@@ -97,7 +97,7 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
         WeightPacker("delta", "bfloat16", bucket_bytes=500, full_copy_interval=5),
         WeightHistory(),
     )
-    versions, collectors, deltas = list[Any](), dict[int, tuple[int, Any]](), 0
+    versions, rollout_workers, deltas = list[Any](), dict[int, tuple[int, Any]](), 0
     for version in range(14):
         parcel = packer.pack(trainer)
         chain.add(version, carried(parcel))
@@ -106,13 +106,13 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
         chain.keep_versions({version, max(0, version - 2)})
         for number in range(3):
             if draw.random() < 0.3:
-                collectors.pop(number, None)
+                rollout_workers.pop(number, None)
             if draw.random() < 0.8:
                 asked = max(0, version - draw.randrange(3))
-                has, net = collectors.get(number, (None, model(9, vocabulary=500)))
+                has, net = rollout_workers.get(number, (None, model(9, vocabulary=500)))
                 apply_updates(net, chain.get_updates(asked, has))
                 assert same(net, versions[asked])
-                collectors[number] = (asked, net)
+                rollout_workers[number] = (asked, net)
         change(trainer, version)
     assert deltas == 11 and len(chain._updates) <= 7  # whole: 0, 5 and 10
 

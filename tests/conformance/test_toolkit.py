@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (defects stand in one line each)
+
 """The kit of tools passes our own, and finds each defect that it is for."""
 
 from __future__ import annotations

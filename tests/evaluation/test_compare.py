@@ -280,7 +280,10 @@ def test_a_conversation_is_exported_turn_by_turn(tmp_path: Path, capsys: pytest.
     said = json.loads(log.read_text("utf-8"))["samples"][0]["messages"]
     assert [(m["role"], m["content"]) for m in said] == [(m["role"], m["content"]) for m in [*line["prompt"], silence]]
 
-    rows = [json.dumps(row | ({"action_mask": [0] * len(row["action_mask"])} if row["index"] else {})) + "\n" for row in iter_rows(tmp_path / "a")]
+    rows = [
+        json.dumps(row | ({"action_mask": [0] * len(row["action_mask"])} if row["index"] else {})) + "\n"
+        for row in iter_rows(tmp_path / "a")
+    ]
     (tmp_path / "a" / "episodes.jsonl").write_text("".join(rows), "utf-8")
     assert run_command(["export", str(tmp_path / "a"), "--to", "trl-dataset"]) == 0
     assert "left out: 2 conversations whose turns cannot be read back" in capsys.readouterr().err

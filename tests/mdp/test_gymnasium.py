@@ -116,7 +116,9 @@ def test_make_vec(mode: Any) -> None:
         ids = observations["input_ids"]
         assert (ids[0] == ids[1]).all() and (ids[2] == ids[3]).all() and not (ids[1] == ids[2]).all()
         _, rewards, terminated, truncated, infos = envs.step(np.array([0, 9, 0, 9]))
-        assert terminated.tolist() == [True, False, True, False] and not truncated.any() and infos["is_scored"].tolist() == terminated.tolist()
+        assert (
+            terminated.tolist() == [True, False, True, False] and not truncated.any() and infos["is_scored"].tolist() == terminated.tolist()
+        )
         assert rewards.dtype == np.float64
     finally:
         envs.close()

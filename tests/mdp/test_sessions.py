@@ -232,7 +232,7 @@ def test_a_session_that_is_closed_while_a_thread_is_in_it_is_closed_when_the_thr
     inside, go = threading.Event(), threading.Event()
 
     def happens(step: str, task: Task, turn: int) -> None:
-        if step == "hear":
+        if step == "step":
             inside.set()
             assert go.wait(20)
 
@@ -257,7 +257,7 @@ def test_a_session_that_is_closed_while_it_is_opened_is_closed_too() -> None:
     inside, go = threading.Event(), threading.Event()
 
     def happens(step: str, task: Task, turn: int) -> None:
-        if step == "open":
+        if step == "new_session":
             inside.set()
             assert go.wait(20)
 
@@ -274,7 +274,7 @@ def test_a_session_that_is_closed_while_it_is_opened_is_closed_too() -> None:
 
 def test_ctrl_c_in_a_session_leaves_it_to_be_closed_once() -> None:
     def happens(step: str, task: Task, turn: int) -> None:
-        if step == "hear":
+        if step == "step":
             raise KeyboardInterrupt
 
     boards = Boards(happens=happens)

@@ -44,7 +44,7 @@ def scored(policy: Policy) -> tuple[Tensor, Tensor]:
     """Log-probabilities, and their gradient."""
     policy.zero_grad()
     logprobs = policy(ROWS.build_padded_batch([0, 1])).logprobs
-    logprobs.parse_sum().backward()
+    logprobs.sum().backward()
     return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 

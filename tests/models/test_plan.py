@@ -54,7 +54,7 @@ def test_weights_and_optimizer_are_those_of_a_learner() -> None:
     parts = {part.name: part.bytes for part in plan_memory(tiny_run(), torch.device("cpu"))}
     model = load_model(tiny_run().model, load_tokenizer(str(tiny_run().tokenizer)))
     optimizer = torch.optim.AdamW(model.parameters())
-    sum(p.parse_sum() for p in model.parameters()).backward()
+    sum(p.sum() for p in model.parameters()).backward()
     optimizer.step()
     moments = [x for entry in optimizer.state.values() for x in entry.values() if x.ndim]
     assert parts["weights"] == parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())

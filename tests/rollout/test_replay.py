@@ -270,7 +270,11 @@ def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> No
     report = replay_rows(env, rows)
     assert (report.episodes, report.mismatches, report.num_recorded_sessions, seen) == (20, 0, 20, []), report.details
     assert report.to_dict()["recorded"] == 20
-    asked = next(r for r in rows if r["session"]["step_results"] and not r["session"]["step_results"][0]["done"] and len(r["session"]["step_results"]) > 1)
+    asked = next(
+        r
+        for r in rows
+        if r["session"]["step_results"] and not r["session"]["step_results"][0]["done"] and len(r["session"]["step_results"]) > 1
+    )
     asked["session"]["step_results"][0]["messages"][0]["content"] += "9"
     assert replay_rows(env, rows).mismatches == 1
     env.close()

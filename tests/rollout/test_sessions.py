@@ -339,7 +339,13 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
 
     boards.verifier.verify_transcript = unsure  # type: ignore[method-assign]
     sampler: Sampler = Waves(answer="random") if waves else Erring(random.Random(seed), share)
-    options = {"verify_workers": workers, "session_workers": actors, "max_open_sessions": open_sessions, "sync_turns": sync_turns, "call_timeout_s": 0.15}
+    options = {
+        "verify_workers": workers,
+        "session_workers": actors,
+        "max_open_sessions": open_sessions,
+        "sync_turns": sync_turns,
+        "call_timeout_s": 0.15,
+    }
     began, seen = time.monotonic(), dict[int, Episode]()
     try:
         with rollout_of(boards, sampler, **options) as rollout:

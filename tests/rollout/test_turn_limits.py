@@ -85,7 +85,9 @@ def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | N
 def stepped(environment: Any, episode: Any, **limits: Any) -> str:
     env = TokenEnv(env=environment, tokenizer=TOKENS, **limits)
     timed = episode.meta.get("truncated") == "time"
-    return find_mismatch(env, "train", 3, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward, ended_by_time=timed)
+    return find_mismatch(
+        env, "train", 3, episode.tokens, episode.action_mask, episode.stop_reason.value, episode.reward, ended_by_time=timed
+    )
 
 
 def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None:
@@ -100,7 +102,12 @@ def test_a_turn_that_is_too_long_is_cut_and_the_conversation_continues() -> None
 
 def test_the_limits_of_the_turn_and_of_the_whole_answer_hold_together() -> None:
     episode = talked(Talk(), ["11111", "11111", "11111"], max_turn_tokens=4, max_new_tokens=6)
-    assert (sum(episode.action_mask), episode.stop_reason, episode.meta["truncated"], episode.turns) == (6, StopReason.TRUNCATED, "tokens", 2)
+    assert (sum(episode.action_mask), episode.stop_reason, episode.meta["truncated"], episode.turns) == (
+        6,
+        StopReason.TRUNCATED,
+        "tokens",
+        2,
+    )
     assert stepped(Talk(), episode, max_turn_tokens=4, max_new_tokens=6) == ""
 
 
@@ -116,7 +123,9 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     long = talked(Slow(), ["1", "2", "3"])
     short = talked(Slow(), ["1", "2", "3"], episode_timeout_s=0.2)
     assert (long.turns, long.meta["truncated"]) == (3, "turns")
-    assert (short.turns, short.meta["truncated"], short.stop_reason, short.text) == (2, "time", StopReason.TRUNCATED, "12"), "judged as it is"
+    assert (short.turns, short.meta["truncated"], short.stop_reason, short.text) == (2, "time", StopReason.TRUNCATED, "12"), (
+        "judged as it is"
+    )
     assert short.is_scored and stepped(Slow(), short) == ""
     wrong = TokenEnv(env=Slow(), tokenizer=TOKENS)
     other = [*short.tokens[:-2], 5, short.tokens[-1]]

@@ -1,4 +1,4 @@
-"""What limits a run with collectors, in words."""
+"""What limits a run with rollout_workers, in words."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def row(waits: float, sampling: float, idle: float, loading: float = 0.0, **more
         (
             row(0.62, 0.95, 0.05),
             1,
-            "collectors",
+            "rollout_workers",
             "waits for rollout workers 62% of the step, and they sample 95% of it: add rollout workers",
         ),
-        (row(0.62, 0.95, 0.05), 0, "collectors", "add rollout workers"),
+        (row(0.62, 0.95, 0.05), 0, "rollout_workers", "add rollout workers"),
         (row(0.60, 0.60, 0.40), 0, "turns", "the trainer waits 60% of the step, and rollout workers idle 40%: rollout.max_staleness=1"),
         (row(0.60, 0.60, 0.40), 1, "tail", "although they idle 40%: a few long tasks delay it; cluster."),
         (row(0.00, 0.60, 0.40), 1, "trainer", "rollout workers idle 40% of the step, because the trainer is slower"),
@@ -43,7 +43,7 @@ def test_the_limit_is_told_with_what_to_do(found: dict[str, Any], ahead: int, ki
     assert told[0] == kind and words in told[1]
 
 
-def test_long_steps_weigh_more_and_runs_without_collectors_have_no_limit() -> None:
+def test_long_steps_weigh_more_and_runs_without_rollout_workers_have_no_limit() -> None:
     long = row(0.9, 0.9, 0.1) | {"step_time": 90.0, "time/wait_for_batch": 81.0}
     assert "waits for rollout workers 82% of the step" in find_bottleneck([long, row(0.1, 0.9, 0.1)], 1)[1]
     assert find_bottleneck([{"step_time": 1.0}], 0) == find_bottleneck([], 0) == ("", "")

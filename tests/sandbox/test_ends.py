@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (programs stand in one line each)
+
 """The end of a program: a fact of the kernel's, within a deadline, and never anybody else's loss."""
 
 from __future__ import annotations
@@ -205,7 +205,9 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
 
 def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
     reference = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": {"memory_mb": 1 << 20}}
-    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(Task(user("x"), reference, id="t"), "```python\nprint(1)\n```")
+    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(
+        Task(user("x"), reference, id="t"), "```python\nprint(1)\n```"
+    )
     assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: E501, B006  (tables stand in one line a row)
+# ruff: noqa: B006  (tables stand in one line a row)
 """Schemas from signatures, strict arguments, one call at a time, and whose fault it is."""
 
 from __future__ import annotations

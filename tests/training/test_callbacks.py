@@ -58,7 +58,7 @@ def run(folder: Path, *callbacks: Callback, resume: bool = False, **changes: Any
 
 
 def test_a_callback_stops_a_run_which_is_saved_and_says_why(tmp_path: Path) -> None:
-    settings = {"algorithm": {"name": "dapo", "entropy_coef": 0.001}, "train": {"steps": 9}, "log": {"save_every": 5}}
+    settings: Any = {"algorithm": {"name": "dapo", "entropy_coef": 0.001}, "train": {"steps": 9}, "log": {"save_every": 5}}
     report, said = run(tmp_path / "a", StopEarly("entropy", 100.0), **settings)
     assert report.steps == 1 and report.status == "stopped: entropy is below 100" and "stopped: entropy is below 100 after 1 steps" in said
     assert len(list(read_jsonl(tmp_path / "a" / "metrics.jsonl"))) == 1

@@ -102,7 +102,7 @@ def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(t
     assert not any("KL" in title or title == "entropy" for title in panels)
 
 
-def test_a_run_with_collectors_shows_who_works_what_was_lost_and_what_limits_it(tmp_path: Path) -> None:
+def test_a_run_with_rollout_workers_shows_who_works_what_was_lost_and_what_limits_it(tmp_path: Path) -> None:
     folder = trained(tmp_path / "a", [episode()])
     shares = {"cluster/sampling": 0.9, "cluster/idle": 0.1, "cluster/loading": 0.0, "cluster/trainer": 0.3, "cluster/workers_lost": 1.0}
     times = [{"step": step, "step_time": 0.5, "time/wait_for_batch": 0.4, **shares} for step in (1, 2)]
@@ -114,7 +114,7 @@ def test_a_run_with_collectors_shows_who_works_what_was_lost_and_what_limits_it(
     assert panels["activity, fraction of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["rollout workers"] == {
         "cluster/workers_lost": [1.0, 1.0]
     }
-    assert (head["facts"]["collectors_lost"], head["facts"]["calls_given_up"]) == (2, 1) and "resumed" not in head["facts"]
+    assert (head["facts"]["rollout_workers_lost"], head["facts"]["calls_given_up"]) == (2, 1) and "resumed" not in head["facts"]
     assert head["facts"]["speed"] == "the trainer waits for rollout workers 80% of the step, and they sample 90% of it: add rollout workers"
 
 

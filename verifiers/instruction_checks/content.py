@@ -1,4 +1,4 @@
-# ruff: noqa: E501 -- rows of tables read better in lines
+
 """IFEval: keywords, language, lengths, letter case, punctuation, start and end."""
 
 from __future__ import annotations

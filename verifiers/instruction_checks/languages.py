@@ -1,4 +1,4 @@
-# ruff: noqa: E501 -- rows of tables read better in lines
+
 """Detect the language of a text by its script, and within a script by common words and letters. Deterministic, without a model."""
 
 from __future__ import annotations

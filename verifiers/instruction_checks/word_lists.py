@@ -1,4 +1,4 @@
-# ruff: noqa: E501 -- rows of tables read better in lines
+
 """Words and names that instructions count: stop words, pronouns, conjunctions, verbs, names, countries, capitals."""
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def component(*traits: str, compute_batch_stats: Function | None = None) -> Call
     ratio           a loss whose settings have no effect if every ratio is 1
     context         a loss that needs each token's id, completion and turn
 
-    `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as `x.batch_stats`.
+    `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
+    `x.batch_stats`.
     """
 
     def marked(function: Function) -> Function:

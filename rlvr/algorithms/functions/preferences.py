@@ -119,7 +119,9 @@ def compute_kto_advantages(
     weights: tuple[float, float],
     all_reduce: AllReduce = single_process_all_reduce,
 ) -> PreferenceAdvantages:
-    """Compute KTO: an answer is desirable if it scores at least `desirable_threshold`; `mismatched_rewards` has s of answers to other prompts."""
+    """Compute KTO: an answer is desirable if it scores at least `desirable_threshold`; `mismatched_rewards` has s of answers to other
+    prompts.
+    """
     added, count = all_reduce([math.fsum(mismatched_rewards), float(len(mismatched_rewards))])
     z = max(0.0, added / count) if count else 0.0
     [everyone] = all_reduce([float(sum(r is not None for group in rewards for r in group))])

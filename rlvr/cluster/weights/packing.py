@@ -208,12 +208,16 @@ def apply_updates(model: Any, updates: Iterable[WeightUpdate]) -> None:
             for part in bucket.parts:
                 if part.name not in places or describe_tensor(places[part.name]) != part.type_and_shape:
                     here = describe_tensor(places[part.name]) if part.name in places else "no such tensor"
-                    raise RlvrError(f"the weights that were sent are those of another model: {part.name} is {part.type_and_shape}, here {here}")
+                    raise RlvrError(
+                        f"the weights that were sent are those of another model: {part.name} is {part.type_and_shape}, here {here}"
+                    )
                 if part.num_changed:
                     _apply_changes(places[part.name], part)
                     continue
                 if part.offset != given[part.name] or part.offset + part.data.nbytes > places[part.name].nbytes:
-                    size = f"{part.data.nbytes:,} bytes from {part.offset:,} where byte {given[part.name]:,} of {places[part.name].nbytes:,}"
+                    size = (
+                        f"{part.data.nbytes:,} bytes from {part.offset:,} where byte {given[part.name]:,} of {places[part.name].nbytes:,}"
+                    )
                     raise RlvrError(f"the parts of {part.name} do not follow each other: {size} comes next")
                 given[part.name] += part.data.nbytes
                 desk = _copy_bytes(places[part.name], part, desk)

@@ -57,7 +57,9 @@ FORMATS: Mapping[str, ExportFormat] = {
     "skyrl": ExportFormat(
         "SkyRL", "0.4.0", {"$module.py": SKYRL}, "Import it in the entry point.", row_function="rlvr.integrations.skyrl:make_skyrl_row",
     ),
-    "ms-swift": ExportFormat("ms-swift", "4.6.0", {"$module.py": SWIFT}, "--external_plugins $module.py", row_function="rlvr.integrations.swift:make_swift_row"),
+    "ms-swift": ExportFormat(
+        "ms-swift", "4.6.0", {"$module.py": SWIFT}, "--external_plugins $module.py", row_function="rlvr.integrations.swift:make_swift_row"
+    ),
     "nemo-gym": ExportFormat(
         "NeMo-Gym", "0.4.0", {"$module.py": NEMO, "$module.yaml": SERVER}, "Put the folder into resources_servers/ and name $module.yaml.",
         row_function="rlvr.integrations.nemo_gym:make_nemo_row",

@@ -79,9 +79,9 @@ class CanaryTasks:
         """Raise CheckFailed if too many canaries were rewarded; `metrics` are those of the last step."""
         if (count := metrics.get("canary/rewarded_total", 0.0)) > self.max_rewarded:
             raise CheckFailed(
-                f"the verifier rewarded {count:.0f} answers to canary tasks, which cannot be solved (rollout.max_rewarded_canaries is {self.max_rewarded}), so it "
-                "has a loophole and the policy has found it. The answers are in canaries.jsonl of the run folder; repair the verifier "
-                "(`rlvr audit` finds more), and train again from a checkpoint before the first of them"
+                f"the verifier rewarded {count:.0f} answers to canary tasks, which cannot be solved "
+                f"(rollout.max_rewarded_canaries is {self.max_rewarded}), so it has a loophole and the policy has found it. "
+                "The answers are in canaries.jsonl of the run folder; repair the verifier (`rlvr audit` finds more), and train again from a checkpoint before the first of them"
             )
 
     def state_dict(self) -> dict[str, Any]:

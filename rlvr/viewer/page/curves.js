@@ -7,7 +7,7 @@ const LINES = {
   grad_norm: "before clipping", frac_reward_zero_std: "share of groups", step_time: "whole step", "time/sample": "sampling",
   "time/verify_wait": "waiting for verdicts", "time/update": "update", "turns/mean": "turns", "tools/calls": "calls", "tools/errors": "failed calls",
   reward_std: "standard deviation in a group", "eval/accuracy": "held-out accuracy", "staleness/mean": "mean",
-  "cluster/sampling": "collectors sample", "cluster/idle": "idle", "cluster/loading": "load weights", "cluster/trainer": "trainer trains",
+  "cluster/sampling": "rollout_workers sample", "cluster/idle": "idle", "cluster/loading": "load weights", "cluster/trainer": "trainer trains",
   "cluster/rollout_workers": "at work or ready", "cluster/workers_lost": "lost", "cluster/retries": "calls sampled again", "cluster/failures": "calls given up",
 };
 const FIRST = ["groups by share of right answers", "reward by part", "turns and calls per answer", "activity, fraction of a step"]; // of the small ones; the others keep their order

@@ -1,8 +1,8 @@
 """Collectors with vLLM engines: does a run with them learn, does it repeat itself, and is a stale engine refused? Needs Ray and vLLM.
 
-    python benchmarks/scale/vllm_collectors.py [--steps 10] [--collectors 2] [--staleness 1] [--runs 2] [--set a.b=c ...]
+    python benchmarks/scale/vllm_rollout_workers.py [--steps 10] [--rollout_workers 2] [--staleness 1] [--runs 2] [--set a.b=c ...]
 
-Trains a small model on easy sums, with `{name: vllm, placement: colocated}` inside each of two collectors on a local cluster of two nodes:
+Trains a small model on easy sums, with `{name: vllm, placement: colocated}` inside each of two rollout_workers on a local cluster of two nodes:
 engine and rollout in one process, weights loaded in place and checked by the sampler's own probe. The run is done twice, and its episodes
 are compared token by token. One JSON line for each run: the reward of each step, the ages of the tokens, what a collector says that is
 asked for another version than it has. The bar: no failed episode, the refusal, and the reward of the last three steps above that of the
@@ -50,7 +50,7 @@ def recipe(args: argparse.Namespace) -> dict[str, Any]:
         "algorithm": {"name": "grpo"},
         "train": {"steps": args.steps, "learning_rate": 3e-4, "minibatches_per_step": 8},
         "eval": {"tasks": 16},
-        "cluster": {"rollout_workers": args.collectors, "startup_timeout_s": 300},
+        "cluster": {"rollout_workers": args.rollout_workers, "startup_timeout_s": 300},
     }
 
 
@@ -141,7 +141,7 @@ def compared(one: Path, other: Path) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--collectors", type=int, default=2)
+    parser.add_argument("--rollout_workers", type=int, default=2)
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the recipe")
