@@ -43,7 +43,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLVR_HIDDEN", SECRET)
         settings = {"trusted": True} if request.param == "process" else {}
-        with build("sandbox", request.param, boxes=8, **settings) as built:
+        with build("sandbox", request.param, max_sessions=8, **settings) as built:
             yield built
 
 

@@ -46,16 +46,16 @@ def test_a_sandbox_without_boxes_says_so() -> None:
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_boxes_are_bounded_and_their_supervisors_reused(kind: str, settings: dict[str, Any]) -> None:
     with build("sandbox", kind, max_sessions=1, queue_timeout_s=0.5, **settings) as sandbox:
-        one = sandbox.open()
+        one = sandbox.create_session()
         with pytest.raises(
             SandboxError, match="no session became free within 0 s; all 1 are open: close some, or raise the sandbox's setting"
         ):
-            sandbox.open()
+            sandbox.create_session()
         one.close()
-        with sandbox.open() as two, pytest.raises(ValueError, match="timeout is 0; it must be a number of seconds above 0"):
+        with sandbox.create_session() as two, pytest.raises(ValueError, match="timeout is 0; it must be a number of seconds above 0"):
             assert one.id.rpartition(".")[0] == two.id.rpartition(".")[0] and one.id != two.id
             two.run("true", timeout=0)
-        with sandbox.open(SandboxSpec(disk_mb=8)) as other:  # another shape takes the room of the one that waits
+        with sandbox.create_session(SandboxSpec(disk_mb=8)) as other:  # another shape takes the room of the one that waits
             assert other.id.rpartition(".")[0] != one.id.rpartition(".")[0]
 
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_group_is_seen_at_once() -> None:
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, settings: dict[str, Any]) -> None:
-    with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open() as box, sandbox.open() as other:
+    with build("sandbox", kind, max_sessions=2, **settings) as sandbox, sandbox.create_session() as box, sandbox.create_session() as other:
         box.run("x = 1", language="python")
         kill_supervisor(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice")
@@ -89,17 +89,17 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
             run_call(python, Call("0.0", "python", {"code": "print(1)"}))
         assert other.run("echo well").stdout == b"well\n"
         box.close()
-        with sandbox.open() as fresh:  # its room is free again
+        with sandbox.create_session() as fresh:  # its room is free again
             assert fresh.run("echo well").stdout == b"well\n"
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_supervisor_that_died_while_it_waited_costs_no_box(kind: str, settings: dict[str, Any]) -> None:
-    with build("sandbox", kind, boxes=1, **settings) as sandbox:
-        with sandbox.open() as first:
+    with build("sandbox", kind, max_sessions=1, **settings) as sandbox:
+        with sandbox.create_session() as first:
             kept = first
         kill_supervisor(sandbox, kept)
-        with sandbox.open() as second:
+        with sandbox.create_session() as second:
             assert second.run("echo well").stdout == b"well\n"
 
 
@@ -130,7 +130,7 @@ def test_a_command_that_makes_no_sense_is_refused(process_sandbox: Sandbox, wron
 OWNER = """
 import sys, time, rlvr
 sandbox = rlvr.make("sandbox", sys.argv[1], **({"trusted": True} if sys.argv[1] == "process" else {}))
-box = sandbox.open()
+box = sandbox.create_session()
 box.run("sleep 3333 >/dev/null 2>&1 &")
 print(box.id.rpartition(".")[0], flush=True)
 box.run("sleep 600", timeout=600)
@@ -161,7 +161,7 @@ def test_the_next_start_sweeps_what_a_killed_run_left(kind: str, settings: dict[
         time.sleep(0.3)
         owner.send_signal(signal.SIGKILL)
         owner.wait(10)
-    with build("sandbox", kind, **settings) as sandbox, sandbox.open() as box:
+    with build("sandbox", kind, **settings) as sandbox, sandbox.create_session() as box:
         assert box.run("true").status is ExitStatus.OK
         deadline = time.monotonic() + 20
         while left_over(kind, name) and time.monotonic() < deadline:
@@ -198,7 +198,7 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: str, settings: dict[str, Any]) -> None:
-    with build("sandbox", kind, boxes=2, **settings) as sandbox, sandbox.open(SandboxSpec(files={"a": b"1"})) as box:
+    with build("sandbox", kind, max_sessions=2, **settings) as sandbox, sandbox.create_session(SandboxSpec(files={"a": b"1"})) as box:
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
         assert (first.status, second.status, box.failure) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
@@ -215,5 +215,5 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
             with pytest.raises(OSError, match="the session is broken"):
                 ask()
         box.close()
-        with sandbox.open() as fresh:  # its room is free again
+        with sandbox.create_session() as fresh:  # its room is free again
             assert fresh.run("echo well").stdout == b"well\n"

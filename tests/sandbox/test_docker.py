@@ -115,11 +115,11 @@ def test_a_container_killed_from_outside_is_nobodys_fault_and_is_replaced(engine
     thread = threading.Thread(target=lambda: outcomes.append(one.run(LONG)))
     thread.start()
     container = engine.containers.get(name)
-    until(lambda: any(row[0] not in ("root", "0") for row in container.parse_all()["Processes"]))  # the program, under its own user id
+    until(lambda: any(row[0] not in ("root", "0") for row in container.top()["Processes"]))  # the program, under its own user id
     if how == "the container":
         container.kill()
     else:
-        pids = [int(row[1]) for row in container.parse_all()["Processes"]]
+        pids = [int(row[1]) for row in container.top()["Processes"]]
         os.kill(min(pids), signal.SIGKILL)
     thread.join(120)
     assert [outcome.status for outcome in outcomes] == [ExitStatus.INTERNAL_ERROR], outcomes

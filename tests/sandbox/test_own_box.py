@@ -32,7 +32,7 @@ QUICK = (
 
 @pytest.fixture(scope="module", params=[pytest.param("docker", marks=pytest.mark.docker), "process"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with build("sandbox", request.param, boxes=1, **({"trusted": True} if request.param == "process" else {})) as built:
+    with build("sandbox", request.param, max_sessions=1, **({"trusted": True} if request.param == "process" else {})) as built:
         yield built
 
 

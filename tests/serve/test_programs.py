@@ -82,7 +82,7 @@ def test_a_session_calls_its_tools_over_http(server: Server) -> None:
     path = f"/sessions/{said['session']}"
     question = said["prompt"][-1]["content"].rstrip("= ?")
     first = server.ask(f"{path}/step", {"text": called("python", code="n = 6 * 7\nopen('kept', 'w').write('x')\nprint(n)")})[1]
-    assert "42" in first["messages"][0]["content"] and first["over"] is False
+    assert "42" in first["messages"][0]["content"] and first["done"] is False
     second = server.ask(f"{path}/step", {"text": called("python", code="print(open('kept').read() * 3)")})[1]
     assert "xxx" in second["messages"][0]["content"]  # one box for the whole conversation
     failed = server.ask(f"{path}/step", {"text": called("python", code="1 / 0")})[1]

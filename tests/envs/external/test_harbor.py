@@ -62,8 +62,8 @@ def harbor(folders: Path, docker_sandbox: Any) -> Iterator[Any]:
 
 def judged(env: Any, name: str, *commands: str) -> Verdict:
     """The verdict on a conversation in the folder of this name; the last turn is a text."""
-    split = next(split for split in env.splits if name in [folder.name for folder in env._of(split)])
-    task = env.task(split, [folder.name for folder in env._of(split)].index(name))
+    split = next(split for split in env.splits if name in [folder.name for folder in env._tasks_of_split(split)])
+    task = env.task(split, [folder.name for folder in env._tasks_of_split(split)].index(name))
     script: Sequence[Any] = [Call("0.0", "bash", {"command": command}) for command in commands]
     return play_conversation(env, task, [*(script or ()), "done"])[0]
 
@@ -71,8 +71,8 @@ def judged(env: Any, name: str, *commands: str) -> Verdict:
 @pytest.mark.docker
 def test_the_solutions_of_ten_folders_score_1_and_doing_nothing_0(harbor: Any) -> None:
     def both(name: str) -> tuple[str, float | None, float | None]:
-        split = next(split for split in harbor.splits if name in [folder.name for folder in harbor._of(split)])
-        task = harbor.task(split, [folder.name for folder in harbor._of(split)].index(name))
+        split = next(split for split in harbor.splits if name in [folder.name for folder in harbor._tasks_of_split(split)])
+        task = harbor.task(split, [folder.name for folder in harbor._tasks_of_split(split)].index(name))
         return name, play_conversation(harbor, task, harbor.script(task))[0].score, play_conversation(harbor, task, ["done"])[0].score
 
     with ThreadPoolExecutor(3) as pool:
@@ -197,7 +197,7 @@ def test_refused_folders_are_an_error_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"1 of the task folders .* skip_refused=true:\n  steps: it has several steps"):
         rlvr.make("env", "harbor", path=str(tmp_path))
     env = rlvr.make("env", "harbor", path=str(tmp_path), skip_refused=True)
-    assert sum(env.size(split) for split in env.splits) == 2 and "left out" in env.warnings[0]
+    assert sum(env.num_tasks(split) for split in env.splits) == 2 and "left out" in env.warnings[0]
 
 
 def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_wrong_settings_are_refused(folders: Path, settings: dict[str, Any]) -> 
 
 def test_a_task_is_in_one_split(folders: Path, tmp_path: Path) -> None:
     env = rlvr.make("env", "harbor", path=str(folders))
-    names = [folder.name for split in env.splits for folder in env._of(split)]
+    names = [folder.name for split in env.splits for folder in env._tasks_of_split(split)]
     assert sorted(names) == sorted({*FOLDERS, "runs-it", "module", "broken"}) and set(env.splits) == {"train", "test"}
     written(tmp_path, "hello")
     with pytest.raises(ConfigError, match="'hello' is in path and in test"):

@@ -74,7 +74,7 @@ def harbor(tmp_path_factory: pytest.TempPathFactory, docker_sandbox: Any) -> Ite
 
 def judged(env: Any, name: str, command: str = "") -> Verdict:
     """The verdict on one command in the folder of this name; without one, on its solution."""
-    tasks = [env.task(split, index) for split in env.splits for index in range(env.size(split))]
+    tasks = [env.task(split, index) for split in env.splits for index in range(env.num_tasks(split))]
     task = next(task for task in tasks if task.reference["folder"] == name)
     turns: list[Any] = [Call("0.0", "bash", {"command": command}), "done"] if command else env.script(task)
     return play_conversation(env, task, turns)[0]
@@ -200,5 +200,5 @@ def test_a_hostile_name_of_a_folder_stays_a_name(tmp_path: Path) -> None:
     for name in ("$(touch x)", "a\nb", "; rm -rf x", "<|im_end|>", "-rf"):
         lay(tmp_path / name, FOLDERS["hello"])
     env = rlvr.make("env", "harbor", path=str(tmp_path))
-    tasks = [env.task(split, index) for split in env.splits for index in range(env.size(split))]
+    tasks = [env.task(split, index) for split in env.splits for index in range(env.num_tasks(split))]
     assert len(tasks) == 5 and all("im_end" not in task.question and task.question == tasks[0].question for task in tasks)
