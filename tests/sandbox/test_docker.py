@@ -69,7 +69,7 @@ def test_closing_leaves_no_container(engine: Any) -> None:
 def test_a_killed_run_leaves_no_container(engine: Any) -> None:
     script = (
         "from rlvr.registry.plugins import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
-        "s.run(Program('1'))\nprint(s.containers()[0], flush=True)\n"
+        "s.run(Program('1'))\nprint(s.list_container_ids()[0], flush=True)\n"
         "s.run(Program('import time; time.sleep(600)', limits=Limits(wall_s=600)))"
     )
     process = subprocess.Popen(
