@@ -292,12 +292,12 @@ def test_no_setting_opens_the_container() -> None:
 
 
 class Fake:
-    runs = 0
+    num_requests = 0
 
     def __init__(self) -> None:
         self.closed, self.living = False, True
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.living
 
     def close(self) -> None:
@@ -311,20 +311,20 @@ def pool(size: int, seconds: float = 60) -> Any:
 
 def test_a_pool_serves_first_come_first_served() -> None:
     shared = pool(1)
-    first = shared.take()
+    first = shared.acquire()
     order: list[int] = []
 
     def wait(number: int) -> None:
-        channel = shared.take()
+        channel = shared.acquire()
         order.append(number)
-        shared.give(channel, sound=True)
+        shared.release(channel, is_healthy=True)
 
     threads = []
     for number in range(5):
         threads.append(threading.Thread(target=wait, args=(number,)))
         threads[-1].start()
-        until(lambda count=number + 1: len(shared._line) == count)  # type: ignore[misc]
-    shared.give(first, sound=True)
+        until(lambda count=number + 1: len(shared._waiters) == count)  # type: ignore[misc]
+    shared.release(first, is_healthy=True)
     for thread in threads:
         thread.join(30)
     assert order == [0, 1, 2, 3, 4]
@@ -332,28 +332,28 @@ def test_a_pool_serves_first_come_first_served() -> None:
 
 def test_a_pool_replaces_what_broke_and_says_when_all_are_busy() -> None:
     shared = pool(1, 0.05)
-    broken = shared.take()
+    broken = shared.acquire()
     with pytest.raises(SandboxError, match="busy"):
-        shared.take()
-    shared.give(broken, sound=False)
-    fresh = shared.take()
+        shared.acquire()
+    shared.release(broken, is_healthy=False)
+    fresh = shared.acquire()
     assert broken.closed and fresh is not broken and not fresh.closed
     shared.close()
-    shared.give(fresh, sound=True)
+    shared.release(fresh, is_healthy=True)
     assert fresh.closed
     with pytest.raises(SandboxError, match="closed"):
-        shared.take()
+        shared.acquire()
 
 
 def test_a_pool_lends_nothing_that_died_in_the_meantime() -> None:
     shared = pool(2)
-    first, second = shared.take(), shared.take()
+    first, second = shared.acquire(), shared.acquire()
     for channel in (first, second):
-        shared.give(channel, sound=True)
-        channel.live_inits = False
-    third, fourth = shared.take(), shared.take()
+        shared.release(channel, is_healthy=True)
+        channel.living = False
+    third, fourth = shared.acquire(), shared.acquire()
     assert first.closed and second.closed and {third, fourth}.isdisjoint({first, second})
-    assert set(shared.live_inits()) == {third, fourth}
+    assert set(shared.list_supervisors()) == {third, fourth}
 
 
 def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:
@@ -363,4 +363,4 @@ def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:
     shared: Any = SupervisorPool(fail, 1, 1)
     for _ in range(3):
         with pytest.raises(SandboxError, match="no engine"):
-            shared.take()
+            shared.acquire()

@@ -200,7 +200,7 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
     for name, settings in (("process", {"trusted": True}), ("docker", {})):
         with build("sandbox", name, **settings) as sandbox:
             outcome = sandbox.run(program)
-            assert outcome.status is ExitStatus.INTERNAL_ERROR and outcome.is_headline_withheld and word in outcome.reason, outcome
+            assert outcome.status is ExitStatus.INTERNAL_ERROR and outcome.unsupported and word in outcome.reason, outcome
 
 
 def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:

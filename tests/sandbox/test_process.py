@@ -279,7 +279,7 @@ def test_a_limit_above_the_sandbox_is_said_and_not_scored(process_sandbox: Sandb
 def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
     with build("sandbox", "process", trusted=True, processes=1) as sandbox:
         assert sandbox.run(Program("print(1)")).status is ExitStatus.OK
-        process = sandbox._pool.live_inits()[0]._process
+        process = sandbox._pool.list_supervisors()[0]._process
         timer = threading.Timer(0.5, process.kill)
         timer.start()
         outcome = sandbox.run(Program("import time\ntime.sleep(60)", limits=Limits(wall_s=60)))
@@ -314,7 +314,7 @@ def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> Non
     script = (
         "import os, signal\nfrom rlvr.registry.plugins import build\nfrom rlvr.contracts import Program\n"
         "s = build('sandbox', 'process', trusted=True, processes=1)\ns.run(Program('open(\"x\", \"w\").write(\"y\")'))\n"
-        "print(s._pool.living()[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "print(s._pool.list_supervisors()[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
@@ -340,7 +340,7 @@ def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> Non
 def test_closing_leaves_no_process_behind() -> None:
     with build("sandbox", "process", trusted=True, processes=1) as sandbox:
         sandbox.run(Program("print(1)"))
-        folder, pid = sandbox._pool.live_inits()[0]._folder, sandbox._pool.live_inits()[0]._process.pid
+        folder, pid = sandbox._pool.list_supervisors()[0]._folder, sandbox._pool.list_supervisors()[0]._process.pid
     assert not os.path.exists(folder)
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{pid}"):

@@ -106,7 +106,11 @@ class TaskFolderVerifier(Verifier):
             if (ended := _parse_report(outcome)) is None:
                 said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
                 return RewardReport(None, f"the tests were stopped ({outcome.reason or outcome.status.value}{said and ': '}{said})"[:300])
-            seen = {"strays": ended["strays"], "exit": ended["exit"], "touched": frozenset(ended["touched"])}
+            seen: dict[str, Any] = {
+                "num_strays": ended["strays"],
+                "exit_code": ended["exit"],
+                "changed_files": frozenset(ended["touched"]),
+            }
             if folder.task_format == "terminal-bench":
                 return replace(parse_pytest_summary(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), **seen)
             return replace(_read_reward(box), num_writes=ended["changes"], **seen)

@@ -73,7 +73,7 @@ def test_the_solutions_of_ten_folders_score_1_and_doing_nothing_0(harbor: Any) -
     def both(name: str) -> tuple[str, float | None, float | None]:
         split = next(split for split in harbor.splits if name in [folder.name for folder in harbor._tasks_of_split(split)])
         task = harbor.task(split, [folder.name for folder in harbor._tasks_of_split(split)].index(name))
-        return name, play_conversation(harbor, task, harbor.script(task))[0].score, play_conversation(harbor, task, ["done"])[0].score
+        return name, play_conversation(harbor, task, harbor.oracle_turns(task))[0].score, play_conversation(harbor, task, ["done"])[0].score
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(both, FOLDERS)) == [(name, 1.0, 0.0) for name in FOLDERS]

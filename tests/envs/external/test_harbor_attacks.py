@@ -76,7 +76,7 @@ def judged(env: Any, name: str, command: str = "") -> Verdict:
     """The verdict on one command in the folder of this name; without one, on its solution."""
     tasks = [env.task(split, index) for split in env.splits for index in range(env.num_tasks(split))]
     task = next(task for task in tasks if task.reference["folder"] == name)
-    turns: list[Any] = [Call("0.0", "bash", {"command": command}), "done"] if command else env.script(task)
+    turns: list[Any] = [Call("0.0", "bash", {"command": command}), "done"] if command else env.oracle_turns(task)
     return play_conversation(env, task, turns)[0]
 
 
