@@ -13,9 +13,9 @@ from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
 
-def match_exactly(answer: str, reference: str) -> bool:
-    """Return whether the answer is the reference, character by character: the function of the verifier's own examples."""
-    return answer == reference
+def match_exactly(answer: str, reference: str | None) -> bool | None:
+    """Return whether the answer is the reference, character by character, or None without one: the function of the verifier's own examples."""
+    return None if reference is None else answer == reference
 
 
 class FunctionVerifier(Verifier):
@@ -57,8 +57,8 @@ class FunctionVerifier(Verifier):
         returned = self._call(text, task.reference, task.question, task.meta)
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         low, high = self.score_range
-        if value is None:
-            return Verdict(None, f"{self.name} returned None", fault=Fault.INFRA)
+        if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
+            return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
             return Verdict(None, f"{self.name} returned {value!r:.80}; it must return a number, True, False or None", fault=Fault.INFRA)
         number = float(value)

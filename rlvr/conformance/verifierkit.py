@@ -60,7 +60,7 @@ class _VerifierKit:
     def check_examples(self) -> str:
         if any(example.correct and example.incorrect for example in self.examples):
             return ""
-        return "`examples` has none with a right and a wrong answer; add Example(reference=..., right=(...), wrong=(...))"
+        return "`examples` has none with a right and a wrong answer; add Example(reference=..., correct=(...), incorrect=(...))"
 
     def check_correct_answers(self) -> str:
         return first_problem(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)

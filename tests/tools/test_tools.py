@@ -1,4 +1,3 @@
-
 """Our own tools, each with what it is for and what it must refuse."""
 
 from __future__ import annotations
@@ -257,8 +256,6 @@ def test_search_without_its_package_says_which(texts: Path, monkeypatch: pytest.
 
 
 def test_searching_does_not_load_numba_beside_an_engine() -> None:
-    code = (
-        "import sys; from rlvr.tools.search import _import_bm25s; _bm25s(); print([m for m in ('numba', 'llvmlite') if m in sys.modules])"
-    )
+    code = "import sys; from rlvr.tools.search import _import_bm25s; _import_bm25s(); print([m for m in ('numba', 'llvmlite') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
