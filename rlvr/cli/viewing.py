@@ -31,7 +31,7 @@ def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, f
         return
     told: set[str] = set()
 
-    def tell(url: str, written: WrittenPage) -> None:
+    def print_update(url: str, written: WrittenPage) -> None:
         if not told:
             told.add(url)
             screen.make_stdout_console().print(
@@ -40,7 +40,7 @@ def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, f
         _print_written(written, many=many)
 
     last = (
-        serve_index(first, out, port=port, on_written=tell) if many else serve_run(runs, out, against=against, port=port, on_written=tell)
+        serve_index(first, out, port=port, on_written=print_update) if many else serve_run(runs, out, against=against, port=port, on_written=print_update)
     )
     _print_written(last, many=many)
 

@@ -21,7 +21,7 @@ LIMIT_DESCRIPTIONS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("
 class ConfigKey:
     """One key of a section.
 
-    >>> Key("seed", "0", "The seed of all randomness.", "at least 0").name
+    >>> ConfigKey("seed", "0", "The seed of all randomness.", "at least 0").name
     'seed'
     """
 

@@ -59,7 +59,7 @@ def _set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any
 def parse_exponents(value: Any) -> Any:
     """Turn strings such as `1e-5` into numbers: YAML 1.1 reads them as text.
 
-    >>> number({"learning_rate": "1e-5"})
+    >>> parse_exponents({"learning_rate": "1e-5"})
     {'learning_rate': 1e-05}
     """
     if isinstance(value, dict):

@@ -62,7 +62,7 @@ def _get_subsection(model: Any, name: str) -> Any:
 def normalize_plugin(value: Any) -> Any:
     """Normalize a plugin in a configuration to a mapping; a bare name means default settings.
 
-    >>> named("grpo")
+    >>> normalize_plugin("grpo")
     {'name': 'grpo'}
     """
     if isinstance(value, str):

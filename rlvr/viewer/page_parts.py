@@ -147,7 +147,7 @@ def _collect_texts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Collect the texts of an episode: the available fields of the answer, the prompt and the verdict."""
     verdict = row["verdict"] or {}
     found = {name: row.get(name) for name in ("text", "prompt", "reference", "reasoning", "error", "reward", "turns", "policy_version")}
-    found |= {name: verdict.get(name) for name in ("reason", "parts", "detail")}
+    found |= {name: verdict.get(name) for name in ("reason", "components", "detail")}
     found["talk"] = build_conversation(row.get("session") or {})
     return {name: value for name, value in found.items() if value not in (None, "", {}, [])}
 

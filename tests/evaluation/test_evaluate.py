@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,12 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import rlvr.samplers.scripted as scripted
-serve = scripted.Scripted.serve
+serve = scripted.ScriptedSampler.serve
 def slow(self, feed, sampling):
     for pair in serve(self, feed, sampling):
         time.sleep(0.02)
         yield pair
-scripted.Scripted.serve = slow
+scripted.ScriptedSampler.serve = slow
 from rlvr.evaluation.evaluate import evaluate
 evaluate("tests/fixtures/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=Path(sys.argv[1]))
 """
@@ -289,7 +290,7 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     sizes: list[int] = []
 
     class Company(ScriptedSampler):
-        info = SamplerInfo(eval_batch_size=64)
+        info = replace(ScriptedSampler.info, eval_batch_size=64)
 
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))

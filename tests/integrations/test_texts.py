@@ -137,7 +137,7 @@ def test_a_conversation_with_replies() -> None:
         assert talk.step_text("7") == []
         assert talk.done and talk.get_verdict().score == 1.0
         with pytest.raises(EnvError, match="is over"):
-            talk.say("8")
+            talk.step_text("8")
 
 
 def test_a_conversation_with_tools_in_text() -> None:

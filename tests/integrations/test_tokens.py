@@ -48,12 +48,12 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     with Rollout(mdp, sampler=sampler) as rollout:
         (expected,) = rollout.collect([RolloutRequest(env.task("train", 7), "g", 0)], Sampling(stop_ids=mdp.tokenizer.stop_ids))
     assert (row.prompt_ids + row.response_ids, row.verdict) == (expected.tokens, expected.verdict)
-    assert [bool(own) for own in row.mask] == expected.action_mask[len(row.prompt_ids) :]
+    assert [bool(own) for own in row.action_mask] == expected.action_mask[len(row.prompt_ids) :]
     assert row.verdict.score == (1.0 if name != "first" else float(env.task("train", 7).reference == "3"))
-    said = [token for token, own in zip(row.response_ids, row.mask, strict=True) if own]
+    said = [token for token, own in zip(row.response_ids, row.action_mask, strict=True) if own]
     assert said == [token for turn in engine.turns[: row.turns] for token in turn]
-    assert all((p != 0.0) == bool(own) for p, own in zip(row.logprobs, row.mask, strict=True))
-    assert engine.asked[0] == row.prompt_ids and episode.end is StopReason.TERMINATED
+    assert all((p != 0.0) == bool(own) for p, own in zip(row.logprobs, row.action_mask, strict=True))
+    assert engine.asked[0] == row.prompt_ids and episode.stop_reason is StopReason.TERMINATED
     player.close()
     assert not Watched.alive
 
@@ -71,7 +71,7 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
 def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engine, words: str) -> None:
     player = make_player(env, tokenizer(), max_length=LONGEST, call_timeout_s=0.2)
     row, episode = play(player, engine)
-    assert (row.verdict.score, row.verdict.fault, episode.end) == (None, Fault.INFRA, StopReason.FAILED)
+    assert (row.verdict.score, row.verdict.fault, episode.stop_reason) == (None, Fault.INFRA, StopReason.FAILED)
     assert words in row.verdict.reason
     assert row.response_ids, "trainers take no empty answers"
     player.close()

@@ -365,7 +365,7 @@ def test_no_row_holds_a_reference() -> None:
     class Secret(First):
         def task(self, split: str, index: int) -> Any:
             task = super().task(split, index)
-            return type(task)(task.id, task.prompt, "canary-4711", {"also": "canary-4711"})
+            return type(task)(task.prompt, "canary-4711", id=task.id, meta={"also": "canary-4711"})
 
     makers = [verl.make_verl_row, openrlhf.make_openrlhf_row, skyrl.make_skyrl_row, swift.make_swift_row, nemo_gym.make_nemo_row]
     rows = [make(Secret(), "train", 1) for make in makers] + make_rows(Secret(), "train", 1)

@@ -242,7 +242,7 @@ def test_tasks_that_cannot_be_told_apart_are_refused() -> None:
     class Same2(Twice):
         def task(self, split: str, index: int) -> Any:
             task = super().task(split, index)
-            return type(task)(task.id, super().task(split, 0).prompt, task.reference)
+            return type(task)(super().task(split, 0).prompt, task.reference, id=task.id)
 
     with pytest.raises(ConfigError, match="have the same prompt"):
         RolloutFunction(Same2(verifier=Same()), make_rows(Same2(), "train", 2))

@@ -20,7 +20,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, StepReward, Task, Verdict, user
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, Sums
 from tests.serve.served import VERIFIERS, Server, served, until
@@ -110,6 +110,14 @@ def test_a_request_is_repeated_with_its_key_and_refusals_are_waited_for() -> Non
         assert len(seen.asked) == 3 and len(keys) == 1
         verifier.verify(task(), "4")
         assert seen.headers[-1]["Idempotency-Key"] not in keys
+
+
+def test_components_and_step_rewards_arrive() -> None:
+    """A verdict has the same fields there and here."""
+    verdict = Verdict(0.75, "half", {"a": 0.5, "b": 1.0}, step_rewards=(StepReward(0.25, 0), StepReward(0.5, 1)), detail={"n": 1})
+    line = {"index": 0, "id": "t", **verdict.to_dict()}
+    with endpoint(lambda *_: (200, line)) as seen, build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0) as verifier:
+        assert verifier.verify(task(), "4") == verdict
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_sessions_open_hear_and_close(server: Server) -> None:
     for _ in range(opened["max_turns"]):
         guess = (low + high) // 2
         _, heard = server.ask(f"{path}/step", {"text": str(guess)})
-        if heard["over"]:
+        if heard["done"]:
             break
         low, high = (guess + 1, high) if "higher" in heard["messages"][0]["content"] else (low, guess - 1)
     assert server.ask(f"{path}/close", {})[1]["verdict"]["score"] == 1.0

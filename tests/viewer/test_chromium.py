@@ -256,7 +256,9 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_pa
     run = recorded_run(tmp_path / HOSTILE.replace("/", "")[:20], steps=2)
     tests = {"tests": [{"name": HOSTILE, "ok": False, "why": HOSTILE}], "note": HOSTILE}
     judged = {"score": 0.0, "reason": HOSTILE, "fault": "none", "components": {HOSTILE: 0.0}, "detail": tests}
-    rows = [row | {"text": HOSTILE, "task_id": HOSTILE, "end": HOSTILE, "verdict": judged} for row in read_jsonl(run / "episodes.jsonl")]
+    rows = [
+        row | {"text": HOSTILE, "task_id": HOSTILE, "stop_reason": HOSTILE, "verdict": judged} for row in read_jsonl(run / "episodes.jsonl")
+    ]
     (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     made = write_page(run, tmp_path / "view.html")
     page = opened(chromium, made.path)

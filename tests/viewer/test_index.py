@@ -126,7 +126,7 @@ def test_a_run_is_served_while_it_grows_and_the_last_page_once_more(tmp_path: Pa
     seen: list[Any] = []
 
     def told(url: str, written: Any) -> None:
-        seen.append((written.episodes, got(url)[1].count(b"<script")))
+        seen.append((written.num_episodes, got(url)[1].count(b"<script")))
         if len(seen) == 1:
             (folder / "episodes.jsonl").write_text(log * 2, "utf-8")
         else:

@@ -31,7 +31,7 @@ def episode(step: int = 1, text: str = "12", **changes: Any) -> dict[str, Any]:
     """A line of `episodes.jsonl` whose ids are those of the tiny run's tokenizer."""
     acted = [0, 0, 0, *[1] * (len(text) + 1)]
     row = {"step": step, "split": "train", "index": 0, "finish": "terminated", "task_id": "sums/0", "group": f"{step}:0", "text": text}
-    row |= {"reward": 1.0, "advantage": 0.5, "end": "terminated", "turns": 1, "policy_version": 0, "error": ""}
+    row |= {"reward": 1.0, "advantage": 0.5, "stop_reason": "terminated", "turns": 1, "policy_version": 0, "error": ""}
     row |= {"verdict": {"score": 1.0, "reason": "12 equals 12", "fault": "none"}}
     row |= {
         "tokens": [1, 5, 2, *[4 + int(c) if c in "0123456789" else 3 for c in text], 0],
@@ -143,12 +143,12 @@ def test_tests_and_faults_come_with_their_episode(tmp_path: Path) -> None:
     tests = {"tests": [{"name": "1", "ok": False, "why": "the output differs"}]}
     broken = {"score": None, "reason": "the engine does not answer", "fault": "infra"}
     rows = [
-        episode(verdict={"score": 0.0, "reason": "0 of 1", "fault": "none", "detail": tests}),
+        episode(verdict={"score": 0.0, "reason": "0 of 1", "fault": "none", "detail": tests, "components": {"tests": 0.0}}),
         episode(verdict=broken),
         episode(verdict=None),
     ]
     found = parts(write_page(trained(tmp_path / "a", rows)).path)
-    assert found["texts-0"][0]["detail"] == tests
+    assert found["texts-0"][0]["detail"] == tests and found["texts-0"][0]["components"] == {"tests": 0.0}
     assert found["columns"]["score"] == [0.0, None, None]
     assert [found["columns"]["fault"]["words"][at] for at in found["columns"]["fault"]["at"]] == ["none", "infra", "no verdict"]
 

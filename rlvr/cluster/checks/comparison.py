@@ -20,12 +20,12 @@ LOGPROB_TOLERANCE = 0.01
 class SampledAnswer(NamedTuple):
     """The compared fields of a completion.
 
-    >>> Answer([5, 6], [False, True], [0.0, -0.5]).tokens
+    >>> SampledAnswer([5, 6], [False, True], [0.0, -0.5]).tokens
     [5, 6]
     """
 
     tokens: Sequence[int]
-    acted: Sequence[bool]
+    action_mask: Sequence[bool]
     logprobs: Sequence[float]
     goes_on: bool = False
     """Whether it is a partial completion that continues in a later step."""
@@ -44,10 +44,10 @@ def is_comparable(one: Episode, other: Episode) -> bool:
 def describe_difference(one: SampledAnswer, other: SampledAnswer) -> str:
     """Describe the first difference between two samplings; "" if they are equal.
 
-    >>> difference(Answer([5, 6], [False, True], [0.0, -0.5]), Answer([5, 7], [False, True], [0.0, -0.5]))
+    >>> describe_difference(SampledAnswer([5, 6], [False, True], [0.0, -0.5]), SampledAnswer([5, 7], [False, True], [0.0, -0.5]))
     'token 1 is 6 in one and 7 in the other'
     """
-    for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.acted, other.acted)}.items():
+    for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.action_mask, other.action_mask)}.items():
         if (at := next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)) is not None:
             return f"{name} {at} is {first[at]} in one and {second[at]} in the other"
     for name, mine, theirs in zip(("tokens", "mask entries", "log-probabilities"), map(len, one[:3]), map(len, other[:3]), strict=True):
@@ -74,7 +74,7 @@ def make_audit_name(name: str) -> str:
 def is_audit_name(name: str) -> bool:
     """Whether a name belongs to a second sampling.
 
-    >>> is_audit_name(again("3:7")), is_audit_name("3:7")
+    >>> is_audit_name(make_audit_name("3:7")), is_audit_name("3:7")
     (True, False)
     """
     return name.endswith(AUDIT_SUFFIX)

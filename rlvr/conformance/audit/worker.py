@@ -48,13 +48,13 @@ def load_verify_function(target: str, settings: Mapping[str, Any]) -> VerifyRow:
         return _wrap_reward_function(found)
     verifier = found if isinstance(found, Verifier) else build("verifier", target, **settings)
 
-    def judge(row: dict[str, Any]) -> dict[str, Any]:
+    def verify_row(row: dict[str, Any]) -> dict[str, Any]:
         verdict = verifier.verify(
             Task(user(row.get("question") or "?"), row["reference"], id="audit", meta=row.get("meta") or {}), row["answer"]
         )
         return {"score": verdict.score, "reason": verdict.reason[:200], "fault": verdict.fault.value}
 
-    return judge
+    return verify_row
 
 
 def _import_object(target: str) -> Any:
@@ -92,7 +92,7 @@ def _wrap_reward_function(function: Any) -> VerifyRow:
         reference = others[0] if others else ""
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
-    def judge(row: dict[str, Any]) -> dict[str, Any]:
+    def verify_row(row: dict[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = {answer: row["answer"], **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
         given |= {name: row.get("question") or "?" for name in QUESTION_ARGUMENTS if name in names}
         if reference:
@@ -103,7 +103,7 @@ def _wrap_reward_function(function: Any) -> VerifyRow:
             given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
         return _parse_score(function(**given))
 
-    return judge
+    return verify_row
 
 
 def _parse_score(returned: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def main() -> None:
         out.flush()
 
     try:
-        judge = load_verify_function(target, settings)
+        verify_row = load_verify_function(target, settings)
     except BaseException as error:
         say({"broken": f"{type(error).__name__}: {error}"[:500]})
         return
@@ -139,7 +139,7 @@ def main() -> None:
         row = json.loads(line)
         began = time.perf_counter()
         try:
-            reply = judge(row)
+            reply = verify_row(row)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             reply = {"score": None, "crash": f"{type(error).__name__}: {error}"[:300]}
         reply["seconds"] = time.perf_counter() - began

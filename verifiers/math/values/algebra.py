@@ -79,11 +79,11 @@ def _make_root(base: Any, degree: Any) -> Any:
 
 
 def _make_series(kind: Any) -> Any:
-    def worked(body: Any, name: Any, low: Any, high: Any) -> Any:
+    def evaluate_series(body: Any, name: Any, low: Any, high: Any) -> Any:
         index = sp.Symbol(name.name, integer=True)
         return kind(body.subs(name, index), (index, low, high)).doit()
 
-    return worked
+    return evaluate_series
 
 
 _CALCULUS_RULES = {
