@@ -104,7 +104,7 @@ def test_a_supervisor_that_died_while_it_waited_costs_no_box(kind: str, settings
 
 
 def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
-    channel = next(channel for channel in sandbox._sessions.live_inits() if channel.id.startswith(box.id.rpartition(".")[0]))
+    channel = next(channel for channel in sandbox._sessions.list_supervisors() if channel.id.startswith(box.id.rpartition(".")[0]))
     if hasattr(channel, "client"):
         channel.client.api.kill(channel.id)
     else:
@@ -184,7 +184,7 @@ def sleepers() -> int:
 
 def kill_zygote(sandbox: Any, box: SandboxSession) -> None:
     """Kill the process that programs are forked from: the supervisor then gives up by itself."""
-    channel = next(channel for channel in sandbox._sessions.live_inits() if channel.id.startswith(box.id.rpartition(".")[0]))
+    channel = next(channel for channel in sandbox._sessions.list_supervisors() if channel.id.startswith(box.id.rpartition(".")[0]))
     if hasattr(channel, "client"):
         supervisor = channel.client.api.inspect_container(channel.id)["State"]["Pid"]
     else:
