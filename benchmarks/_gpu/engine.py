@@ -36,6 +36,7 @@ def preload() -> None:
 def engine_of(bench: Bench, dtype: str, **settings: Any) -> Iterator[Any]:
     """A sampler `vllm`, of any version."""
     needed(*NEEDED)
+    from rlvr.mdp.tokenizers import load_tokenizer
     from rlvr.registry.plugins import build_from_config
     from rlvr.samplers import _vllm_version
 
@@ -44,7 +45,12 @@ def engine_of(bench: Bench, dtype: str, **settings: Any) -> Iterator[Any]:
     with build_from_config(
         "sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}
     ) as sampler:
-        sampler.prepare(precision=dtype, max_length=bench.pick(2048, 96))
+        sampler.setup(
+            build_from_config("env", {"name": "arithmetic"}),
+            load_tokenizer("chars:0123456789+-*= ?"),
+            precision=dtype,
+            max_length=bench.pick(2048, 96),
+        )
         yield sampler
 
 
@@ -110,7 +116,7 @@ def speed(bench: Bench) -> None:
     model = model_of(bench, "0.6b", getattr(torch, dtype))
     with engine_of(bench, dtype) as engine:
         began = bench.settled()
-        engine.load(model, 0)
+        engine.load_model(model, 0)
         bench.line("start", seconds=round(bench.settled() - began, 1), used_gb=used_gb(bench))
         for count in bench.pick((64, 256, 1024), (8,)):
             bench.case(f"vllm, {count} answers", lambda count=count: rate(bench, engine, count, times=2))  # type: ignore[misc]
@@ -134,14 +140,14 @@ def memory(bench: Bench) -> None:
         groups = groups_of(bench, bench.pick(4, 1))
         with engine_of(bench, dtype) as engine:
             for k in range(2):
-                engine.receive(learner.weights, k)
+                engine.update_weights(learner.weights, k)
                 found[f"{k}: awake"] = used_gb(bench)
                 engine.sample(requests(bench, 8), Sampling())
-                engine.rest()
+                engine.sleep()
                 found[f"{k}: asleep"] = used_gb(bench)
                 learner.update(groups)
                 found[f"{k}: after an update"] = used_gb(bench)
-            engine.receive(learner.weights, 2)
+            engine.update_weights(learner.weights, 2)
             found["awake again"] = used_gb(bench)
         return found
 
@@ -156,7 +162,7 @@ def loads(bench: Bench, engine: Any, times: int) -> list[dict[str, float]]:
             for weight in model.parameters():
                 weight.mul_(1.01)
         began = bench.settled()
-        engine.load(model, k)
+        engine.load_model(model, k)
         found.append({"seconds": round(bench.settled() - began, 3), **engine.metrics()})
     return found
 
@@ -182,7 +188,7 @@ def seeds(bench: Bench, *, invariant: bool = False) -> None:
 
     def asked() -> dict[str, Any]:
         with engine_of(bench, dtype) as engine:
-            engine.load(model_of(bench, "0.6b", getattr(torch, dtype)), 0)
+            engine.load_model(model_of(bench, "0.6b", getattr(torch, dtype)), 0)
             many = requests(bench, bench.pick(128, 8))
             first, again = ([list(answer.tokens) for answer in engine.sample(many, Sampling())] for _ in range(2))
             few = [list(answer.tokens) for answer in engine.sample(many[:4], Sampling())]
@@ -222,7 +228,7 @@ def beside(bench: Bench) -> None:
             return {"answers": count, "equal_tokens": equal, "seconds": round(bench.settled() - began, 1)}
 
         bench.case("killed after the first answer", killed)
-        engine.rest()
+        engine.sleep()
         bench.line("asleep", used_gb=used_gb(bench))
 
 

@@ -103,7 +103,7 @@ def updates(
     weights = sum(p.numel() for p in model.parameters())
     learner, groups = learner_of(bench, model, precision=precision, **settings), groups_of(bench, prompts)
     tokens = sum(len(episode.tokens) for group in groups for episode in group)
-    uncompiled = importlib.import_module("rlvr.training.trainer").compiled(learner) if compiled else "not asked for"
+    uncompiled = importlib.import_module("rlvr.training.components").compile_policy(learner) if compiled else "not asked for"
     found = []
     for _ in range(1 + times):
         began = bench.settled()

@@ -6,21 +6,20 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.training.training_step import run_training_step
+from rich.console import Console
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 from rlvr.config.config import validate_config
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Verifier
-from rlvr.runs.run_log import RunLog
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
-from rlvr.training.processes import build_accelerator
-from rlvr.training.trainer import build_trainer, setup_learner
+from rlvr.training.components import Components, build_components
+from rlvr.training.run_inputs import RunInputs
+from rlvr.training.trainer import Trainer
 
 
 class Share(Verifier):
@@ -91,31 +90,33 @@ def configuration(workload: str, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def build_unchecked(inputs: RunInputs, accelerator: Any, stack: Any, *, checkpoint_folder: Path | None) -> Components:
+    """The components, without the results of the check of sampler and trainer.
+
+    Tokens are changed after they are sampled: a step cannot hold the sampler to the trainer.
+    """
+    return replace(build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder), check_results=())
+
+
 def main(config_file: str, place: str) -> None:
     """Serve steps until the parent sends no more; save the weights on request."""
-    config, folder = validate_config(json.loads(Path(config_file).read_text()), config_file), Path(place)
-    with ExitStack() as stack:
-        crew = build_trainer(config, build_accelerator(config, folder), stack)
-        crew.checks = []  # tokens are changed after they are sampled: a step cannot hold the sampler to the trainer
-        run = RunLog.create(folder, config)
-        stack.callback(run.close)
-        setup_learner(crew, run.folder, resumed=False)
-        crew.hand_over(0)
-        before, step = reset_peak(), 0
+    config = validate_config(json.loads(Path(config_file).read_text()), config_file)
+    with Trainer(config, out=place, component_builder=build_unchecked, console=Console(quiet=True)) as trainer:
+        before = reset_peak()
         say(ready=True)
         for line in sys.stdin:
             if line.startswith("save "):
-                crew.learner.whole().save_pretrained(line.split()[1])
+                trainer.learner.gather_model().save_pretrained(line.split()[1])
                 say(saved=True)
                 continue
             began, spent = time.perf_counter(), time.process_time()
-            row, times = run_training_step(crew, run, step)
+            record = trainer.step()
+            row, times = record.metrics, record.timings
             say(
                 seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"], reward=row["reward"],
                 sample=times["time/sample"], verify=times["time/verify_wait"], update=times["time/update"],
                 peak_mb=resident("VmHWM") - before,
             )  # fmt: skip
-            step += 1
 
 
 if __name__ == "__main__":

@@ -10,36 +10,35 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
-import rlvr.training.training_step as module
-
-import rlvr.training.train as loop
 from rlvr.cli.commands import main
+from rlvr.training.callbacks import StepRecord
+from rlvr.training.trainer import Trainer
 
 
 def watched(out: Path) -> None:
-    """Wrap the step and the measurement of the accuracy in a clock."""
-    step, measure = loop.run_training_step, module.evaluate_held_out
+    """Run the command line with a clock around each step and each measurement of the accuracy."""
+    step, evaluate = Trainer.step, Trainer.evaluate
     aside = [0.0]
 
-    def measured(*args: Any) -> Any:
+    def measured(trainer: Trainer) -> float | None:
         began = time.process_time()
-        found = measure(*args)
+        found = evaluate(trainer)
         aside[0] += time.process_time() - began
         return found
 
-    def timed(*args: Any) -> Any:
+    def timed(trainer: Trainer) -> StepRecord:
         began, before = time.process_time(), aside[0]
-        row, times = step(*args)
+        record = step(trainer)
         spent = time.process_time() - began - (aside[0] - before)
         with (out / "cpu.jsonl").open("a") as file:
-            file.write(json.dumps({"step": row["step"], "cpu": round(spent, 4)}) + "\n")
-        return row, times
+            file.write(json.dumps({"step": record.step, "cpu": round(spent, 4)}) + "\n")
+        return record
 
-    loop.run_training_step, module.evaluate_held_out = timed, measured
+    with patch.object(Trainer, "step", timed), patch.object(Trainer, "evaluate", measured):
+        main()
 
 
 if __name__ == "__main__":
     watched(Path(sys.argv[sys.argv.index("--out") + 1]))
-    main()

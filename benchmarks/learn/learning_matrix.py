@@ -63,19 +63,25 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
                 yield from (Cell(world, preset, seed, sign) for preset in presets)
 
 
-def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
-    """The quickstart's crew, from its own warm start or ready to train one."""
+def quickstart_config(seed: int, *, preset: str = "grpo", warm: Path | None = None) -> Any:
+    """The quickstart's configuration, with its own warm start or from the weights of one."""
     from rlvr.config.config import load_config, validate_config
-    from rlvr.training.processes import build_accelerator
-    from rlvr.training.trainer import build_trainer
 
     data = load_config("quickstart", [f"seed={seed}", f"sft_warmup.target_accuracy={WARM_UNTIL}"]).model_dump() | {
         "algorithm": {"name": preset} | SETTINGS.get(("quickstart", preset), {})
     }
     if warm is not None:
         data |= {"model": {"path": str(warm)}, "sft_warmup": None}
-    config = validate_config(data, "quickstart")
-    return build_trainer(config, build_accelerator(config, Path(tempfile.gettempdir())), stack)
+    return validate_config(data, "quickstart")
+
+
+def components_of(seed: int, stack: ExitStack, *, warm: Path | None = None) -> Any:
+    """The components of the quickstart; what must be closed goes on the stack."""
+    from rlvr.training.components import build_components
+    from rlvr.training.processes import build_accelerator
+
+    config = quickstart_config(seed, warm=warm)
+    return build_components(config, build_accelerator(config, Path(tempfile.gettempdir())), stack)
 
 
 def warm_up(seed: int, folder: Path) -> None:
@@ -88,32 +94,26 @@ def warm_up(seed: int, folder: Path) -> None:
 
     torch.set_num_threads(2)
     with ExitStack() as stack:
-        crew = crew_of(seed, stack)
-        with ProgressReporter(Console(stderr=True), "warm start", crew.config.warmstart.steps) as work:
-            run_sft_warmup(crew, crew.config.warmstart, work)
-        crew.model.save_pretrained(folder)
+        components = components_of(seed, stack)
+        with ProgressReporter(Console(stderr=True), "warm start", components.config.sft_warmup.steps) as work:
+            components = run_sft_warmup(components, components.config.sft_warmup, work)
+        components.model.save_pretrained(folder)
 
 
 def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     """Train on the quickstart task until the result is clear: the reward at the end, and the number of steps."""
-    from rlvr.training.training_step import run_training_step
+    from rich.console import Console
 
-    from rlvr.runs.run_log import RunLog
-    from rlvr.training.trainer import setup_learner
+    from rlvr.training.trainer import Trainer
     from tests.fixtures.learning import turned
 
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        crew = crew_of(cell.seed, stack, preset=cell.preset, warm=warm)
-        turned(crew.algorithm, cell.sign)
-        run = RunLog(Path(folder))
-        stack.callback(run.close)
-        setup_learner(crew, run.folder, resumed=False)
-        crew.hand_over(0)
+    config = quickstart_config(cell.seed, preset=cell.preset, warm=warm)
+    with tempfile.TemporaryDirectory() as folder, Trainer(config, out=Path(folder) / "run", console=Console(quiet=True)) as trainer:
+        turned(trainer.algorithm, cell.sign)
         rewards: list[float] = []
         smooth = 0.0
         while len(rewards) < STEPS["quickstart"]:
-            row, _ = run_training_step(crew, run, len(rewards))
-            rewards.append(row["reward"] or 0.0)
+            rewards.append(trainer.step().metrics["reward"] or 0.0)
             smooth, first = sum(rewards[-5:]) / 5, sum(rewards[:5]) / 5
             if len(rewards) >= 5 and (smooth > ENOUGH or (cell.sign < 0 and smooth < first / 2)):
                 break

@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
 
 import peer_trl
-from learning_matrix import crew_of, warm_up
+from learning_matrix import components_of, warm_up
 from vs_trl import Side
 
 ENOUGH, EVERY, JUDGED = 0.9, 10, 500
 
 
-def plan(crew: Any, warm: Path) -> dict[str, Any]:
+def plan(components: Any, warm: Path) -> dict[str, Any]:
     """The recipe for the peer: its settings, and the questions of every step with their answers."""
-    settings, train = crew.config.rollout, crew.config.train
-    tasks = crew.questions.schedule.tasks(0, train.steps * settings.prompts_per_step)
+    settings, train = components.config.rollout, components.config.train
+    tasks = components.task_sampler.task_order.load_tasks(0, train.steps * settings.prompts_per_step)
     return {
         "model": str(warm), "prompts": settings.prompts_per_step, "generations": settings.num_generations,
         "cap": settings.max_completion_length, "steps": train.steps, "learning_rate": train.learning_rate,
@@ -40,14 +40,14 @@ def plan(crew: Any, warm: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def judged(crew: Any, weights: Path) -> float:
+def judged(components: Any, weights: Path) -> float:
     """Held-out accuracy of saved weights."""
     from transformers import AutoModelForCausalLM
 
     from rlvr.training.held_out import evaluate_split
 
-    crew.sampler.load(AutoModelForCausalLM.from_pretrained(weights).eval(), 0)
-    return evaluate_split(crew, "test", JUDGED) or 0.0
+    components.sampler.load_model(AutoModelForCausalLM.from_pretrained(weights).eval(), 0)
+    return evaluate_split(components, "test", JUDGED) or 0.0
 
 
 def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
@@ -57,24 +57,24 @@ def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[s
     if not (warm / "model.safetensors").is_file():
         warm_up(seed, warm)
     with ExitStack() as stack:
-        crew = crew_of(seed, stack, warm=warm)
-        to_transformers_tokenizer(crew.tokenizer).save_pretrained(warm)
-        told = plan(crew, warm)
+        components = components_of(seed, stack, warm=warm)
+        to_transformers_tokenizer(components.tokenizer).save_pretrained(warm)
+        told = plan(components, warm)
         (folder / "trl.json").write_text(json.dumps(told))
-        (folder / "ours.json").write_text(json.dumps(crew.config.model_dump(mode="json")))
+        (folder / "ours.json").write_text(json.dumps(components.config.model_dump(mode="json")))
         sides = {
             "ours": Side(sys.executable, "vs_trl_ours.py", [str(folder / "ours.json"), str(folder / "run")], folder / "ours.log", threads),
             "trl": Side(peer, "time_to_ninety_peer.py", [str(folder / "trl.json")], folder / "trl.log", threads),
         }
         for side in sides.values():
             stack.callback(side.close)
-        curves: dict[str, list[float]] = {name: [judged(crew, warm)] for name in sides}
+        curves: dict[str, list[float]] = {name: [judged(components, warm)] for name in sides}
         while racing := [n for n in sides if curves[n][-1] < ENOUGH and len(sides[n].steps) < told["steps"]]:
             for name in racing:
                 for _ in range(EVERY):
                     sides[name].step()
                 sides[name].tell(f"save {folder / name}")
-                curves[name].append(judged(crew, folder / name))
+                curves[name].append(judged(components, folder / name))
         row: dict[str, Any] = {"seed": seed}
         for name, side in sides.items():
             spent = {key: round(sum(step[key] for step in side.steps), 1) for key in ("seconds", "cpu")}

@@ -31,8 +31,9 @@ import torch
 from rlvr.cluster.weights.packing import WeightPacker, apply_updates, convert_model
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import load_config
+from rlvr.training.components import Components, build_components
+from rlvr.training.run_inputs import RunInputs
 from rlvr.training.train import train
-from rlvr.training.trainer import build_trainer
 
 
 def net(mb: int) -> torch.nn.Module:
@@ -151,19 +152,19 @@ def steps(args: argparse.Namespace) -> bool:
     """The size of the delta of each step of a run."""
     weighed = Weighed()
 
-    def assembled(config: Any, accelerator: Any, stack: Any, **how: Any) -> Any:
-        crew = build_trainer(config, accelerator, stack, **how)
-        given = crew.sampler.receive
+    def weighed_components(inputs: RunInputs, accelerator: Any, stack: Any, *, checkpoint_folder: Path | None) -> Components:
+        components = build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder)
+        given = components.sampler.update_weights
 
-        def receive(weights: Any, version: int) -> None:
-            weighed.weigh(weights.model())
+        def update_weights(weights: Any, version: int) -> None:
+            weighed.weigh(weights.gather_model())
             given(weights, version)
 
-        setattr(crew.sampler, "receive", receive)  # noqa: B010 -- type checkers take an assignment for an override
-        return crew
+        setattr(components.sampler, "update_weights", update_weights)  # noqa: B010 -- type checkers take an assignment for an override
+        return components
 
     with tempfile.TemporaryDirectory() as folder:
-        train(load_config(args.recipe, args.set), crew_from=assembled, out=Path(folder, "run"))
+        train(load_config(args.recipe, args.set), component_builder=weighed_components, out=Path(folder, "run"))
     print(json.dumps({"passed": weighed.passed}))
     return weighed.passed
 
