@@ -30,7 +30,7 @@ def test_groups_are_kept_by_the_groups_spread_and_refilled() -> None:
     figures = collector.metrics()
     assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_fraction"] == pytest.approx(3 / 6)
     assert figures["frac_reward_zero_std"] == pytest.approx(3 / 6) and figures["dynamic_sampling/missing_groups"] == 0
-    assert {reason: len(groups) for reason, groups in collector.dropped().items()} == {"zero_std": 3, "surplus": 1}
+    assert {reason: len(groups) for reason, groups in collector.list_dropped().items()} == {"zero_std": 3, "surplus": 1}
 
 
 def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:

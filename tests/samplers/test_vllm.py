@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_the_trainer_s_process_is_left_as_it_was() -> None:
     model = fresh()
     threads, state, set_threads = torch.get_num_threads(), torch.get_rng_state(), torch.set_num_threads
     with VLLMSampler(kv_cache_gb=0.25) as sampler:
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
     assert torch.get_num_threads() == threads and torch.equal(state, torch.get_rng_state()) and torch.set_num_threads is set_threads
     assert not torch.distributed.is_initialized() and torch.is_grad_enabled()
 
@@ -106,8 +106,8 @@ def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
     """A model that knows more positions than the cache has room for."""
     model = fresh(max_position_embeddings=1 << 18)
     with VLLMSampler(kv_cache_gb=0.1) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=300)
-        sampler.load(model, 0)
+        sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=300)
+        sampler.load_model(model, 0)
         real: Any = sampler._engine
         assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
         assert 1e-4 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 0.3
@@ -122,7 +122,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def vllm(model: Any) -> Iterator[VLLMSampler]:
     with VLLMSampler(kv_cache_gb=0.25, max_num_seqs=64) as sampler:
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
         yield sampler
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -126,25 +126,25 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
         ({"dtype": "float32", "max_model_len": 512, "probe_tolerance": 9.0}, "float32", 512),
     ):
         with VLLMSampler(**settings) as sampler:  # type: ignore[arg-type]
-            sampler.prepare(precision="bfloat16", max_length=300)
-            sampler.load(long(), 0)
+            sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=300)
+            sampler.load_model(long(), 0)
             assert (engine.told["dtype"], engine.told["max_model_len"]) == (dtype, length)
     with VLLMSampler(probe_tolerance=9.0) as sampler:
-        sampler.load(long(), 0)  # nobody said anything: the weights' precision and the model's own length, as before
+        sampler.load_model(long(), 0)  # nobody said anything: the weights' precision and the model's own length, as before
         assert (engine.told["dtype"], engine.told["max_model_len"]) == ("float32", None)
     with VLLMSampler(probe_tolerance=9.0) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=4096)
-        sampler.load(long(), 0)
+        sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=4096)
+        sampler.load_model(long(), 0)
         assert engine.told["max_model_len"] is None  # the model's own, which the engine knows best
     with VLLMSampler(probe_tolerance=9.0) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=5)
-        sampler.load(long(), 0)
+        sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=5)
+        sampler.load_model(long(), 0)
         assert engine.told["max_model_len"] == 33  # room for the probe
 
 
 def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(HFSampler, "configure", lambda self, **what: told.append(what))
+    monkeypatch.setattr(HFSampler, "setup", lambda self, environment, tokenizer, **what: told.append(what))
     monkeypatch.setattr(HFSampler, "metrics", lambda self: {"probe/difference": 0.25})
     config = tiny_run(rollout={"max_completion_length": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
@@ -155,10 +155,10 @@ def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypa
 def test_memory_is_returned_before_the_engine_wakes_and_after_it_sleeps(engine: Engine) -> None:
     engine.model = long()
     with VLLMSampler() as sampler:
-        sampler.load(long(), 0)
+        sampler.load_model(long(), 0)
         sampler.sleep()
         sampler.sleep()
-        sampler.load(long(), 1)
+        sampler.load_model(long(), 1)
     assert engine.told["enable_sleep_mode"]
     assert engine.done == ["free", "reload_weights", "sleep", "free", "free", "wake weights", "reload_weights", "wake kv_cache"]
 
@@ -242,11 +242,11 @@ def test_a_server_gets_bfloat16_where_the_trainer_computes_in_it() -> None:
             return super().__call__(path, body, before)
 
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         sampler.sample(requests(3), Sampling(stop_ids=STOPS))
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=100)
-        sampler.load(fresh(), 0)
+        sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=100)
+        sampler.load_model(fresh(), 0)
         assert 0 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 1.0
     assert sent == [{torch.float32}, {torch.bfloat16}]
 
@@ -262,7 +262,7 @@ def test_all_servers_load_at_once() -> None:
             return super().__call__(path, body, before)
 
     with endpoint(Waits()) as one, endpoint(Waits()) as two, served(one.url, two.url) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         assert len(sampler.sample(requests(4), Sampling(stop_ids=STOPS))) == 4
 
 
@@ -276,11 +276,11 @@ FAILING: list[tuple[Any, str]] = [
 def test_servers_that_fail_together_are_one_error(trouble: Any, words: str) -> None:
     stands = Stand(), Stand()
     with endpoint(stands[0]) as one, endpoint(stands[1]) as two, served(one.url, two.url) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         for stand in stands:
             stand.trouble = {"/collective_rpc": trouble}
         with pytest.raises(SamplerError, match=words.format(one=one.url, two=two.url)):
-            sampler.load(fresh(), 1)
+            sampler.load_model(fresh(), 1)
 
 
 def deep(seed: int = 1) -> Any:

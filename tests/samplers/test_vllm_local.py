@@ -70,7 +70,7 @@ def beside(**settings: Any) -> VLLMSampler:
 @pytest.fixture(scope="module")
 def sampler(stand: Path) -> Iterator[VLLMSampler]:
     with beside() as made:
-        made.load(fresh(), 0)
+        made.load_model(fresh(), 0)
         yield made
     assert not list(stand.iterdir())  # nothing is left in shared memory
 
@@ -200,18 +200,18 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
 def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk fails as a file does that may not become so long. An engine that dies then does not answer without weights."""
     with beside(engines=1) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         with (
             no_room(),
             pytest.raises(SamplerError, match=r"could not be written to \S+: .*too large.*; set weights_folder to one with room"),
         ):
-            sampler.load(fresh(), 1)
+            sampler.load_model(fresh(), 1)
         monkeypatch.setattr(local, "MAX_DEATHS", 1)
         os.kill(pids(sampler)[0], signal.SIGKILL)
         with pytest.raises(RlvrError, match="weights-0' is not a folder"):
             sampler.sample(requests(3), SAMPLING)
     with beside(weights_folder="/nowhere/at/all") as other, pytest.raises(ConfigError, match="weights_folder /nowhere/at/all cannot be"):
-        other.load(fresh(), 0)
+        other.load_model(fresh(), 0)
 
 
 @contextmanager
@@ -298,7 +298,7 @@ def test_what_does_not_start_ends_in_words(
     monkeypatch.setattr(local, "MAX_DEATHS", 0)
     before = set(stand.iterdir())
     with beside(engines=1) as sampler, pytest.raises(error, match=words):
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
     assert set(stand.iterdir()) == before
 
 
@@ -522,7 +522,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
     model, asked = fresh(), requests(12)
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(3):
-            sampler.load(nudged(model, 0.05, version), version)
+            sampler.load_model(nudged(model, 0.05, version), version)
             assert sampler.metrics()["probe/difference"] < 1e-4
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
         [engine], home = pids(sampler), inside(sampler)._folder
@@ -543,7 +543,7 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
     adapted, asked = moved(adapter.add_adapter(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
     weights = AdapterWeights(adapted)
     with beside(engines=1, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
-        sampler.receive(weights, 0)
+        sampler.update_weights(weights, 0)
         sent = inside(sampler)._sent
         written = (sent / "base").stat().st_mtime_ns
         undisturbed = sampler.sample(asked, SAMPLING)
@@ -551,11 +551,11 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
         found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGKILL))
         assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and weights._merged_model is None
         moved(adapted, 2)
-        sampler.receive(weights, 1)
+        sampler.update_weights(weights, 1)
         assert {path.name for path in sent.iterdir()} == {"base", "adapter-1"} and (sent / "base").stat().st_mtime_ns == written  # once
         apart = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in apart] != [c.tokens for c in undisturbed] and largest_difference(adapted, asked, apart) < 1e-4
-        sampler.load(weights.gather_model(), 2)
+        sampler.load_model(weights.gather_model(), 2)
         merged = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in merged] == [c.tokens for c in apart]
         for one, other in zip(merged, apart, strict=True):

@@ -126,7 +126,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
     model, asked = fresh(), requests(12)
     with served(url) as sampler:
         for version in range(3):
-            sampler.load(nudged(model, 0.05, version), version)
+            sampler.load_model(nudged(model, 0.05, version), version)
             found = sampler.sample(asked, Sampling(stop_ids=STOPS))
             assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
         engine: Any = sampler._engine
@@ -143,24 +143,24 @@ def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_
         left = Path(process.stdout.readline().strip())
         (left / "weights").mkdir()
         with served(stand[1], weights_folder=str(tmp_path)) as sampler:
-            sampler.load(fresh(), 0)
+            sampler.load_model(fresh(), 0)
             assert len(list(tmp_path.iterdir())) == 2  # its owner still lives
         process.kill()
         process.wait(30)
     with served(stand[1], weights_folder=str(tmp_path)) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         assert not left.exists() and len(list(tmp_path.iterdir())) == 1
     assert not list(tmp_path.iterdir())
     with (
         pytest.raises(ConfigError, match=r"weights_folder .*No such file"),
         served(stand[1], weights_folder=str(tmp_path / "no")) as sampler,
     ):
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
 
 
 def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
     with endpoint(Stand()) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         before = [len(one.asked), len(two.asked)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(12)]
         sampler.sample([Request(prompt, 2, seed) for prompt in prompts for seed in range(3)], Sampling())
@@ -181,7 +181,7 @@ class Slow(Stand):
 def test_a_slow_server_gets_fewer_requests() -> None:
     """By a hash of their prompts, both would get the same number, and one would wait for the other."""
     with endpoint(Slow()) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         before = [len(seen.asked) for seen in (one, two)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(40)]
         found = sampler.sample([Request(prompt, 2, 0) for prompt in prompts], Sampling(stop_ids=STOPS))
@@ -211,16 +211,16 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
     with endpoint(script) as seen, served(seen.url) as sampler:
         for version in range(3):
             moved(adapted, version)
-            sampler.receive(weights, version)
+            sampler.update_weights(weights, version)
             assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
             engine: Any = sampler._engine
             assert list(script.adapters) == [script.name] and [path.name for path in engine._folder.iterdir() if path.is_dir()] == [
                 script.name
             ]
-        sampler.receive(weights, 2)  # the same version once more
+        sampler.update_weights(weights, 2)  # the same version once more
         assert asked_of(seen).count("/collective_rpc") == 1 and weights._merged_model is None  # never merged
         script.model, script.name, script.adapters = fresh(9), "default", {}  # restarted between two steps
-        sampler.receive(weights, 3)
+        sampler.update_weights(weights, 3)
         assert asked_of(seen).count("/collective_rpc") == 2
         assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
         script.name, script.adapters = "default", {}  # and while it samples
@@ -229,7 +229,7 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
         ):
             sampler.sample(asked, Sampling())
         moved(adapted, 4)
-        sampler.load(weights.gather_model(), 4)  # merged weights after an adapter
+        sampler.load_model(weights.gather_model(), 4)  # merged weights after an adapter
         assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4 and script.name.endswith("-4")
 
 
@@ -240,7 +240,7 @@ def test_merged_weights_are_sent_where_an_adapter_cannot_be(enable_lora: bool, t
     adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 1)
     with endpoint(able) as one, endpoint(other) as two, served(one.url, two.url, enable_lora=enable_lora) as sampler:
         for version in range(2):
-            sampler.receive(AdapterWeights(adapted), version)
+            sampler.update_weights(AdapterWeights(adapted), version)
         assert sampler.metrics()["probe/difference"] < 1e-4 and not able.adapters
         assert asked_of(one).count("/collective_rpc") == asked_of(two).count("/collective_rpc") == 2
 
@@ -250,12 +250,12 @@ def test_an_adapter_that_a_server_cannot_apply_is_said_with_what_to_do() -> None
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
         adapted = adapter.add_adapter(fresh(), LoraConfig(rank=4))
-        sampler.receive(AdapterWeights(adapted), 0)
+        sampler.update_weights(AdapterWeights(adapted), 0)
         script.adapted = lambda path, body: (500, {"error": {"message": "LoRA rank 4 is greater than max_lora_rank 2"}})  # type: ignore[method-assign]
         with pytest.raises(
             SamplerError, match=r"max_lora_rank 2, for /v1/load_lora_adapter. Start it with --enable-lora --max-lora-rank RANK, or"
         ):
-            sampler.receive(AdapterWeights(moved(adapted, 1)), 1)
+            sampler.update_weights(AdapterWeights(moved(adapted, 1)), 1)
 
 
 def test_an_adapter_that_a_server_did_not_load_is_found_by_the_probe() -> None:
@@ -263,11 +263,11 @@ def test_an_adapter_that_a_server_did_not_load_is_found_by_the_probe() -> None:
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
         adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 0)
-        sampler.receive(AdapterWeights(adapted), 0)
+        sampler.update_weights(AdapterWeights(adapted), 0)
         [old] = script.adapters.values()
         script.adapted = lambda path, body: (200, script.adapters.update({body["lora_name"]: old}) or {})  # type: ignore
         with pytest.raises(SamplerError, match="still samples from old weights"):
-            sampler.receive(AdapterWeights(moved(adapted, 1)), 1)
+            sampler.update_weights(AdapterWeights(moved(adapted, 1)), 1)
 
 
 class Gated(Stand):
@@ -295,7 +295,7 @@ def test_a_server_gets_another_request_as_soon_as_one_ends() -> None:
     script, boards = Gated(), Boards()
     draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(16)]
     with endpoint(script) as seen, served(seen.url, concurrency=3) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         with Rollout(TokenMDP(boards, TOKENIZER), sampler=sampler, sync_turns=False) as rollout:
             order = list[int]()
             for number, episode in rollout.stream(draws, Sampling(stop_ids=STOPS)):
@@ -326,7 +326,7 @@ FAULTS = [
 def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[Stand, str], trouble: dict[str, Any], words: str) -> None:
     script, url = stand
     with served(url, concurrency=4) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         script.given, script.after, script.trouble = 0, 8, trouble
         began = time.monotonic()
         with pytest.raises(SamplerError, match=words):
@@ -347,11 +347,11 @@ def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse
 ) -> None:
     script, url = stand
     with served(url, heartbeat_timeout_s=0.5) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         script.trouble = trouble
         began = time.monotonic()
         with pytest.raises(SamplerError, match=f"{url} {words}, during {next(iter(trouble))}"):
-            sampler.load(fresh(), 1)
+            sampler.load_model(fresh(), 1)
         assert time.monotonic() - began < 20  # below the 30 s that an order may take: the heartbeat found it
 
 
@@ -366,14 +366,14 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
 
     with served(url, heartbeat_timeout_s=0.1) as sampler:
         script.keeps_its_weights, script.model, script.trouble = True, model, {"/collective_rpc": slow}
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
         assert script.name.endswith("-0")
 
 
 def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
     script, url = stand
     with served(url, completion_timeout_s=5.0) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
         with pytest.raises(SamplerError, match="did not respond in time, with 3 answers in progress"):
             sampler.sample(requests(3), Sampling())
@@ -385,14 +385,14 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
     with served(url) as sampler:
         script.keeps_its_weights = True
         with pytest.raises(SamplerError, match=re.escape(url) + ".* does not sample from the trainer's weights: at version 0"):
-            sampler.load(model, 0)
+            sampler.load_model(model, 0)
         script.keeps_its_weights = False
-        sampler.load(model, 1)
+        sampler.load_model(model, 1)
         script.keeps_its_weights = True
         with pytest.raises(SamplerError, match="still samples from old weights"):
-            sampler.load(nudged(model, 1e-4, 2), 2)
+            sampler.load_model(nudged(model, 1e-4, 2), 2)
         script.keeps_its_weights = False
-        sampler.load(model, 3)
+        sampler.load_model(model, 3)
         script.model, script.name = fresh(9), "default"  # restarted behind our back
         with pytest.raises(SamplerError, match=r"sampled with the weights default, but .*-3 were sent"):
             sampler.sample(requests(4), Sampling())
@@ -401,10 +401,10 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
 def test_a_reload_that_only_the_second_server_skipped_is_found() -> None:
     lazy, model = Stand(), fresh()
     with endpoint(Stand()) as one, endpoint(lazy) as two, served(one.url, two.url) as sampler:
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
         lazy.keeps_its_weights = True
         with pytest.raises(SamplerError, match=re.escape(two.url) + " still samples from old weights"):
-            sampler.load(nudged(model, 1e-3, 1), 1)
+            sampler.load_model(nudged(model, 1e-3, 1), 1)
 
 
 def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_too(
@@ -420,7 +420,7 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
 
     monkeypatch.setattr(HttpClient, "request", hesitates)
     with served(url, heartbeat_timeout_s=0.2) as sampler:
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
         stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
         monkeypatch.setattr(sampler._engine, "_pulse", lambda awaited: stream_ends())
@@ -458,13 +458,13 @@ def test_what_cannot_work_is_said_at_once(stand: tuple[Stand, str], trouble: dic
     script, url = stand
     script.trouble = trouble
     with served(url, start_timeout_s=1.0) as sampler, pytest.raises(error, match=words):
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
 
 
 def test_a_closed_port_is_said_within_its_deadline() -> None:
     began = time.monotonic()
     with served(closed_port(), start_timeout_s=1.0) as sampler, pytest.raises(SamplerError, match=r"within 1 s \(nothing listens at"):
-        sampler.load(fresh(), 0)
+        sampler.load_model(fresh(), 0)
     assert time.monotonic() - began < 20
     with pytest.raises(ConfigError, match=r"placement is 'server' and urls is None"):
         VLLMSampler(placement="server")
@@ -557,11 +557,11 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
     with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
             moved(adapted, version)
-            sampler.receive(weights, version)
+            sampler.update_weights(weights, version)
             found = sampler.sample(asked, Sampling(stop_ids=STOPS))
             assert largest_difference(adapted, asked, found) < 1e-4 and sampler.metrics()["probe/difference"] < 1e-4
         assert orders.count("/collective_rpc") == 1 and weights._merged_model is None
-        sampler.load(weights.gather_model(), 4)
+        sampler.load_model(weights.gather_model(), 4)
         assert [c.tokens for c in sampler.sample(asked, Sampling(stop_ids=STOPS))] == [c.tokens for c in found]
 
 
@@ -573,7 +573,7 @@ def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Pop
     for run in range(2):  # the second one finds the group that the first one left
         with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0, transfer="gloo") as sampler:
             for version in range(2):
-                sampler.load(nudged(model, 0.03, 2 * run + version), version)
+                sampler.load_model(nudged(model, 0.03, 2 * run + version), version)
                 assert largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
 
 
@@ -584,7 +584,7 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
     model, asked, found = fresh(), requests(40), list[Completion]()
     with served(url, start_timeout_s=500.0, heartbeat_timeout_s=10.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
-            sampler.load(nudged(model, 0.03, version), version)
+            sampler.load_model(nudged(model, 0.03, version), version)
             for temperature in (0.7, 1.0):
                 found = sampler.sample(asked, Sampling(temperature, stop_ids=STOPS))
                 assert largest_difference(model, asked, found, temperature) < 1e-4

@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     told: dict[str, Any] = {"probe": [], "differences": [], "written": []}
     with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_timeout_s=120.0, completion_timeout_s=60.0) as sampler:
         for version in range(2):
-            sampler.receive(PlainWeights(nudged(model, 0.05, version), run_on_main=main_only), version)
+            sampler.update_weights(PlainWeights(nudged(model, 0.05, version), run_on_main=main_only), version)
             told["probe"].append(sampler.metrics()["probe/difference"])
             told["differences"].append(largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))))
             engines: Any = sampler._engine

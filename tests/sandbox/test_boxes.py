@@ -84,7 +84,7 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
         assert (first.status, second.status, box.failure) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
         assert " failed: " in first.reason and second.reason == first.reason
         with pytest.raises(SandboxError, match=" failed: "):
-            box.put("a", b"")
+            box.write_file("a", b"")
         with Python().session(ToolContext(sandbox_session=box)) as python, pytest.raises(ToolFailure, match=" failed: "):
             run_call(python, Call("0.0", "python", {"code": "print(1)"}))
         assert other.run("echo well").stdout == b"well\n"
@@ -211,7 +211,7 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
             assert (
                 told.text == "[stopped: it broke the sandbox]\n[the session is broken: nothing more can run in it, and its files are gone]"
             )
-        for ask in (lambda: box.put("a", b""), lambda: box.get("a", 10)):
+        for ask in (lambda: box.write_file("a", b""), lambda: box.read_file("a", 10)):
             with pytest.raises(OSError, match="the session is broken"):
                 ask()
         box.close()
