@@ -194,7 +194,9 @@ def compare_sampler(
     theirs = torch.tensor([logprob for completion in said for logprob in completion.logprobs])
     exact = honesty.is_full_precision(dtype, next(model.parameters()).device)
     gap = honesty.compute_difference(theirs, expected, exact)
-    return honesty.CheckResult(SAMPLER_CHECK_NAME, gap, honesty.compute_tolerance(expected, exact), str(getattr(sampler, "memory", "")))
+    return honesty.CheckResult(
+        SAMPLER_CHECK_NAME, gap, honesty.compute_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
+    )
 
 
 def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *, check_every_token: bool) -> None:

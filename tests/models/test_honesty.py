@@ -182,7 +182,7 @@ def test_an_answer_that_can_never_end_is_refused() -> None:
 
 def off_after(calls: int, monkeypatch: pytest.MonkeyPatch, by: float = 0.01) -> None:
     """From this call on, the sampler reports other log-probabilities than those that it samples with."""
-    choose, count = hf_module.__dict__["choose"], [0]
+    choose, count = hf_module.__dict__["choose_tokens"], [0]
 
     def wrong(*given: Any) -> Any:
         count[0] += 1
