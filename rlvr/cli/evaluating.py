@@ -107,7 +107,7 @@ class ClusterSampling:
             actors = RayTransport(self.settings, {}, exam)
             stack.callback(actors.close)
             count = self.settings.rollout_workers
-            self._log(f"starting {count} collector{'s' if count > 1 else ''} (cluster.address {self.settings.address!r})")
+            self._log(f"starting {count} rollout worker{'s' if count > 1 else ''} (cluster.address {self.settings.address!r})")
             driver = stack.enter_context(Driver(actors, self.settings, log=self._log, record=EventLog(self.out, ROWS_FILE)))
             driver.wait_for_worker()
             yield ClusterEpisodeSource(driver, sampler)

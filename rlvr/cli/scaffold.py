@@ -55,11 +55,11 @@ All code is in `$package/__init__.py`. `rlvr` finds it through the entry point i
 TEST = '''\
 """The conformance kit of rlvr, run on this plugin."""
 
-from rlvr.conformance import check_$kind, failures
+from rlvr.conformance import check_$kind, list_failures
 
 
 def test_it_keeps_the_contract() -> None:
-    assert failures(check_$kind("$name")) == []
+    assert list_failures(check_$kind("$name")) == []
 '''
 
 ENV = '''\
@@ -210,10 +210,10 @@ from __future__ import annotations
 
 import statistics
 
-from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.base.algorithm_spec import component
-from rlvr.algorithms.grpo import loss
+from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
+from rlvr.algorithms.grpo import loss
 
 
 @component("requires_group", "zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage

@@ -316,7 +316,7 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
         (["eval", "broken.py:Lost", "--policy", "scripted:noop"], ["IndexError: 0", "broken.py:", "in task"]),
         (["eval", "broken.py:Left", "--policy", "scripted:noop"], ["SystemExit: 0", "in task"]),
         (["eval", "broken.py:Unclosable", "--policy", "scripted:noop"], ["no way to close", "in close"]),
-        (["eval", "broken.py:Texts", "--policy", "scripted:noop"], ["posed '2+2='", "rlvr.Task"]),
+        (["eval", "broken.py:Texts", "--policy", "scripted:noop"], ["returned '2+2='", "rlvr.Task"]),
         (["eval", "broken.py:Numbers", "--policy", "scripted:gold"], ["Numbers.gold returned 7", "must be a string"]),
         (["eval", "broken.py:NoJudge", "--policy", "scripted:noop"], ["verifier is None", "rlvr.Verifier"]),
         (["verify", "broken.py:LeavesAtOnce", *VERIFY], ["cannot be built: SystemExit"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ Said = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterSampling:
-    """Two rollout_workers in this process; one call in five loses its collector."""
+    """Two rollout workers in this process; one call in five loses its rollout worker."""
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
     monkeypatch.setattr(test_training, "CHANCE", random.Random(0))
@@ -61,7 +62,7 @@ def test_a_suite_is_the_same_with_rollout_workers_that_are_lost(tmp_path: Path, 
         evaluate(suite, "scripted:random", n=20, out=tmp_path / folder, remote_sampling=elsewhere)
     assert results(tmp_path / "here") == results(tmp_path / "there")
     said = capsys.readouterr().err
-    assert "note: starting 2 rollout_workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
+    assert "note: starting 2 rollout workers (cluster.address 'local')" in said and said.count(" is lost: killed;") == InThisProcess.lost
     assert InThisProcess.lost and {row["event"] for row in read_jsonl(tmp_path / "there" / "rollout_workers.jsonl")} == {"lost"}
 
 
@@ -157,8 +158,8 @@ def test_what_rollout_workers_of_an_evaluation_cannot_do_is_refused(tmp_path: Pa
 
 
 def test_a_sampler_with_processes_of_its_own_is_refused(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedSampler, "update_weights", lambda self, weights, version: None)
-    with pytest.raises(ConfigError, match="the sampler 'scripted' has processes of its own"):
+    monkeypatch.setattr(ScriptedSampler, "info", replace(ScriptedSampler.info, loads_weights=True, runs_model=False))
+    with pytest.raises(ConfigError, match="the sampler 'scripted' has its own processes"):
         evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there", remote_sampling=there)
     assert not (tmp_path / "there").exists()
 
@@ -168,6 +169,6 @@ def test_no_rollout_workers_are_this_process(tmp_path: Path) -> None:
     assert ClusterSampling.from_cli(str(tmp_path / "cluster.yaml"), None, Console()) is None
 
 
-def test_a_collector_is_built_from_plain_settings() -> None:
+def test_a_rollout_worker_is_built_from_plain_settings() -> None:
     exam = EvalWorkerSettings(PluginSpec("sampler", "scripted", {"answer": "gold"}), (SuiteItem(env={"name": SUMS}),))
     assert pickle.loads(pickle.dumps(exam)) == exam
