@@ -124,7 +124,7 @@ def naive_surrogate(w: World, i: int, t: int, s: Any) -> Any:
     if hasattr(s, "epsilon"):
         high = s.epsilon if s.epsilon_high is None else s.epsilon_high
         held = min(max(r, r.new_tensor(1 - s.epsilon)), r.new_tensor(1 + high))
-        inner = r * a if getattr(s, "delta", None) is None else min(r, r.new_tensor(s.is_delta)) * a
+        inner = r * a if getattr(s, "delta", None) is None else min(r, r.new_tensor(s.delta)) * a
         return -min(inner, held * a)
     if hasattr(s, "sapo_temperature_pos"):
         tau = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg

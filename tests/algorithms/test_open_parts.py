@@ -165,7 +165,7 @@ def test_old_from_the_sampler_where_the_credit_needs_the_trainers_too(name: str,
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gtpo": {"entropy_weight": 0.1, "right_from": 0.5, "epsilon": 0.2, "epsilon_high": 0.28},
+    "gtpo": {"entropy_weight": 0.1, "success_threshold": 0.5, "epsilon": 0.2, "epsilon_high": 0.28},
     "high_entropy": {"entropy_share": 0.2, "advantage_epsilon": 1e-4, "epsilon_high": 0.28, "mask_truncated_completions": True},
     "clip_cov": {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "epsilon": 0.2},
     "kl_cov": {"kl_cov_ratio": 0.002, "kl_cov_coef": 1.0},
@@ -265,7 +265,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 def inputs(**columns: torch.Tensor) -> LossInputs:
-    rows: Any = {"rows": torch.zeros(len(columns["new"]), dtype=torch.long), "count": 1}
+    rows: Any = {"rows": torch.zeros(len(columns["new"]), dtype=torch.long), "num_rows": 1}
     return LossInputs(**{"sampler": columns["old"], **rows, **columns})
 
 

@@ -245,13 +245,13 @@ def test_kto_is_the_naive_loop(seed: int, beta: float, wanted: float, unwanted: 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), min_score=st.sampled_from([0.0, 0.4]))
-def test_best_of_n_is_the_mean_over_the_best_answers_tokens(seed: int, at_least: float) -> None:
+def test_best_of_n_is_the_mean_over_the_best_answers_tokens(seed: int, min_score: float) -> None:
     stand = Stand(seed)
     chosen = []
     for g, group in enumerate(stand.groups):
-        here = [i for gg, i in stand.answers() if gg == g and group[i].reward > at_least]
+        here = [i for gg, i in stand.answers() if gg == g and group[i].reward > min_score]
         chosen += [(g, next(i for i in here if group[i].reward == max(group[k].reward for k in here)))] if here else []
-    algorithm = factory("best_of_n")(min_score=at_least)
+    algorithm = factory("best_of_n")(min_score=min_score)
     got = stand.learned(algorithm)
     assert algorithm.metrics == {"best/kept": len(chosen)}
     logs = [x for g, i in chosen for x, on in zip(stand.logs[g][i], stand.groups[g][i].action_mask, strict=True) if on]
@@ -314,7 +314,7 @@ def test_two_processes_pull_as_one_would(name: str) -> None:
         return algorithms[me].compute_advantages(groups[part], **shifts, **more)
 
     whole = credit(2, slice(None))
-    got = at_once([lambda total: credit(0, slice(0, 3), total=total), lambda total: credit(1, slice(3, None), total=total)])
+    got = at_once([lambda total: credit(0, slice(0, 3), all_reduce=total), lambda total: credit(1, slice(3, None), all_reduce=total)])
     assert [*got[0], *got[1]] == whole and any(x for group in whole for row in group for x in row)
     assert algorithms[0].metrics == algorithms[1].metrics == pytest.approx(algorithms[2].metrics)
 

@@ -88,7 +88,7 @@ class Planted(Environment):
 
     def task(self, split, index):
         number = self.number(split, index)
-        return Task(f"planted/{split}/{index}", user(f"{number}>"), str(number)[::-1])
+        return Task(user(f"{number}>"), str(number)[::-1], id=f"planted/{split}/{index}")
 
     def number(self, split, index):
         return random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)

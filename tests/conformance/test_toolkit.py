@@ -1,4 +1,3 @@
-
 """The kit of tools passes our own, and finds each defect that it is for."""
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Planted(Tool):
     """Say a text so many times."""
     examples = (ToolExample("say", {"text": "ab", "times": 2}, "abab 1"), ToolExample("say", {"text": "ab", "times": 999}, "too many", ok=False))
 
-    def begin(self):
+    def setup(self):
         self.count = 0
 
     @tool
@@ -51,7 +50,7 @@ DEFECTS = [
     ("its examples do what they say", "ok=False", "ok=True", "gave ok=False"),
     ("its examples do what they say", "return text * times", "return 7; text * times", "returned 7"),
     ("no text breaks it", "self.count += 1", "self.count += 1; text.encode()", "raise ToolError"),
-    ("it can be ended twice", "    @tool", "    def end(self):\n        del self.count\n\n    @tool", "AttributeError"),
+    ("it can be ended twice", "    @tool", "    def teardown(self):\n        del self.count\n\n    @tool", "AttributeError"),
     ("it can be closed twice", "    @tool", "    def close(self):\n        del self.missing\n\n    @tool", "AttributeError"),
 ]  # fmt: skip
 
@@ -72,7 +71,7 @@ def test_the_tool_kit_finds(wanted: str, old: str, new: str, words: str, tmp_pat
 
 def test_state_shared_between_conversations_is_found(tmp_path: Path) -> None:
     name = planted(
-        tmp_path, "    def begin(self):\n        self.count = 0", "    shared = []\n\n    def begin(self):\n        self.shared.clear()"
+        tmp_path, "    def setup(self):\n        self.count = 0", "    shared = []\n\n    def setup(self):\n        self.shared.clear()"
     )
     path = Path(name.split(":")[0])
     path.write_text(path.read_text("utf-8").replace("self.count += 1", "self.shared.append(1); self.count = len(self.shared)"), "utf-8")
