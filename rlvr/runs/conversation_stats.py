@@ -35,7 +35,7 @@ def count_conversation(turns: int, record: Mapping[str, Any] | None) -> Conversa
     """Count the turns and calls of a conversation, from its session record if there is one.
 
     >>> count_conversation(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
-    Tally(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
+    ConversationStats(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
     >>> count_conversation(2, None).calls is None
     True
     """
@@ -46,7 +46,7 @@ def count_conversation(turns: int, record: Mapping[str, Any] | None) -> Conversa
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)
     by_tool = {tool["name"]: named[tool["name"]] for tool in record["tools"]}
-    return ConversationStats(turns, len(calls), len(failed), sum(result.seconds for result in results.values()), by_tool)
+    return ConversationStats(turns, len(calls), len(failed), sum((result.seconds for result in results.values()), 0.0), by_tool)
 
 
 def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -321,7 +321,7 @@ def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
 
 def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> None:
     others = [nodes.ray.remote(num_cpus=4)(Idle).remote() for _ in range(2)]
-    nodes.ray.get([other.heartbeat_call.remote() for other in others], timeout=120)
+    nodes.ray.get([other.pulse.remote() for other in others], timeout=120)
     try:
         with pytest.raises(RlvrError, match=r"no machine had capacity for it within 0.5 s .* and 0 of 8 CPUs are free"):
             sampled(run_of(), rollout_workers=1, placement_timeout_s=0.5)
@@ -341,7 +341,7 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
         assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
         [held] = transport._weight_history.get_updates(0, None)
         for bucket in nodes.ray.get(list(held.buckets), timeout=60):
-            assert compute_checksum(bucket.components) == bucket.checksum
+            assert compute_checksum(bucket.parts) == bucket.checksum
 
 
 def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes) -> None:
@@ -450,7 +450,7 @@ def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alon
     """
     mark = uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    code = "import ray, time, rlvr.cluster.ray_transport as it; it.ray_of(it.ClusterConfig()); print('up', flush=True); time.sleep(600)"
+    code = "import ray, time, rlvr.cluster.ray_transport as it; it.connect_ray(it.ClusterConfig()); print('up', flush=True); time.sleep(600)"
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         assert run.stdout is not None and run.stdout.readline() == b"up\n" and len(running(mark)) > 3
