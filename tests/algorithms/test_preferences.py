@@ -64,7 +64,12 @@ def test_the_learners_gradient_is_that_of_the_loss_written_out(how: str, smoothi
     truth = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()))])
     algorithm = factory("online_dpo")(preference_loss=how, label_smoothing=smoothing, beta=beta)
     learner = Learner(
-        model, algorithm, Optimization(max_tokens_per_microbatch=30), accelerator=Accelerator(cpu=True), total_steps=1, reference=reference
+        model,
+        algorithm.inner,
+        Optimization(max_tokens_per_microbatch=30),
+        accelerator=Accelerator(cpu=True),
+        total_steps=1,
+        reference=reference,
     )
     assert apart(gradient(learner, groups), truth) < 1e-5
     assert algorithm.metrics["preference/loss"] == pytest.approx(float(total.detach()), rel=1e-4)
@@ -86,7 +91,7 @@ def test_the_loss_that_is_logged_is_that_of_the_method(name: str, cost: float | 
         chosen = [*best, *(e for e in flat if e.reward > 0)]
         with torch.no_grad():
             cost = -float(sum(summed(model, e) for e in chosen)) / sum(e.num_policy_tokens for e in chosen)
-    learner = Learner(model, factory(name)(), Optimization(), accelerator=Accelerator(cpu=True), total_steps=1)
+    learner = Learner(model, factory(name)().inner, Optimization(), accelerator=Accelerator(cpu=True), total_steps=1)
     assert learner.update(groups)["loss"] == pytest.approx(cost, rel=1e-5)
 
 
@@ -314,7 +319,12 @@ def test_two_processes_pull_as_one_would(name: str) -> None:
         return algorithms[me].compute_advantages(groups[part], **shifts, **more)
 
     whole = credit(2, slice(None))
-    got = at_once([lambda total: credit(0, slice(0, 3), all_reduce=total), lambda total: credit(1, slice(3, None), all_reduce=total)])
+    got = at_once(
+        [
+            lambda all_reduce: credit(0, slice(0, 3), all_reduce=all_reduce),
+            lambda all_reduce: credit(1, slice(3, None), all_reduce=all_reduce),
+        ]
+    )
     assert [*got[0], *got[1]] == whole and any(x for group in whole for row in group for x in row)
     assert algorithms[0].metrics == algorithms[1].metrics == pytest.approx(algorithms[2].metrics)
 
@@ -350,7 +360,11 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
 def test_one_batch_of_pairs_is_good_for_one_step() -> None:
     with pytest.raises(ConfigError, match="minibatches_per_step"):
         Learner(
-            tiny_model(), factory("online_dpo")(), Optimization(minibatches_per_step=2), accelerator=Accelerator(cpu=True), total_steps=1
+            tiny_model(),
+            factory("online_dpo")().inner,
+            Optimization(minibatches_per_step=2),
+            accelerator=Accelerator(cpu=True),
+            total_steps=1,
         )
 
 
