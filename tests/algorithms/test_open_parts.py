@@ -287,7 +287,7 @@ def test_the_largest_are_taken_over_all_processes() -> None:
         and find_top_fraction_threshold(np.zeros(0), 0.5, list) is not None
     )
     halves = [values[:2], values[2:]]
-    bounds = at_once([lambda total, part=part: find_top_fraction_threshold(part, 0.4, total) for part in halves])
+    bounds = at_once([lambda all_reduce, part=part: find_top_fraction_threshold(part, 0.4, all_reduce) for part in halves])
     assert bounds[0] == bounds[1] and [(part >= bounds[0]).sum() for part in halves] == [0, 2]
 
 
