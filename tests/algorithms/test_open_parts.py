@@ -155,7 +155,7 @@ def test_old_from_the_sampler_where_the_credit_needs_the_trainers_too(name: str,
     subject, groups = learner(name, **settings), fixed_groups()
     taken: list[LossInputs] = []
     losses = subject.algorithm.compute_token_losses
-    vars(subject.algorithm)["losses"] = lambda x: (taken.append(x), losses(x))[1]  # type: ignore[func-returns-value]
+    vars(subject.algorithm)["compute_token_losses"] = lambda x: (taken.append(x), losses(x))[1]  # type: ignore[func-returns-value]
     metrics = subject.update(groups)
     assert taken and all(torch.equal(x.old, x.sampler) for x in taken)
     assert metrics["mismatch_kl"] > 0 and math.isfinite(metrics["loss"])
