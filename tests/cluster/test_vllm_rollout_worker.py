@@ -46,5 +46,5 @@ def test_a_collector_samples_from_an_engine_in_its_process_with_the_weights_of_i
 @pytest.mark.vllm
 def test_engines_in_processes_of_their_own_are_refused_in_a_sentence(tmp_path: Path) -> None:
     config = tiny_run(rollout={"prompts_per_step": 4, "num_generations": 4, "sampler": {"name": "vllm", "placement": "local"}}, cluster={})
-    with pytest.raises(ConfigError, match=r"'vllm' has processes of its own; .* such as hf, or vllm with placement: colocated"):
+    with pytest.raises(ConfigError, match=r"'vllm' has its own processes; .* such as hf, or vllm with placement: colocated"):
         train(config, out=tmp_path / "run")
