@@ -125,7 +125,14 @@ def measured(out: Path, rollout_workers: int, k: int, args: argparse.Namespace) 
 
     small = [line.replace("FILE", str(Path(__file__).resolve())).replace("EACH", str(args.each_s)) for line in SMALL]
     overrides = [*small, f"train.steps={args.steps}", f"rollout.max_staleness={k}", "cluster.speculative_fraction=0"]
-    asked = {"recipe": "quickstart", "overrides": overrides, "rollout_workers": rollout_workers, "out": str(out), "resume": False, "seed": 0}
+    asked = {
+        "recipe": "quickstart",
+        "overrides": overrides,
+        "rollout_workers": rollout_workers,
+        "out": str(out),
+        "resume": False,
+        "seed": 0,
+    }
     equal.run(asked | {"kills": 0, "freezes": 0, "node_kills": 0, "every": 1.0}, 0, args.limit_s)
     return statistics.mean(row["step_time"] for row in later(rows_of(out / "timings.jsonl")))
 
@@ -154,7 +161,11 @@ def main() -> None:
         told = {name: round(getattr(found, name), 4) for name in ("step_s", "token_s", "overhead_s", "train_s", "load_s")}
         print(json.dumps({"fitted": str(args.run or "one collector, k = 0"), "groups_a_step": groups, **told}), flush=True)
         for rollout_workers, k in [(count, k) for k in args.k for count in args.rollout_workers]:
-            row: dict[str, Any] = {"rollout_workers": rollout_workers, "k": k, "predicted_s": round(predicted(found, rollout_workers, k, groups), 3)}
+            row: dict[str, Any] = {
+                "rollout_workers": rollout_workers,
+                "k": k,
+                "predicted_s": round(predicted(found, rollout_workers, k, groups), 3),
+            }
             if args.run is None:
                 real_s = measured(Path(folder, f"{rollout_workers}-{k}"), rollout_workers, k, args)
                 row |= {"measured_s": round(real_s, 3), "ratio": round(row["predicted_s"] / real_s, 3)}

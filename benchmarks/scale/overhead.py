@@ -162,7 +162,9 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
 def rollout_workers(args: argparse.Namespace) -> dict[str, Any]:
     """More rollout_workers."""
     asked = {"verdict_s": 0.0, "workers": 4, "width": 16, "tokens": args.tokens, "unit_s": args.unit_s}
-    return scaled("rollout_workers", [1, 2, 4, 8], args, lambda count: config_of(cluster={"rollout_workers": count, "cpus": 0.1}, **asked), 8)
+    return scaled(
+        "rollout_workers", [1, 2, 4, 8], args, lambda count: config_of(cluster={"rollout_workers": count, "cpus": 0.1}, **asked), 8
+    )
 
 
 def judges(args: argparse.Namespace) -> dict[str, Any]:

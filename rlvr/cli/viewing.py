@@ -40,7 +40,9 @@ def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, f
         _print_written(written, many=many)
 
     last = (
-        serve_index(first, out, port=port, on_written=print_update) if many else serve_run(runs, out, against=against, port=port, on_written=print_update)
+        serve_index(first, out, port=port, on_written=print_update)
+        if many
+        else serve_run(runs, out, against=against, port=port, on_written=print_update)
     )
     _print_written(last, many=many)
 

@@ -78,8 +78,7 @@ class WeightProbe:
         *,
         trainer_logprobs: list[float] | None = None,
     ) -> None:
-        """Compare the scores; raise SamplerError with engine and cause if they differ. `trainer_logprobs`: the trainer's scores, if known.
-        """
+        """Compare the scores; raise SamplerError with engine and cause if they differ. `trainer_logprobs`: the trainer's scores, if known."""
         trainer_logprobs, theirs = (
             compute_model_logprobs(model, self.tokens, self.precision) if trainer_logprobs is None else trainer_logprobs,
             score(self.tokens),

@@ -77,8 +77,7 @@ def create_partial_folder(folder: Path, step: int) -> Path:
 def publish_checkpoint(
     partial: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress, *, save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT
 ) -> Path:
-    """Write the state next to the weights, flush to disk, and publish the checkpoint. `save_total_limit`: how many to keep; None for all.
-    """
+    """Write the state next to the weights, flush to disk, and publish the checkpoint. `save_total_limit`: how many to keep; None for all."""
     home = partial.parent
     place = home / f"step-{progress.num_completed_steps:06d}"
     with handle_write_errors(partial):

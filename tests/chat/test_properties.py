@@ -1,4 +1,3 @@
-
 """Any arguments survive writing and reading, any text is read without an error, and time grows with the text alone."""
 
 from __future__ import annotations

@@ -450,7 +450,9 @@ def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alon
     """
     mark = uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    code = "import ray, time, rlvr.cluster.ray_transport as it; it.connect_ray(it.ClusterConfig()); print('up', flush=True); time.sleep(600)"
+    code = (
+        "import ray, time, rlvr.cluster.ray_transport as it; it.connect_ray(it.ClusterConfig()); print('up', flush=True); time.sleep(600)"
+    )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         assert run.stdout is not None and run.stdout.readline() == b"up\n" and len(running(mark)) > 3

@@ -286,7 +286,7 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
         vllm.load_model(model, step)
         found = vllm.sample(asked, Sampling(stop_ids=STOPS))
         worst = max(worst, largest_difference(model, asked, found))
-        said.add(tuple(engine.score(range(16))))
+        said.add(tuple(engine.score_tokens(range(16))))
         loss = torch.zeros(())
         for request, completion in zip(asked, found, strict=True):
             ids = torch.tensor([[*request.prompt, *completion.tokens]])
@@ -313,9 +313,9 @@ def test_a_skipped_reload_is_caught_at_once(vllm: VLLMSampler, monkeypatch: pyte
 def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = fresh(), fresh(2)
     engine: Any = vllm._engine
-    take = engine.take
+    take = engine.update_weights
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "take", lambda _, version: take(PlainWeights(other), version))
+        patch.setattr(engine, "update_weights", lambda _, version: take(PlainWeights(other), version))
         with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* differ by [0-9.]+; 0.0001"):
             vllm.load_model(model, 1)
     vllm.load_model(model, 2)
@@ -359,7 +359,13 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     with Rollout(mdp, sampler=vllm) as rollout:
         episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
     rows = [
-        {**e.meta, "tokens": e.tokens, "action_mask": [int(own) for own in e.action_mask], "end": e.stop_reason.value, "reward": e.reward}
+        {
+            **e.meta,
+            "tokens": e.tokens,
+            "action_mask": [int(own) for own in e.action_mask],
+            "stop_reason": e.stop_reason.value,
+            "reward": e.reward,
+        }
         for e in episodes
     ]
     env = TokenEnv(env=make(), tokenizer=TOKENS, obs="ids", **lengths)  # type: ignore[arg-type]

@@ -1,4 +1,3 @@
-
 """The end of a program: a fact of the kernel's, within a deadline, and never anybody else's loss."""
 
 from __future__ import annotations

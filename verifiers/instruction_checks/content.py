@@ -1,4 +1,3 @@
-
 """IFEval: keywords, language, lengths, letter case, punctuation, start and end."""
 
 from __future__ import annotations

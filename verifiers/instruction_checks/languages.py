@@ -1,4 +1,3 @@
-
 """Detect the language of a text by its script, and within a script by common words and letters. Deterministic, without a model."""
 
 from __future__ import annotations

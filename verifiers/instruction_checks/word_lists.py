@@ -1,4 +1,3 @@
-
 """Words and names that instructions count: stop words, pronouns, conjunctions, verbs, names, countries, capitals."""
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class UniversalAnswer:
 def search_universal_answers(
     golds: Sequence[LabelledPair], seen: Sequence[str], is_rewarded: Callable[[LabelledPair, str], bool], *, max_calls: int, seed: int
 ) -> list[UniversalAnswer]:
-    """Find texts that are rewarded for at least two different references, best and shortest first, with at most `max_calls` verifications.
-    """
+    """Find texts that are rewarded for at least two different references, best and shortest first, with at most `max_calls` verifications."""
     chance = random.Random(seed)
     tasks = list({repr(gold.reference): gold for gold in golds}.values())
     chance.shuffle(tasks)

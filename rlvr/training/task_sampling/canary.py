@@ -81,7 +81,8 @@ class CanaryTasks:
             raise CheckFailed(
                 f"the verifier rewarded {count:.0f} answers to canary tasks, which cannot be solved "
                 f"(rollout.max_rewarded_canaries is {self.max_rewarded}), so it has a loophole and the policy has found it. "
-                "The answers are in canaries.jsonl of the run folder; repair the verifier (`rlvr audit` finds more), and train again from a checkpoint before the first of them"
+                "The answers are in canaries.jsonl of the run folder; repair the verifier (`rlvr audit` finds more), "
+                "and train again from a checkpoint before the first of them"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -161,4 +161,7 @@ def test_what_differs_is_said() -> None:
     assert "is -0.5000 in one and nan" in describe_difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
     assert describe_difference(one, SampledAnswer([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
     assert describe_difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
-    assert describe_difference(one, one._replace(action_mask=[False, False, True])) == "the mask of token 1 is True in one and False in the other"
+    assert (
+        describe_difference(one, one._replace(action_mask=[False, False, True]))
+        == "the mask of token 1 is True in one and False in the other"
+    )
