@@ -68,7 +68,7 @@ def main() -> None:
     model = load_model(ModelConfig(config=MODEL | {"hidden_size": asked.hidden, "intermediate_size": 3 * asked.hidden}), tokenizer, seed=0)
     ratios, shares, times = [], [], []
     with build("sampler", asked.sampler) as sampler:
-        sampler.load(model, 0)
+        sampler.load_model(model, 0)
         for repeat in range(-1, asked.repeats):  # the first warms up
             instant, _ = step(sampler, tokenizer, 0.0, repeat + 1, asked.prompts, asked.group)
             slow, hidden = step(sampler, tokenizer, 0.2, repeat + 1, asked.prompts, asked.group)

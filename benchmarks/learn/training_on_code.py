@@ -45,7 +45,7 @@ def measure(environment: Any, pace_s: float, count: int) -> dict[str, float]:
     """One collection of so many episodes."""
     tokenizer = load_tokenizer("bytes")
     sampler = Paced(pace_s)
-    sampler.bind(environment, tokenizer)
+    sampler.setup(environment, tokenizer)
     with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
         draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))

@@ -158,8 +158,8 @@ def examined(family: str, steps: int) -> dict[str, Any]:
         return line | {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     try:
         sampler = build("sampler", "hf", batch_size=7)
-        sampler.prepare(precision="float32", max_length=64)
-        slow = sampler.suits(model)
+        sampler.setup(build("env", "arithmetic"), CharTokenizer(), precision="float32", max_length=64)
+        slow = sampler.validate_model(model)
         line |= {"sampler": sampler.kind.__name__, "slow": bool(slow)}
         table = run_model_checks(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
         if why := find_refusal_reason(family, table):
@@ -172,7 +172,7 @@ def examined(family: str, steps: int) -> dict[str, Any]:
         line["before"] = learned(learner) | sampled(sampler, model)
         for step in range(steps):
             learner.supervise(random.Random(step).sample(rows_of(step % 7), 4))
-        sampler.load(learner.whole(), 1)
+        sampler.load_model(learner.whole(), 1)
         line["after"] = learned(learner) | sampled(sampler, model)
         line["gradient"] = gradients(learner)
         line["bf16"] = rounded(model)

@@ -193,10 +193,9 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sandbox: Sandbox = build("sandbox", options.sandbox, **({"trusted": True} if options.sandbox == "process" else {}))
     environment = Agents(build("verifier", "exact"), sandbox, turns=options.turns, call_s=options.call_s)
     with Timed(kv_cache_gb=0.5, max_num_seqs=256) as sampler:
-        sampler.bind(environment, tokenizer)
+        sampler.setup(environment, tokenizer)
         mdp = TokenMDP(environment, tokenizer, max_length=1800)
-        sampler.prepare(precision="float32", max_length=mdp.max_length)
-        sampler.load(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
+        sampler.load_model(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
         for collection in range(options.collections):
             yield {"sandbox": options.sandbox, "collection": collection} | collected(options, mdp, sampler, environment)
     environment.close()

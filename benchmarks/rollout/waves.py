@@ -82,8 +82,8 @@ def sampler_of(name: str, environment: Environment, tokenizer: CharTokenizer) ->
         from rlvr.samplers.hf import HFSampler
 
         sampler = HFSampler()
-        sampler.load(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
-    sampler.bind(environment, tokenizer)
+        sampler.load_model(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
+    sampler.setup(environment, tokenizer)
     return sampler
 
 

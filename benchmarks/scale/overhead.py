@@ -69,10 +69,10 @@ class Paced(ScriptedSampler):
         super().__init__()
         self.seconds, self.tokens = seconds, tokens
 
-    def load(self, model: Any, version: int) -> None:
+    def load_model(self, model: Any, version: int) -> None:
         """Take weights, so that they are sent."""
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Sleep, then answer."""
         while (asked := feed.take(sys.maxsize)) is not None:
             if asked:
@@ -110,7 +110,7 @@ def started(stack: ExitStack, config: RunConfig, facts: WorkerSettings) -> Drive
 def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Callable[[], WeightUpdate] = lambda: NO_WEIGHTS) -> float:
     """The seconds of a step with rollout_workers, which begins with new weights."""
     began = time.perf_counter()
-    driver.load(pack())
+    driver.load_weights(pack())
     found = driver.collect(draws(config, step, units), Sampling(), version=step)
     seconds = time.perf_counter() - began
     assert len(found) == units * MEMBERS and all(episode.verdict and episode.verdict.score is not None for episode in found)
@@ -145,7 +145,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
         driver = started(stack, config, facts)
 
         def load(collector: RolloutWorker, version: int) -> None:
-            collector.sampler.load(collector.model, version)
+            collector.sampler.load_model(collector.model, version)
 
         step = here(config, facts, load)
         model = load_model(config.model, load_tokenizer(config.tokenizer_name), 0)

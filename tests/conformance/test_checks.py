@@ -237,7 +237,7 @@ def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(
         "(time.sleep(0.05), self.__dict__.setdefault('lock', threading.Lock()).acquire(blocking=threading.active_count() > 3))[0] or 0.0"
     )
     name = planted(tmp_path, VERIFIER, "float(right == said)", f"float(right == said) or {locked}")
-    code = f"import rlvr.conformance.checks as c, rlvr.conformance.check_runner as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
+    code = f"import rlvr.conformance.checks as c, rlvr.conformance.check_runner as s; s.CHECK_TIMEOUT_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PACKAGE_FOLDER.parent)
     assert done.stdout.strip() == "['verdicts are the same from many threads']", done
 
