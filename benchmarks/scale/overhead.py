@@ -74,7 +74,7 @@ class Paced(ScriptedSampler):
 
     def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Sleep, then answer."""
-        while (asked := feed.take(sys.maxsize)) is not None:
+        while (asked := queue.pop(sys.maxsize)) is not None:
             if asked:
                 time.sleep(self.seconds)
             yield from ((number, self._said(request)) for number, request in asked)
