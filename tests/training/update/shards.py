@@ -180,7 +180,7 @@ def precision(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """In bf16: the dtype of log-probabilities, and one update against the one in float32."""
     accelerator, seen = in_fsdp("bf16"), set[str]()
     model, fill = blank(folder / "start")
-    learner = new(accelerator, model, fill=fill)
+    learner = new(accelerator, model, weight_loader=fill)
     learner.policy.register_forward_hook(lambda module, args, scores: seen.add(str(scores.logprobs.dtype)))
     found = logprobs(learner.policy)
     with added_up() as reduced:
@@ -224,17 +224,17 @@ def added_up() -> Iterator[set[str]]:
 def head_seen(policy: Any) -> str:
     """The type in which the head has its weights while it computes."""
     seen, module = set[str](), vars(rlvr.training.update.policy)
-    original = module["token_logprobs"]
+    original = module["compute_token_logprobs"]
 
     def noted(hidden: Tensor, weight: Tensor, *args: Any, **more: Any) -> Any:
         seen.add(str(weight.dtype))
         return original(hidden, weight, *args, **more)
 
-    module["token_logprobs"] = noted
+    module["compute_token_logprobs"] = noted
     try:
         logprobs(policy)
     finally:
-        module["token_logprobs"] = original
+        module["compute_token_logprobs"] = original
     return " ".join(seen)
 
 
@@ -256,7 +256,7 @@ def updates(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     for name, algorithm in (("plain", {}), ("reference", REFERENCE)):
         model, fill = blank(folder / "start")
         reference = copy.deepcopy(model) if algorithm else None
-        learner = new(accelerator, model, algorithm, fill=fill, reference=reference)
+        learner = new(accelerator, model, algorithm, weight_loader=fill, reference=reference)
         watch_sync(learner.policy, held)
         metrics = [learner.update(share(accelerator, groups())) for _ in range(2)]
         kl = [row.get("kl", 0.0) for row in metrics]
@@ -275,7 +275,7 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """Hand-over, checkpoint and resume: how many tensors are whole at once, and that all come back."""
     accelerator, figures = in_fsdp("no"), dict[str, Any]()
     model, fill = blank(folder / "start")
-    learner = new(accelerator, model, REFERENCE, fill=fill, reference=copy.deepcopy(model))
+    learner = new(accelerator, model, REFERENCE, weight_loader=fill, reference=copy.deepcopy(model))
     learner.update(share(accelerator, groups()))
     with counted() as at_once:
         learner.weights.save(folder / "engine", "bfloat16")
@@ -288,7 +288,7 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     figures["parts"] = sorted(path.name for path in (folder / "kept" / "sharded").glob("*.distcp"))
     with counted() as at_once:
         model, fill = blank(folder / "kept")
-        again = new(accelerator, model, REFERENCE, fill=fill, reference=copy.deepcopy(model))
+        again = new(accelerator, model, REFERENCE, weight_loader=fill, reference=copy.deepcopy(model))
         again.load_state_dict(state, folder / "kept")
         figures["resume"] = dict(at_once)
     if accelerator.is_main_process:
@@ -307,7 +307,7 @@ def adapters(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """LoRA with sharded weights: two steps as in one process, and the merged model one tensor at a time."""
     accelerator = in_fsdp("no")
     model, fill = blank(folder / "start")
-    learner = new(accelerator, with_adapter(model), {"beta": 0.1}, fill=fill)
+    learner = new(accelerator, with_adapter(model), {"beta": 0.1}, weight_loader=fill)
     metrics = [learner.update(share(accelerator, groups())) for _ in range(2)]
     with counted() as at_once:
         learner.weights.save(folder / "merged")
@@ -326,7 +326,7 @@ def experts(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     model = build_meta_model(ModelConfig(path=str(folder / "experts")))
     converted = sharded.FolderWeightLoader.for_model(model, folder / "experts") is None
     held = dict(fresh(EXPERTS).state_dict()) if accelerator.is_main_process else None
-    learner = new(accelerator, model, fill=sharded.MainProcessWeightLoader(held))
+    learner = new(accelerator, model, weight_loader=sharded.MainProcessWeightLoader(held))
     learner.weights.save(folder / "experts again")
     before, after = (load_file(folder / name / "model.safetensors") for name in ("experts", "experts again"))
     return {
@@ -340,7 +340,7 @@ def honest(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     accelerator, said, tables = in_fsdp("bf16"), dict[str, str](), dict[str, list[dict[str, Any]]]()
     for name, share in (("right", 0.0), ("mixing", 0.9)):
         model, fill = blank(folder / "start")
-        learner = new(accelerator, model, fill=fill)
+        learner = new(accelerator, model, weight_loader=fill)
         model.model.norm.register_forward_hook(lambda _, args, out, share=share: out + share * (out.mean(0, keepdim=True) - out))
         before = flat(learner.gather_model())
         try:

@@ -80,7 +80,7 @@ def test_checkpointed_layers_are_computed_twice_and_copies_have_their_own() -> N
     enable_gradient_checkpointing(model)
     enable_gradient_checkpointing(model)  # as a warm start and the training after it do
     counts: list[int] = []
-    model.model.attending_layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
     ids = torch.arange(1, 6)[None]
     model(input_ids=ids, use_cache=False).logits.sum().backward()
     assert len(counts) == 2

@@ -217,7 +217,7 @@ def test_supervision_teaches_the_acted_tokens() -> None:
     rows = [([1, 2, 5, 6], [False, False, True, True]), ([2, 1, 7], [False, False, True])]
     losses = [subject.train_supervised(rows)["loss"] for _ in range(40)]
     assert losses[-1] < 0.2 * losses[0]
-    with pytest.raises(ConfigError, match="action_mask"):
+    with pytest.raises(ConfigError, match="action mask"):
         subject.train_supervised([([1, 2], [False, False])])
 
 

@@ -95,7 +95,7 @@ def test_a_line_whose_prompts_are_not_shared_is_not_copied() -> None:
     layout = pack_rows(
         TokenRows([[1, 2, 3], [4, 5]], [[False, True, True], [False, True]]), [0, 1], "cpu", PackingMode(attend_reference)
     ).layout
-    assert layout.keys is None and layout.lengths.query_offsets.tolist() == layout.lengths.keys.tolist() == [0, 2, 3]
+    assert layout.keys is None and layout.lengths.query_offsets.tolist() == layout.lengths.key_offsets.tolist() == [0, 2, 3]
 
 
 def test_with_a_kernel_rows_are_packed_also_where_that_computes_no_fewer_tokens() -> None:
@@ -112,7 +112,7 @@ def test_with_a_kernel_rows_are_packed_also_where_that_computes_no_fewer_tokens(
 def test_queries_are_answers_and_keys_are_prompt_and_answer() -> None:
     rows = TokenRows([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9]], [[False] * 4 + [True] * 2, [False] * 4 + [True] * 3])
     layout = pack_rows(rows, [0, 1], "cpu", PackingMode(attend_reference)).layout
-    assert layout.lengths.query_offsets.tolist() == [0, 4, 5, 7] and layout.lengths.keys.tolist() == [0, 4, 9, 15]
+    assert layout.lengths.query_offsets.tolist() == [0, 4, 5, 7] and layout.lengths.key_offsets.tolist() == [0, 4, 9, 15]
     assert layout.keys.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 5, 6]
 
 
