@@ -127,7 +127,7 @@ def test_settings_that_make_no_sense_are_one_message_each() -> None:
     for settings, words in (
         ({"id": ""}, "id is ''"),
         ({"turns": 0}, "turns is 0"),
-        ({"won": 1.0, "scale": [0, 1]}, "both set"),
+        ({"success_threshold": 1.0, "scale": [0, 1]}, "both set"),
         ({"scale": [1, 1]}, r"scale is \[1, 1\]"),
     ):
         with pytest.raises(ConfigError, match=words):

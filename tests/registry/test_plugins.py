@@ -104,7 +104,7 @@ def rows(folder: Path) -> Path:
 
 PLAYED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "harbor": lambda folder: {"path": str(written(folder, "hello", "removed"))},
-    "openenv": lambda _: {"server": [sys.executable, str(THEIRS / "openenv_server.py"), "{port}"], "won": 1.0},
+    "openenv": lambda _: {"server": [sys.executable, str(THEIRS / "openenv_server.py"), "{port}"], "success_threshold": 1.0},
     "skyrl_gym": lambda folder: {"rows": str(rows(folder))},
     "verifiers_env": lambda _: {"id": "sums"},
     "bfcl": lambda _: {"category": "parallel"},
@@ -124,7 +124,7 @@ def needs(kind: str, name: str) -> list[tuple[str, str]]:
     """The plugins that one needs by itself; a sandbox beside `tools` is built only for tools that run in a box, and no default does."""
     found = dict(getattr(load_factory(kind, name), "needs", {}))
     tools = [load_factory("tool", tool) for tool in found.pop("tools", ())]
-    if tools and not any(getattr(tool, "needs_box", False) for tool in tools):
+    if tools and not any(getattr(tool, "needs_sandbox", False) for tool in tools):
         found.pop("sandbox", None)
     return [(other, default) for other, default in found.items() if default]
 

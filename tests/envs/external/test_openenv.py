@@ -53,7 +53,7 @@ def test_metadata_never_reaches_the_policy(guess: Any) -> None:
     play.session_handle.close()
 
 
-@pytest.mark.parametrize("how", [{"scale": [0, 1]}, {"won": 1.0}], ids=["scale", "won"])
+@pytest.mark.parametrize("how", [{"scale": [0, 1]}, {"success_threshold": 1.0}], ids=["scale", "won"])
 @pytest.mark.parametrize("turn", ["pay 7.5", "pay nan", "pay text", "pay none"])
 def test_a_reward_that_makes_no_sense_is_no_score(turn: str, how: dict[str, Any]) -> None:
     with rlvr.make("env", "openenv", server=SERVER, **how) as env:
@@ -139,7 +139,7 @@ def test_a_server_that_is_ours_ends_with_the_environment() -> None:
         ({}, "either url"),
         ({"url": "here"}, "write for example"),
         ({"server": ["serve"]}, "{port}"),
-        ({"url": "http://x", "won": 1, "scale": [0, 1]}, "both set"),
+        ({"url": "http://x", "success_threshold": 1, "scale": [0, 1]}, "both set"),
         ({"url": "http://x", "scale": [1, 0]}, "low, high"),
         ({"url": "http://x", "turns": 0}, "at least 1"),
     ],

@@ -26,7 +26,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "skyrl_gym": {"rows": "rows.jsonl"},
     "verifiers_env": {"id": "theirs"},
     "inspect_task": {"task": "theirs:task"},
-    "openenv": {"server": SERVER, "won": 1.0},
+    "openenv": {"server": SERVER, "success_threshold": 1.0},
 }
 
 
