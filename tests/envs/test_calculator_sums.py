@@ -43,19 +43,19 @@ def test_the_script_calls_the_calculator_and_answers_with_its_result() -> None:
     env = make("env", "calculator_sums")
     task = env.task("train", 0)
     asked = {"expression": f"{task.meta['left']}+{task.meta['right']}"}
-    assert env.script(task) == [Call("", "calculator", asked), task.reference]
+    assert env.oracle_turns(task) == [Call("", "calculator", asked), task.reference]
     assert scores(env, "gold") == [1.0] * 20
     assert scores(env, "noop") == scores(env, "random") == [0.0] * 20
 
 
 def test_without_tools_the_gold_answer_is_one_turn() -> None:
     env = make("env", "calculator_sums", tools=[])
-    assert env.script(env.task("train", 0)) is None and scores(env, "gold") == [1.0] * 20
+    assert env.oracle_turns(env.task("train", 0)) is None and scores(env, "gold") == [1.0] * 20
 
 
 def test_a_share_of_the_scripts_answers_at_once() -> None:
     env = make("env", "calculator_sums", tool_call_fraction=0.3)
-    calling = sum(env.script(env.task("train", index)) is not None for index in range(400))
+    calling = sum(env.oracle_turns(env.task("train", index)) is not None for index in range(400))
     assert 90 <= calling <= 150
 
 

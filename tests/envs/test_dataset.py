@@ -47,7 +47,7 @@ def written(folder: Path, ending: str) -> str:
 
 
 def asked(env: Any, split: str) -> list[Task]:
-    return [env.task(split, index) for index in range(env.size(split))]
+    return [env.task(split, index) for index in range(env.num_tasks(split))]
 
 
 def questions(env: Any, split: str) -> set[str]:
@@ -57,7 +57,7 @@ def questions(env: Any, split: str) -> set[str]:
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".jsonl.gz", ".csv", ".tsv", ".parquet"])
 def test_every_format_gives_the_same_tasks(ending: str, tmp_path: Path) -> None:
     env = make("env", "dataset", path=written(tmp_path, ending), verifier="numeric")
-    assert env.splits == ("train", "test") and (env.size("train"), env.size("test")) == (36, 4)
+    assert env.splits == ("train", "test") and (env.num_tasks("train"), env.num_tasks("test")) == (36, 4)
     found = {task.question.partition("\n")[0]: task.reference for split in env.splits for task in asked(env, split)}
     assert found == {row["question"]: row["answer"] for row in SUMS}
     assert all(env.verifier.verify(task, env.gold(task)).passed for task in asked(env, "test"))
@@ -70,21 +70,21 @@ def test_what_is_held_out_depends_on_the_questions_only(tmp_path: Path) -> None:
     assert questions(one, "test") == questions(other, "test") and len(questions(one, "test")) == 10
     assert not questions(one, "test") & questions(one, "train")
     everything = make("env", "dataset", path=str(tmp_path / "a.jsonl"), holdout=0)
-    assert everything.splits == ("train",) and everything.size("train") == 40
+    assert everything.splits == ("train",) and everything.num_tasks("train") == 40
 
 
 def test_a_question_asked_twice_is_never_on_both_sides(tmp_path: Path) -> None:
     rows = [*SUMS, *({**row, "question": f"  {row['question'].upper()}"} for row in SUMS)]
     env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows))
     train, test = ({" ".join(q.lower().split()) for q in questions(env, split)} for split in env.splits)
-    assert not train & test and (env.size("train"), env.size("test")) == (72, 8)
+    assert not train & test and (env.num_tasks("train"), env.num_tasks("test")) == (72, 8)
     assert any("36 rows of train repeat a question" in note for note in env.warnings)
 
 
 def test_training_rows_with_a_held_out_question_are_left_out_and_said(tmp_path: Path) -> None:
     path, held = jsonl(tmp_path / "a.jsonl", SUMS), jsonl(tmp_path / "held.jsonl", [{**SUMS[7], "question": "what is  7 + 7?"}, SUMS[9]])
     env = make("env", "dataset", path=path, test=held)
-    assert (env.size("train"), env.size("test")) == (38, 2)
+    assert (env.num_tasks("train"), env.num_tasks("test")) == (38, 2)
     assert any(note == "2 training rows ask a held-out question and are left out, such as " + path + ":8" for note in env.warnings)
     assert make("env", "dataset", test=held).splits == ("test",)
 
@@ -99,10 +99,10 @@ def test_folders_are_read_by_the_names_of_their_files(tmp_path: Path) -> None:
     jsonl(tmp_path / "data" / "train-00000-of-00002.jsonl", SUMS[:20])
     jsonl(tmp_path / "data" / "train-00001-of-00002.jsonl", SUMS[20:30])
     jsonl(tmp_path / "data" / "validation.jsonl", SUMS[30:35])
-    assert make("env", "dataset", path=str(tmp_path)).size("test") == 5
+    assert make("env", "dataset", path=str(tmp_path)).num_tasks("test") == 5
     jsonl(tmp_path / "test.jsonl", SUMS[35:])
     env = make("env", "dataset", path=str(tmp_path))
-    assert env.size("train") == 30 and questions(env, "test") == {row["question"] for row in SUMS[35:]}
+    assert env.num_tasks("train") == 30 and questions(env, "test") == {row["question"] for row in SUMS[35:]}
     assert len({task.id for task in asked(env, "train")}) == 30
     with pytest.raises(NotFound, match="no data files"):
         (tmp_path / "empty").mkdir()
@@ -117,7 +117,7 @@ def test_splits_are_found_by_their_words() -> None:
 def test_a_column_may_say_the_split(tmp_path: Path) -> None:
     rows = [{**row, "part": ("train", "Test", "validation")[n % 3]} for n, row in enumerate(SUMS)]
     env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows), split="part")
-    assert (env.size("train"), env.size("test")) == (14, 26)
+    assert (env.num_tasks("train"), env.num_tasks("test")) == (14, 26)
     with pytest.raises(ConfigError, match=r"a\.jsonl:41: the column 'part' \(split\) is 'nope'"):
         make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*rows, {**SUMS[0], "part": "nope"}]), split="part")
 
@@ -201,19 +201,19 @@ def test_a_broken_file_is_named_with_its_line(name: str, content: bytes, words: 
 
 def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
     env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "?", "answer": None}]), skip_bad_rows=True)
-    assert env.size("test") == 40 and "1 left out as unusable" in env.warnings[0]
+    assert env.num_tasks("test") == 40 and "1 left out as unusable" in env.warnings[0]
 
 
 def test_rows_are_filtered_and_limited(tmp_path: Path) -> None:
     rows = [{**row, "level": n % 4, "long": "x" * n} for n, row in enumerate(SUMS)]
     path = jsonl(tmp_path / "a.jsonl", rows)
     sizes = {
-        "one": make("env", "dataset", test=path, where={"level": "2"}).size("test"),
-        "list": make("env", "dataset", test=path, where={"level": [1, 2]}).size("test"),
-        "range": make("env", "dataset", test=path, where={"level": {"min": 2}}).size("test"),
+        "one": make("env", "dataset", test=path, where={"level": "2"}).num_tasks("test"),
+        "list": make("env", "dataset", test=path, where={"level": [1, 2]}).num_tasks("test"),
+        "range": make("env", "dataset", test=path, where={"level": {"min": 2}}).num_tasks("test"),
         "longest": make("env", "dataset", test=path, question="long", where={"long": [f"{'x' * n}" for n in (1, 5, 30)]}, max_question_chars=29,
-                        instruction="").size("test"),
-        "limit": make("env", "dataset", test=path, limit=7).size("test"),
+                        instruction="").num_tasks("test"),
+        "limit": make("env", "dataset", test=path, limit=7).num_tasks("test"),
     }  # fmt: skip
     assert sizes == {"one": 10, "list": 20, "range": 20, "longest": 2, "limit": 7}
 
@@ -223,7 +223,7 @@ def test_shots_come_first_and_are_not_trained_on(tmp_path: Path) -> None:
     bare, env = make("env", "dataset", path=path), make("env", "dataset", path=path, shots=2, system="Add.")
     task = env.task("test", 0)
     assert [message["role"] for message in task.prompt] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert env.size("train") == bare.size("train") - 2
+    assert env.num_tasks("train") == bare.num_tasks("train") - 2
     shown = {message["content"] for message in task.prompt[1:-1] if message["role"] == "user"}
     assert shown == {bare.task("train", index).question for index in (0, 1)} and not shown & {t.question for t in asked(env, "train")}
     given = make("env", "dataset", test=path, shots=[{"question": "1+1?", "answer": "2"}]).task("test", 0)
@@ -295,7 +295,7 @@ def test_published_data_sets_are_read_by_split(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     env = make("env", "dataset", path="hf:org/sums:main")
-    assert asked_for == [("org/sums", "main", None)] and (env.size("train"), env.size("test")) == (30, 10)
+    assert asked_for == [("org/sums", "main", None)] and (env.num_tasks("train"), env.num_tasks("test")) == (30, 10)
     assert env.task("train", 2).id == "dataset/train/train:3"
     with pytest.raises(ConfigError, match="is not the name of a data set"):
         make("env", "dataset", path="hf:a/b/c")

@@ -196,13 +196,13 @@ def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_test.jsonl").write_text(LINE + "\n", "utf-8")
     env = make("env", "gsm8k", path=str(tmp_path))
     task = env.task("test", 0)
-    assert (env.size("test"), task.id, task.reference) == (1, "gsm8k/test/0", "1007")
+    assert (env.num_tasks("test"), task.id, task.reference) == (1, "gsm8k/test/0", "1007")
     assert task.question.startswith("Ann has 3 pens") and "####" in task.question
     assert env.gold(task) == "She has 3+4=7 pens.\n#### 1,007" and env.verifier.verify(task, env.gold(task)).passed
     with pytest.raises(ConfigError, match="it has 0 to 0"):
         env.task("test", 1)
     with pytest.raises(NotFound, match=r"train\.jsonl"):
-        env.size("train")
+        env.num_tasks("train")
 
 
 @pytest.mark.parametrize(("line", "words"), [

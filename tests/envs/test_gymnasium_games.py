@@ -26,7 +26,7 @@ def lake() -> Iterator[Any]:
 def test_the_shortest_way_over_the_lake_scores_1(lake: Any) -> None:
     for index in range(3):
         task = lake.task("test", index)
-        verdict, play = play_conversation(lake, task, lake.script(task))
+        verdict, play = play_conversation(lake, task, lake.oracle_turns(task))
         assert (verdict.score, play.step_results[-1].done) == (1.0, True)
         assert "A" in task.question and lake.task("train", index).question != task.question
 
@@ -44,10 +44,10 @@ def test_what_is_no_move_is_told_so_and_changes_nothing(lake: Any) -> None:
     for said in ("", "hop", "down or right", "It is not down.", "<think>down", "x" * 5000, "down\nright"):
         play.step(said)
         assert play.step_results[-1].messages[0]["content"] == "That is no move. Say one move: left, down, right or up."
-    for said in lake.script(task):
+    for said in lake.oracle_turns(task):
         play.step(said)
     verdict = play.verify_and_close()
-    assert (verdict.score, len(verdict.detail["rewards"])) == (1.0, len(lake.script(task)))
+    assert (verdict.score, len(verdict.detail["rewards"])) == (1.0, len(lake.oracle_turns(task)))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_move_may_be_declared_as_an_answer(lake: Any, said: str) -> None:
 def test_known_ways_win_and_shorter_ones_do_not(id: str) -> None:
     with rlvr.make("env", "gymnasium", id=id) as env:
         task = env.task("train", 0)
-        assert play_conversation(env, task, env.script(task))[0].score == 1.0
-        assert play_conversation(env, task, env.script(task)[:-1])[0].score == 0.0
+        assert play_conversation(env, task, env.oracle_turns(task))[0].score == 1.0
+        assert play_conversation(env, task, env.oracle_turns(task)[:-1])[0].score == 0.0
 
 
 def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
     with rlvr.make("env", "gymnasium", kwargs={"is_slippery": True}) as env:
-        assert env.script(env.task("train", 0)) is None
+        assert env.oracle_turns(env.task("train", 0)) is None
 
 
 @pytest.mark.parametrize(

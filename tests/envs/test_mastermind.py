@@ -23,7 +23,7 @@ TASKS = [ENV.task(split, index) for split in ENV.splits for index in range(100)]
 
 def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int]:
     """A conversation with a session of its own: the verdict, the replies, and how many turns were taken."""
-    session, turns, replies = env.open(task, seed=0), [], []
+    session, turns, replies = env.new_session(task, seed=0), [], []
     for text in said[: env.max_turns]:
         turns.append(Turn(text))
         heard = session.step(turns[-1])
@@ -41,9 +41,9 @@ def test_the_script_finds_every_code_and_each_guess_fits_what_was_answered(setti
     tasks = [env.task(split, index) for split in env.splits for index in range(3 if settings.get("length") == 5 else 25)]
     taken = []
     for task in tasks:
-        script = env.script(task)
+        script = env.oracle_turns(task)
         verdict, _, turns = play(env, task, script)
-        assert verdict.score == 1.0 and turns == len(script) <= env.max_turns and script == env.script(task)
+        assert verdict.score == 1.0 and turns == len(script) <= env.max_turns and script == env.oracle_turns(task)
         for place, guess in enumerate(script[:-1]):
             told = [(earlier, count_matches(earlier, task.reference)) for earlier in script[:place]]
             assert all(count_matches(earlier, guess) == counts for earlier, counts in told)
@@ -97,7 +97,7 @@ def test_what_is_not_one_guess_is_none_and_takes_a_turn(text: str) -> None:
 
 def test_each_conversation_has_its_own_board() -> None:
     one, two, again = TASKS[0], TASKS[1], TASKS[0]
-    boards = [ENV.open(task, seed=0) for task in (one, two, again)]
+    boards = [ENV.new_session(task, seed=0) for task in (one, two, again)]
     for board, guess in zip(boards, ("AABB", "CCDD", "EEFF"), strict=True):
         board.step(Turn(guess))
     boards[0].step(Turn("FFFF"))

@@ -41,7 +41,7 @@ def test_tasks_come_in_proportion_to_the_weights() -> None:
     env = make("env", "mixture", envs=ENDLESS)
     tasks = [env.task("train", index) for index in range(400)]
     assert Counter(parse_sub_environment(task.id) for task in tasks) == {"sums": 300, "digits": 100}
-    assert len({task.id for task in tasks}) == 400 and env.size("train") is None and env.members == ("sums", "digits")
+    assert len({task.id for task in tasks}) == 400 and env.num_tasks("train") is None and env.members == ("sums", "digits")
     assert all(env.verifier.verify(task, env.gold(task)).passed for task in tasks[:40])
     assert env.warnings == ["mixture: sums 75%, digits 25%"]
 
@@ -54,10 +54,10 @@ def test_each_task_is_judged_by_its_own_verifier() -> None:
 
 def test_finite_environments_begin_again_and_held_out_tasks_come_once(tmp_path: Path) -> None:
     env = make("env", "mixture", envs=two_files(tmp_path))
-    tasks = [env.task("train", index) for index in range(env.size("train"))]
+    tasks = [env.task("train", index) for index in range(env.num_tasks("train"))]
     assert Counter(parse_sub_environment(task.id) for task in tasks) == {"long": 30, "short": 30} and len({task.id for task in tasks}) == 60
     assert Counter(task.question for task in tasks if parse_sub_environment(task.id) == "short") == {f"short {n}?": 10 for n in range(3)}
-    held = [env.task("test", index).question for index in range(env.size("test"))]
+    held = [env.task("test", index).question for index in range(env.num_tasks("test"))]
     assert len(held) == len(set(held)) == 10 and held[:4] == ["long-held 0", "short-held 0", "long-held 1", "short-held 1"]
     with pytest.raises(ConfigError, match="0 to 9"):
         env.task("test", 10)

@@ -26,7 +26,7 @@ def passages(task: Task) -> dict[str, str]:
 
 def test_the_script_is_paid_and_each_search_finds_the_passage_of_its_hop() -> None:
     for task in TASKS:
-        verdict, play = play_conversation(ENV, task, ENV.script(task))
+        verdict, play = play_conversation(ENV, task, ENV.oracle_turns(task))
         assert verdict.score == 1.0, (task.id, verdict)
         texts, path = passages(task), list(task.meta["path"])
         for title, after, (ok, found) in zip(path, [*path[1:], task.reference[0]], play.tool_results, strict=False):
@@ -99,7 +99,7 @@ def test_every_name_on_the_way_and_every_name_found_is_wrong() -> None:
 
 
 def test_conversations_share_the_index_and_not_their_passages() -> None:
-    one, again, other = (ENV.open(task, seed=0) for task in (TASKS[0], TASKS[0], TASKS[1]))
+    one, again, other = (ENV.new_session(task, seed=0) for task in (TASKS[0], TASKS[0], TASKS[1]))
     try:
         for session in (one, again, other):
             session.tools()

@@ -61,7 +61,7 @@ def test_every_kind_of_question_is_posed_and_its_script_is_paid(tasks: list[Task
     first = {str(task.meta["kind"]): task for task in tasks}
     assert set(first) == set(QUESTION_KINDS)
     for task in first.values():
-        verdict, play = play_conversation(ENV, task, ENV.script(task))
+        verdict, play = play_conversation(ENV, task, ENV.oracle_turns(task))
         assert verdict.score == 1.0 and all(ok for ok, _ in play.tool_results), (task.id, verdict)
 
 
@@ -118,9 +118,9 @@ def test_the_judge_says_why_it_stopped_or_refused_a_query(name: str, why: str, t
 
 def test_an_attack_leaves_the_next_conversation_as_it_was(tasks: list[Task]) -> None:
     task = tasks[2]
-    before = play_conversation(ENV, task, ENV.script(task))[1].tool_results
+    before = play_conversation(ENV, task, ENV.oracle_turns(task))[1].tool_results
     play_conversation(ENV, task, ATTACKS["it writes the schema"])
-    verdict, play = play_conversation(ENV, task, ENV.script(task))
+    verdict, play = play_conversation(ENV, task, ENV.oracle_turns(task))
     assert verdict.score == 1.0 and play.tool_results == before
 
 

@@ -32,14 +32,14 @@ def test_a_game_that_is_won_scores_1_and_one_that_is_not_scores_0(guess: Any) ->
     guess.check_ready()
     for index in range(4):
         task = guess.task("test", index)
-        assert play_conversation(guess, task, guess.script(task))[0].score == 1.0
-        assert "colour" in task.question and guess.script(task)[0] not in task.question
-    assert game(guess).score == 0.0 and game(guess, "[1]" if guess.script(guess.task("train", 0)) != ["[1]"] else "[2]").score == 0.0
+        assert play_conversation(guess, task, guess.oracle_turns(task))[0].score == 1.0
+        assert "colour" in task.question and guess.oracle_turns(task)[0] not in task.question
+    assert game(guess).score == 0.0 and game(guess, "[1]" if guess.oracle_turns(guess.task("train", 0)) != ["[1]"] else "[2]").score == 0.0
 
 
 def test_the_policy_reads_what_is_new_without_its_own_words(guess: Any) -> None:
     task = guess.task("train", 0)
-    wrong = "[1]" if guess.script(task) != ["[1]"] else "[2]"
+    wrong = "[1]" if guess.oracle_turns(task) != ["[1]"] else "[2]"
     play = PlayedConversation(guess, task)
     play.step(f"<think>[9]</think>I say {wrong}.\n**Move: {wrong}**")
     assert play.step_results[-1].messages[0]["content"] in ("higher", "lower")
@@ -47,7 +47,7 @@ def test_the_policy_reads_what_is_new_without_its_own_words(guess: Any) -> None:
 
 
 def test_a_turn_with_no_move_or_two_does_not_reach_the_game(guess: Any) -> None:
-    right = guess.script(guess.task("train", 0))[0]
+    right = guess.oracle_turns(guess.task("train", 0))[0]
     play = PlayedConversation(guess, guess.task("train", 0))
     for text in ("", "5", "[1] or [2]", "<think>[1]", "[" * 3000, f"It is not {right}.", f"{right}\nor not", f"not {right}"):
         play.step(text)

@@ -60,7 +60,7 @@ def test_both_ways_to_write_it_are_the_same() -> None:
 def test_without_tools_it_is_the_environment_itself() -> None:
     with build("env", "arithmetic", tools=[]) as environment:
         task = environment.task("train", 0)
-        assert environment.max_turns == 1 and isinstance(environment.open(task, seed=0), StatelessSession)
+        assert environment.max_turns == 1 and isinstance(environment.new_session(task, seed=0), StatelessSession)
         assert episode(environment, [task.reference]).reward == 1.0
 
 
@@ -102,7 +102,7 @@ def test_what_a_turn_of_a_conversation_earned_is_paid_in_that_turn() -> None:
 def test_an_answer_by_submit_is_judged() -> None:
     with build("env", "arithmetic", levels=["2+2"], tools=["calculator", "submit"], max_new_tokens=100) as environment:
         task = environment.task("train", 0)
-        assert isinstance(environment.open(task, seed=0), ToolSession)
+        assert isinstance(environment.new_session(task, seed=0), ToolSession)
         tokenizer = load_tokenizer("bytes")
         sampler = ScriptedSampler(answers=[f"!submit {task.reference}"])
         sampler.setup(environment, tokenizer)

@@ -306,7 +306,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from rlvr.samplers._local import engine_process as process
-process.WORKER = "tests.samplers.engine_stand"
+process.WORKER_MODULE = "tests.samplers.engine_stand"
 home = Path(sys.argv[1])
 start = {"do": "start", "model": str(home), "whole": False, "tied": None, "place": {"dtype": "float32"}, "home": str(home)}
 heard = lambda engine, message: print(engine.pid, flush=True)

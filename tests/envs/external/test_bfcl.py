@@ -48,10 +48,10 @@ def judged(env: Any, *turns: Any) -> Verdict:
 
 def test_the_listed_calls_in_any_order_score_1_and_nothing_else_does(single: Any) -> None:
     for split in single.splits:
-        for index in range(single.size(split)):
+        for index in range(single.num_tasks(split)):
             task = single.task(split, index)
-            assert play_conversation(single, task, single.script(task))[0].score == 1.0
-    one, two = single.script(single.task("train", 0))[0]
+            assert play_conversation(single, task, single.oracle_turns(task))[0].score == 1.0
+    one, two = single.oracle_turns(single.task("train", 0))[0]
     assert judged(single, [two, one]).score == 1.0
     wrong: Sequence[Any] = (
         [one],
@@ -69,7 +69,7 @@ def test_the_listed_calls_in_any_order_score_1_and_nothing_else_does(single: Any
 
 
 def test_several_calls_may_come_one_in_each_turn(single: Any) -> None:
-    one, two = single.script(single.task("train", 0))[0]
+    one, two = single.oracle_turns(single.task("train", 0))[0]
     assert judged(single, [one], [two], "Done.").score == 1.0 and judged(single, [two], [one]).score == 1.0
     for turns in (([one], "Done."), ([one], "Done.", [two]), ([one], [one], "Done."), ([one], [two], [two], "Done."), ([one], [one, two])):
         assert judged(single, *turns).score == 0.0, turns
@@ -91,10 +91,10 @@ def test_several_calls_are_right_in_a_dialect_with_one_call_in_a_turn(single: An
 
 def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
     for split in long.splits:
-        for index in range(long.size(split)):
+        for index in range(long.num_tasks(split)):
             task = long.task(split, index)
-            assert play_conversation(long, task, long.script(task))[0].score == 1.0
-    create = long.script(long.task("train", 0))[0][0]
+            assert play_conversation(long, task, long.oracle_turns(task))[0].score == 1.0
+    create = long.oracle_turns(long.task("train", 0))[0][0]
     show = call("show", id=1)
     assert judged(long, create, "Done.", call("show", id=7), show, "Done.").score == 1.0  # a call that fails changes nothing
     for turns in (
@@ -110,7 +110,7 @@ def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
 
 
 def test_a_service_may_return_what_json_has_no_word_for(long: Any) -> None:
-    script = long.script(long.task("train", 0))
+    script = long.oracle_turns(long.task("train", 0))
     verdict, play = play_conversation(long, long.task("train", 0), [call("measure"), *script])
     assert verdict.score == 1.0 and play.tool_results[0] == (True, "{'size': Fraction(1, 2)}")
 
@@ -130,7 +130,7 @@ def test_a_call_that_hangs_is_the_answers_fault(long: Any) -> None:
 
 def test_services_that_are_gone_are_no_score(long: Any) -> None:
     task = long.task("train", 0)
-    session = long.open(task, seed=0)
+    session = long.new_session(task, seed=0)
     session.tools()
     long.host.close()
     long.host.target = "rlvr.envs.external._foreign.nothing:Nothing"
@@ -144,7 +144,7 @@ def test_services_that_are_gone_are_no_score(long: Any) -> None:
 
 def test_two_conversations_do_not_see_each_other(long: Any) -> None:
     task = long.task("train", 0)
-    script = long.script(task)
+    script = long.oracle_turns(task)
     assert [play_conversation(long, task, script)[0].score for _ in range(2)] == [1.0, 1.0]
 
 

@@ -51,7 +51,7 @@ def sums(theirs: None, rows: Path) -> Iterator[Any]:
 
 
 def test_a_right_answer_scores_1_and_only_in_its_form(sums: Any) -> None:
-    assert sums.size("train") + sums.size("test") == 30 and sums.size("test") > 0
+    assert sums.num_tasks("train") + sums.num_tasks("test") == 30 and sums.num_tasks("test") > 0
     for index in range(3):
         gold = sums.gold(sums.task("test", index))
         assert play_conversation(sums, sums.task("test", index), [f"I add them.\n{gold}"])[0].score == 1.0
@@ -102,7 +102,7 @@ def test_an_environment_that_is_broken_whatever_is_said_is_no_score(theirs: None
         ({"id": "search"}, "a passage that holds the answer is rewarded"),
         ({"id": "gsm9k"}, "did you mean 'gsm8k'"),
         ({"rows": "/nowhere.jsonl"}, "give a JSONL file"),
-        ({"turns": 0}, "at least 1"),
+        ({"max_turns": 0}, "at least 1"),
     ],
 )
 def test_wrong_settings_of_skyrl_gym_are_refused(rows: Path, settings: dict[str, Any], told: str) -> None:
@@ -151,7 +151,7 @@ def story(theirs: None) -> Iterator[Any]:
 def test_an_adventure_is_won_by_its_script_and_not_by_less(story: Any) -> None:
     for split in story.splits:
         task = story.task(split, 0)
-        script = story.script(task)
+        script = story.oracle_turns(task)
         assert "banner" not in task.question and ">" not in task.question
         assert play_conversation(story, task, script)[0].score == 1.0
         assert play_conversation(story, task, script[-1:])[0].score == 0.0
@@ -170,7 +170,7 @@ def test_a_command_that_breaks_the_interpreter_is_the_answers_fault(story: Any, 
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
 
-@pytest.mark.parametrize("settings", [{"options": {"rooms": 3}}, {"options": {"nb_rooms": 0}}, {"turns": 0}])
+@pytest.mark.parametrize("settings", [{"options": {"rooms": 3}}, {"options": {"nb_rooms": 0}}, {"max_turns": 0}])
 def test_wrong_settings_of_textworld_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         rlvr.make("env", "textworld", **settings)
@@ -267,7 +267,7 @@ def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: 
         env.check_ready()
 
 
-@pytest.mark.parametrize("settings", [{"interface": "v2"}, {"turns": 3}, {"interface": "v0", "turns": 0}])
+@pytest.mark.parametrize("settings", [{"interface": "v2"}, {"max_turns": 3}, {"interface": "v0", "max_turns": 0}])
 def test_a_wrong_interface_or_number_of_turns_is_said(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"allowed: v1, v0|a taskset of v1 has one|at least 1"):
         rlvr.make("env", "verifiers_env", id="sums", **settings)
@@ -285,7 +285,7 @@ def test_what_is_offered_is_said_without_the_package(name: str) -> None:
     from rlvr.registry.plugins import load_factory
 
     loaded: Any = load_factory("env", name)
-    listed = loaded.sampled_groups()
+    listed = loaded.catalog()
     assert {row["offered"] for row in listed} - {"yours"} == {"yes", "no"} and all(row["why"] for row in listed)
 
 
@@ -355,6 +355,6 @@ def test_an_empty_target_is_no_answer(theirs: None) -> None:
 def test_tasks_of_inspect_that_cannot_be_played_are_refused(theirs: None) -> None:
     with rlvr.make("env", "inspect_task", task=f"{EVALS}:boxed") as env, pytest.raises(ConfigError, match="has a sandbox"):
         env.check_ready()
-    for wrong in ({"task": "sums"}, {"task": f"{EVALS}:sums", "turns": 0}):
+    for wrong in ({"task": "sums"}, {"task": f"{EVALS}:sums", "max_turns": 0}):
         with pytest.raises(ConfigError):
             rlvr.make("env", "inspect_task", **wrong)

@@ -87,7 +87,7 @@ def test_a_step_that_hangs_ends_its_session_and_no_other_one_takes_its_place(gue
 
 
 def test_a_connection_that_failed_is_not_opened_again(guess: Any) -> None:
-    world = guess.host.open()
+    world = guess.host.new_instance()
     world.ask("begin", seed=1)
     with pytest.raises(ForeignProcessLost, match="nothing within"):
         world.ask("act", within=0.2, move={"guess": "hang"})
@@ -141,7 +141,7 @@ def test_a_server_that_is_ours_ends_with_the_environment() -> None:
         ({"server": ["serve"]}, "{port}"),
         ({"url": "http://x", "success_threshold": 1, "scale": [0, 1]}, "both set"),
         ({"url": "http://x", "scale": [1, 0]}, "low, high"),
-        ({"url": "http://x", "turns": 0}, "at least 1"),
+        ({"url": "http://x", "max_turns": 0}, "at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None:
@@ -162,7 +162,7 @@ class Form:
     def __init__(self, properties: dict[str, Any]) -> None:
         self.properties = properties
 
-    def start(self) -> Any:
+    def ensure_started(self) -> Any:
         return {"action": {"properties": self.properties}}
 
 

@@ -50,18 +50,18 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def fails(env: Any, request: pytest.FixtureRequest) -> Any:
     """Give the worlds that are opened from now on a fault."""
-    host, settings, call_s = env.host, env.settings, env.host.call_timeout_s
+    host, settings, call_s = env.host, env.instance_settings, env.host.call_timeout_s
 
     def set_(fault: str) -> None:
         if hasattr(host, "reset"):
             host.reset = {"fault": fault}
         else:
-            env.settings = {**settings, "fault": fault}
+            env.instance_settings = {**settings, "fault": fault}
         host.call_timeout_s = 0.5 if fault == "hangs" else call_s
 
     yield set_
     set_("")
-    env.settings = settings
+    env.instance_settings = settings
 
 
 def secret(task: Task) -> str:
@@ -108,4 +108,4 @@ def test_a_peer_that_seeds_the_global_generator_changes_neither_ours_nor_a_neigh
     for play in (first, second):
         play.step(secret(play.task))
         assert play.verify_and_close().score == 1.0
-    assert random.getstate() == before and env._made("train", 3) == task
+    assert random.getstate() == before and env._make_task("train", 3) == task
