@@ -88,11 +88,11 @@ def test_a_step_that_hangs_ends_its_session_and_no_other_one_takes_its_place(gue
 
 def test_a_connection_that_failed_is_not_opened_again(guess: Any) -> None:
     world = guess.host.new_instance()
-    world.ask("begin", seed=1)
+    world.call("begin", seed=1)
     with pytest.raises(ForeignProcessLost, match="nothing within"):
-        world.ask("act", within=0.2, move={"guess": "hang"})
+        world.call("act", timeout_s=0.2, move={"guess": "hang"})
     with pytest.raises(ForeignProcessLost, match="is closed"):
-        world.ask("act", move={"guess": "1"})
+        world.call("act", move={"guess": "1"})
 
 
 def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(guess: Any) -> None:
