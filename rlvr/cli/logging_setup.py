@@ -44,7 +44,7 @@ def configure_logging(*, quiet: bool = False, verbose: bool = False, log_file: P
     console: logging.Handler = _StderrHandler()
     console.setFormatter(_ConsoleFormatter("%(message)s"))
     console.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
-    handlers = [console]
+    handlers: list[logging.Handler] = [console]
     if log_file is not None:
         try:
             log_file.parent.mkdir(parents=True, exist_ok=True)

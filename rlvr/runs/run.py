@@ -61,7 +61,7 @@ class Run:
         except ModuleNotFoundError as error:
             raise MissingExtra("matplotlib", "train") from error
         frame = self.metrics
-        names = metrics or ("reward",)
+        names, axes = metrics or ("reward",), None
         if missing := [name for name in names if name not in frame.columns]:
             raise ConfigError(f"the run has no metric {missing[0]!r}; it has {', '.join(map(str, frame.columns))}")
         figure = Figure(figsize=(8, 1 + 2.2 * len(names)), layout="constrained")
@@ -69,7 +69,8 @@ class Run:
             axes = figure.add_subplot(len(names), 1, place)
             axes.plot(frame["step"], frame[name])
             axes.set_ylabel(name)
-        axes.set_xlabel("step")
+        if axes is not None:
+            axes.set_xlabel("step")
         return figure
 
     def _frame(self, name: str) -> pandas.DataFrame:
