@@ -152,7 +152,7 @@ def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
     if isinstance(wanted, Mapping):
         return build_from_config(kind, {**wanted, **settings})
     if isinstance(wanted, type) or (callable(wanted) and settings):
-        return build(kind, wanted, **settings)
+        return build(kind, wanted, **settings)  # pyright: ignore[reportArgumentType]
     if settings:
         key = next(iter(settings))
         raise ConfigError(f"{key} is given for a {kind} that is built already ({type(wanted).__name__}); set it when you build the object")

@@ -100,7 +100,9 @@ def explain_call(verify: Callable[[], Verdict], watched: Sequence[tuple[str, Cal
     finally:
         sys.settrace(before)
     found = trace.find_decision(verdict)
-    return Explanation(verdict, tuple(trace.steps), *((found.rule, found.where, found.path) if found else ()))
+    if found is None:
+        return Explanation(verdict, tuple(trace.steps))
+    return Explanation(verdict, tuple(trace.steps), found.rule, found.where, found.path)
 
 
 def _decision(reason: str, frame: FrameType) -> _Decision:

@@ -104,11 +104,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
     6
     """
     if spec == "chars":
-        return CharTokenizer()
+        return CharTokenizer()  # pyright: ignore[reportReturnType]
     if spec.startswith("chars:"):
-        return CharTokenizer(spec.removeprefix("chars:"))
+        return CharTokenizer(spec.removeprefix("chars:"))  # pyright: ignore[reportReturnType]
     if spec == "bytes":
-        return ByteTokenizer()
+        return ByteTokenizer()  # pyright: ignore[reportReturnType]
     try:
         folder = resolve_model_folder(spec, include_weights=False)
     except NotFound as error:

@@ -128,7 +128,7 @@ class HFSampler(Sampler):
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
         yield from (ended for ended in HFSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
             self.check_ready()

@@ -34,7 +34,7 @@ class GemmaDialect(Dialect):
             f"{self.open_marks[0]}call:{call.name}{self._format_value(dict(call.arguments or {}))}{self.close_mark}" for call in calls
         )
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse the name, then an object up to its closing brace."""
         start = at + len(self.open_marks[0])
         head = HEAD_PATTERN.match(text, start)

@@ -42,7 +42,7 @@ class HermesDialect(Dialect):
         blocks = (format_json({"name": call.name, "arguments": dict(call.arguments or {})}) for call in calls)
         return "\n".join(f"{self.open_marks[0]}\n{block}\n{self.close_mark}" for block in blocks)
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse a call. It ends with its JSON value, whose strings may contain any mark."""
         start = at + len(self.open_marks[0])
         try:

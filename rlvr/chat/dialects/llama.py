@@ -36,7 +36,7 @@ class LlamaDialect(Dialect):
         """Parse a turn that is an object with a name."""
         return self._parse_objects(text, at) if CALL_OBJECT_PATTERN.match(text, at) else None
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse the text after the tag: an object, a built-in tool, or code up to the end of the turn."""
         start = at + len(PYTHON_TAG)
         if CALL_OBJECT_PATTERN.match(text, start):

@@ -26,7 +26,7 @@ class MistralDialect(Dialect):
         """Format one mark per call."""
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{format_json(dict(call.arguments or {}))}" for call in calls)
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse a list, or a name and an object."""
         start = skip_whitespace(text, at + len(self.open_marks[0]))
         if text.startswith("[", start) or text.startswith("{", start):

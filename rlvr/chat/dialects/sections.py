@@ -90,7 +90,7 @@ class SectionDialect(Dialect):
         ]
         return m.section[0] + m.joiner.join(written) + m.section[1] if written else ""
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse the name up to the separator, the JSON, the closing mark."""
         m = self.marks
         start = at + len(m.call)
