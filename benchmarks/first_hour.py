@@ -49,7 +49,7 @@ def right(completions, answer, **rest):
 data = load_dataset("json", data_files="train.jsonl", split="train")
 data = data.map(lambda row: {"prompt": [{"role": "user", "content": row["question"] + INSTRUCTION}]})
 args = GRPOConfig("trl", max_steps=STEPS, per_device_train_batch_size=PROMPTS * 4, num_generations=4,
-                  learning_rate=1e-5, max_completion_length=TOKENS, report_to=[], use_cpu=True, bf16=False, save_strategy="no")
+                  learning_rate=1e-5, max_new_tokens=TOKENS, report_to=[], use_cpu=True, bf16=False, save_strategy="no")
 GRPOTrainer("MODEL", reward_funcs=right, train_dataset=data, args=args).train()
 """
 """The quickstart of TRL 1.16's documentation, for the columns of this file; the reward is the shortest one that reads answers."""
@@ -77,7 +77,7 @@ def timed(command: list[str], folder: Path, log: Path) -> tuple[float, int, str]
 def ours(folder: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The one command, and what it leaves."""
     sizes = [f"train.steps={options.steps}", f"rollout.prompts_per_step={options.prompts}"]
-    sizes += [f"rollout.max_completion_length={options.tokens}"] if options.tokens else []
+    sizes += [f"rollout.max_new_tokens={options.tokens}"] if options.tokens else []
     sizes += [] if options.data else [f"env.instruction={INSTRUCTION}"]
     line = ["train", "train.jsonl", "--model", str(model), "--out", "runs/first", *sizes, "--json"]
     seconds, code, out = timed([sys.executable, "-m", "rlvr", *line], folder, folder / "rlvr.log")

@@ -24,7 +24,7 @@ class Arithmetic(Environment):
     """Addition, subtraction or multiplication of two numbers.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "arithmetic", levels=["2+2"])
+    >>> env = rlvr.make_env("arithmetic", levels=["2+2"])
     >>> env.task("train", 0).question                              # doctest: +SKIP
     '37+58='
     """

@@ -25,7 +25,7 @@ class CalculatorSums(Environment):
     """Sums of two long numbers, with the tool `calculator`; `tools: []` removes the tool.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "calculator_sums", digits=[5, 5])
+    >>> env = rlvr.make_env("calculator_sums", digits=[5, 5])
     >>> task = env.task("train", 0)
     >>> task.question, task.reference                                                # doctest: +SKIP
     ('48213+90714=', '138927')

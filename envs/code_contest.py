@@ -20,7 +20,7 @@ class CodeContest(Environment):
     """Programming tasks: some tests are shown, the others are hidden and generated for every task.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "code_contest", hidden=4)                  # doctest: +SKIP
+    >>> env = rlvr.make_env("code_contest", hidden=4)                  # doctest: +SKIP
     >>> len(env.task("train", 0).reference["cases"])                      # doctest: +SKIP
     6
     """

@@ -14,7 +14,7 @@ class CopyReverse(Environment):
     """Words to write backwards. No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
-    >>> rlvr.make("env", "copy_reverse", num_policy_tokens=4).task("train", 0).question     # doctest: +SKIP
+    >>> rlvr.make_env("copy_reverse", num_policy_tokens=4).task("train", 0).question     # doctest: +SKIP
     'abca>'
     """
 

@@ -14,7 +14,7 @@ class Countdown(Environment):
     """Puzzles to make a target with every number used once: `Make 14 from 2, 3, 4.`
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "countdown", numbers=3)
+    >>> env = rlvr.make_env("countdown", numbers=3)
     >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).compute_logprobs
     1.0
     """

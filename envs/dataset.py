@@ -37,7 +37,7 @@ class Dataset(Environment):
     match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "dataset", path="train.jsonl", verifier="numeric")        # doctest: +SKIP
+    >>> env = rlvr.make_env("dataset", path="train.jsonl", verifier="numeric")        # doctest: +SKIP
     >>> env.task("train", 0).id                                                         # doctest: +SKIP
     'dataset/train/train.jsonl:1'
     """

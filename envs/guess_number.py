@@ -45,7 +45,7 @@ class GuessNumber(Environment):
     """Secret numbers from 1 to `max_number`, to find within `max_turns` guesses; binary search succeeds with the defaults.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "guess_number", max_number=10)
+    >>> env = rlvr.make_env("guess_number", max_number=10)
     >>> task = env.task("train", 0)
     >>> env.reply(task, ["0"]), env.reply(task, [str(task.reference)])
     ('higher', None)

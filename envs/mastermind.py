@@ -37,7 +37,7 @@ class Mastermind(Environment):
     guesses a code that is consistent with the replies finds it in about five guesses.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "mastermind")
+    >>> env = rlvr.make_env("mastermind")
     >>> task = env.task("train", 0)
     >>> board = env.start(task, seed=0)
     >>> task.reference, board.step(Turn("AABB")).messages[0]["content"], board.step(Turn(task.reference))

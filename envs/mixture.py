@@ -22,7 +22,7 @@ class Mixture(Environment):
     repeated; held-out tasks come once each. Metrics have `reward/NAME`, and the report has the accuracy on each.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "mixture", envs={"sums": {"env": "arithmetic", "weight": 3}, "digits": "digit_sum"})
+    >>> env = rlvr.make_env("mixture", envs={"sums": {"env": "arithmetic", "weight": 3}, "digits": "digit_sum"})
     >>> [env.task("train", index).id.split("/")[1] for index in range(4)]
     ['sums', 'sums', 'digits', 'sums']
     """

@@ -67,7 +67,7 @@ class SearchQa(Environment):
     Each task has its own passages, one for each entity; no passage has both the question's entity and the answer.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "search_qa")
+    >>> env = rlvr.make_env("search_qa")
     >>> env.task("train", 0).meta["hops"] in env.hops
     True
     """

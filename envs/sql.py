@@ -28,7 +28,7 @@ class Sql(Environment):
     that the rows of this one, written as a query, score 0. The questions count, sum, join, group, sort, and look for dates and absent rows.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "sql")
+    >>> env = rlvr.make_env("sql")
     >>> env.task("train", 0).meta["kind"] in env.kinds
     True
     """

@@ -22,7 +22,7 @@ class WithTools(Environment):
     adds no tools.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "with_tools", env="arithmetic", tools=["calculator"])
+    >>> env = rlvr.make_env("with_tools", env="arithmetic", tools=["calculator"])
     >>> env.task("train", 0).question, env.max_turns
     ('37+58=', 6)
     """

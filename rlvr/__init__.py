@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         make_verifier,
         train,
         verify,
+        verify_many,
     )
     from rlvr.contracts import (
         Checker,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         Verifier,
     )
     from rlvr.contracts.algorithm import Algorithm
+    from rlvr.contracts.tokenizer import LoadedModel
     from rlvr.contracts.tool import Tool, ToolExample, tool
     from rlvr.episode import Episode, StopReason
     from rlvr.errors import RlvrError, ToolError
@@ -71,13 +73,14 @@ __version__ = "0.1.0"
 _SOURCES = {
     "rlvr.api": (
         *("evaluate", "list", "load_model", "load_run", "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler"),
-        *("make_sandbox", "make_tool", "make_verifier", "train", "verify"),
+        *("make_sandbox", "make_tool", "make_verifier", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
         *("Checker", "Completion", "Environment", "Example", "ExecutionResult", "ExitStatus", "Limits", "Program", "Request", "Sampler"),
         *("Sampling", "Sandbox", "SandboxSession", "SandboxSpec", "Session", "StepResult", "Tokenizer", "Transcript", "Verifier"),
     ),
     "rlvr.contracts.algorithm": ("Algorithm",),
+    "rlvr.contracts.tokenizer": ("LoadedModel",),
     "rlvr.contracts.tool": ("Tool", "ToolExample", "tool"),
     "rlvr.episode": ("Episode", "StopReason"),
     "rlvr.errors": ("RlvrError", "ToolError"),
@@ -95,11 +98,11 @@ _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
 __all__ = [
     "Algorithm", "Callback", "Checker", "Completion", "Environment", "Episode", "Example", "ExecutionResult", "ExitStatus", "Fault",
-    "Learner", "Limits", "Message", "Program", "Request", "RlvrError", "Rollout", "Run", "Sampler", "Sampling", "Sandbox",
+    "Learner", "Limits", "LoadedModel", "Message", "Program", "Request", "RlvrError", "Rollout", "Run", "Sampler", "Sampling", "Sandbox",
     "SandboxSession", "SandboxSpec", "Session", "StepResult", "StepReward", "StopReason", "Task", "TokenEnv", "Tokenizer", "Tool",
     "ToolError", "ToolExample", "Trainer", "Transcript", "Turn", "Verdict", "Verifier", "evaluate", "list", "load_model", "load_run",
     "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler", "make_sandbox", "make_tool", "make_verifier", "tool", "train",
-    "user", "verify",
+    "user", "verify", "verify_many",
 ]  # fmt: skip
 
 
@@ -107,8 +110,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.errors import suggest
+        from rlvr.hints import explain_name
 
-        raise AttributeError(f"rlvr has no {name!r}; {suggest(name, _MODULE_OF)}. `help(rlvr)` lists all names", name=name, obj=None)
+        hint = explain_name(name) or f"{suggest(name, _MODULE_OF)}. `help(rlvr)` lists all names"
+        raise AttributeError(f"rlvr has no {name!r}; {hint}", name=name, obj=None)
     try:
         value = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -123,7 +128,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> Any:
     """All public names, for completion in a notebook."""
-    return sorted([*globals(), *_MODULE_OF])
+    return sorted(["__version__", *_MODULE_OF])
 
 
 _register_when_imported()

@@ -1,6 +1,7 @@
 """The front door: what `import rlvr` offers as functions. Each is a short call into the package that does the work.
 
-    verify             score one answer
+    verify             score one answer; verify_many: score several
+    make               a Gymnasium environment by name
     make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
     load_model         a Hugging Face model with its tokenizer
     train, evaluate    whole runs
@@ -14,60 +15,68 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
+from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, suggest
-from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_kind, list_entries
+from rlvr.errors import ConfigError, NotFound
+from rlvr.hints import explain_call, explain_keyword
+from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, list_entries
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
     from rlvr.evaluation.report import EvalReport
+    from rlvr.mdp.env import TokenEnv
     from rlvr.runs.run import Run
     from rlvr.training.train_report import TrainReport
 
 Rows = Iterable[Mapping[str, Any]]
+AnyVerifier = str | Mapping[str, Any] | type | Verifier | Callable[..., Any]
+VERIFY_CALL = "rlvr.verify('symbolic', answer=..., reference=...)"
 P = TypeVar("P")
 
 
 # ---- plugins ----------------------------------------------------------------------------------------------------------
 
 
-def list(kind: str) -> builtins.list[str]:
-    """List the names of all plugins of a kind: "env", "verifier", "sandbox", "sampler", "tool" or "algorithm".
+@overload
+def list(kind: str) -> builtins.list[str]: ...
+@overload
+def list() -> dict[str, builtins.list[str]]: ...
+@explain_call
+def list(kind: str | None = None) -> Any:
+    """List the names of all plugins of a kind: "env", "verifier", "sandbox", "sampler", "tool" or "algorithm"; None: of every kind.
 
     >>> "numeric" in list("verifier")
     True
     """
+    if kind is None:
+        return {name: list(name) for name in PLUGIN_KINDS}
     return [entry.name for entry in list_entries(kind)]
 
 
-def make(kind: str, name: Any, /, **settings: Any) -> Any:
-    """Build a plugin of a kind; `make_env`, `make_verifier`, ... do the same with types for editors.
+@explain_call
+def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = "chars", **settings: Any) -> TokenEnv:
+    """Make the token-level Gymnasium environment of an environment, as `gymnasium.make("rlvr/Arithmetic-v0")` does.
 
-    >>> make("verifier", "numeric", tolerance=0.01).tolerance
-    0.01
+    Args:
+        env: the environment, as in `make_env`.
+        tokenizer: the tokenizer: `chars`, a folder or a Hub id, or a tokenizer of transformers. Actions are its token ids.
+        settings: those of `TokenEnv`, such as max_new_tokens; all others are settings of the environment.
+
+    >>> make("arithmetic", levels=["1+1"]).action_space.n
+    Discrete(100)
     """
-    if isinstance(name, str) and kind in PLUGIN_KINDS:
-        return build(kind, name, **settings)
-    known = [k.name for k in PLUGIN_KINDS.values()]
-    if kind not in known:
-        hint = f"write rlvr.make_env({kind!r})" if kind in list("env") else suggest(str(kind), known)
-        raise ConfigError(f"there is no kind of plugin {kind!r}; {hint}")
-    makers: Mapping[str, Callable[..., Any]] = {
-        "env": make_env,
-        "verifier": make_verifier,
-        "sampler": make_sampler,
-        "algorithm": make_algorithm,
-        "tool": make_tool,
-        "sandbox": make_sandbox,
-    }
-    return makers[get_kind(kind).name](name, **settings)
+    from rlvr.mdp.env import TokenEnv, split_token_env_settings
+
+    own, rest = split_token_env_settings(settings)
+    return TokenEnv(make_env(env, **rest), tokenizer=tokenizer, **own)
 
 
-def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, **settings: Any) -> Environment:
+@explain_call
+def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /, **settings: Any) -> Environment:
     """Build an environment.
 
     Args:
@@ -91,7 +100,8 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, **
     return _check_made(Environment, _make("env", env, settings))
 
 
-def make_verifier(verifier: str | Mapping[str, Any] | type | Verifier | Callable[..., Any], **settings: Any) -> Verifier:
+@explain_call
+def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
     """Build a verifier.
 
     Args:
@@ -102,12 +112,16 @@ def make_verifier(verifier: str | Mapping[str, Any] | type | Verifier | Callable
     >>> make_verifier("numeric", tolerance=0.1).verify(Task("?", "3"), "3.05").score
     1.0
     """
+    if isinstance(verifier, Sequence) and not isinstance(verifier, str):
+        parts = ", ".join(f"{name!r}: {1 / len(verifier):.2g}" for name in verifier)
+        raise ConfigError(f"a mix of verifiers is a mapping with their weights; write rlvr.make_verifier({{{parts}}})")
     if not isinstance(verifier, str | Mapping | type | Verifier) and callable(verifier):
         return _check_made(Verifier, build("verifier", "function", function=verifier, **settings))
     return _check_made(Verifier, _make("verifier", verifier, settings))
 
 
-def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, *, model: Any = None, **settings: Any) -> Sampler:
+@explain_call
+def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model: Any = None, **settings: Any) -> Sampler:
     """Build a sampler.
 
     Args:
@@ -115,6 +129,8 @@ def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, *, model: An
         model: the model to sample from: a folder or a Hub id, or a loaded model.
         settings: the settings of the sampler, such as `batch_size=64`.
     """
+    if isinstance(model, LoadedModel):
+        model = model.model
     if model is None or isinstance(model, str | Path):
         named = {} if model is None else {"model": str(model)}
         return _check_made(Sampler, _make("sampler", sampler, {**named, **settings}))
@@ -123,7 +139,8 @@ def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, *, model: An
     return made
 
 
-def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, **settings: Any) -> Algorithm:
+@explain_call
+def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, /, **settings: Any) -> Algorithm:
     """Build an algorithm: a name (`rlvr.list("algorithm")`), a mapping, a class, or an algorithm; settings such as `epsilon=0.1`.
 
     >>> make_algorithm("grpo", beta=0.0).beta
@@ -132,16 +149,18 @@ def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, **sett
     return _check_made(Algorithm, _make("algorithm", algorithm, settings))
 
 
-def make_tool(tool: str | Mapping[str, Any] | type | Tool, **settings: Any) -> Tool:
-    """Build a tool: a name (`rlvr.list("tool")`), a mapping, a class, or a tool.
+@explain_call
+def make_tool(tool: str | Mapping[str, Any] | type | Tool, /, **settings: Any) -> Tool:
+    """Build a tool: a name (`rlvr.list("tool")`), a mapping, a class, a tool, or a function with type hints and a docstring.
 
-    >>> make_tool("calculator").name
-    'calculator'
+    >>> make_tool("calculator")(expression="7 * 8")
+    '56'
     """
     return _check_made(Tool, _make("tool", tool, settings))
 
 
-def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox, **settings: Any) -> Sandbox:
+@explain_call
+def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox, /, **settings: Any) -> Sandbox:
     """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`."""
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
 
@@ -152,7 +171,7 @@ def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
     if isinstance(wanted, Mapping):
         return build_from_config(kind, {**wanted, **settings})
     if isinstance(wanted, type) or (callable(wanted) and settings):
-        return build(kind, wanted, **settings)  # pyright: ignore[reportArgumentType]
+        return build(kind, wanted, **settings)
     if settings:
         key = next(iter(settings))
         raise ConfigError(f"{key} is given for a {kind} that is built already ({type(wanted).__name__}); set it when you build the object")
@@ -173,7 +192,7 @@ def _check_made(contract: Callable[..., P], made: Any) -> P:
 
 
 def _is_rows(env: Any) -> bool:
-    return not isinstance(env, str | Mapping | type | Environment) and (
+    return not isinstance(env, str | Mapping | type | Environment | LoadedModel) and (
         isinstance(env, Sequence) or hasattr(env, "to_dict") or hasattr(env, "column_names")
     )
 
@@ -192,11 +211,15 @@ def _to_rows(data: Any) -> builtins.list[dict[str, Any]]:
 # ---- one answer -------------------------------------------------------------------------------------------------------
 
 
+@overload
+def verify(verifier: AnyVerifier, /, answer: str, reference: Any = None, **settings: Any) -> Verdict: ...
+@overload
+def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier, **settings: Any) -> Verdict: ...
 def verify(
-    verifier: str | Mapping[str, Any] | type | Verifier | Callable[..., Any],
-    answer: str,
+    *given: Any,
+    verifier: Any = None,
+    answer: Any = None,
     reference: Any = None,
-    *,
     prompt: str | Sequence[Message] = "?",
     meta: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -204,6 +227,7 @@ def verify(
     r"""Score one answer; returns a verdict with `score` (None: not scored) and `reason`.
 
     Args:
+        given: the verifier, the answer and the reference, in this order, without those that are given by keyword.
         verifier: the verifier, as in `make_verifier`.
         answer: the completion of the policy, with the answer in it.
         reference: the right answer.
@@ -213,10 +237,56 @@ def verify(
 
     >>> verify("symbolic", answer=r"\boxed{0.5}", reference=r"\frac12").score
     1.0
+    >>> verify("it is 4", "4", verifier="numeric").score
+    1.0
     """
+    values = {"verifier": verifier, "answer": answer, "reference": reference}
+    open_names = [name for name, value in values.items() if value is None]
+    if len(given) > len(open_names):
+        raise TypeError(f"rlvr.verify takes a verifier, an answer and a reference, and got {len(given)} texts; the call is {VERIFY_CALL}")
+    values |= dict(zip(open_names, given, strict=False))
+    if values["verifier"] is None or values["answer"] is None:
+        missing = "verifier" if values["verifier"] is None else "answer"
+        raise TypeError(f"rlvr.verify got no {missing}; the call is {VERIFY_CALL}")
+    for key in settings:
+        if hint := explain_keyword(key):
+            raise TypeError(f"rlvr.verify got {key}=; {hint}; the call is {VERIFY_CALL}")
+    try:
+        made = make_verifier(values["verifier"], **settings)
+    except NotFound as error:
+        raise NotFound(f"{error}; the call is {VERIFY_CALL}") from None
+    try:
+        return made.verify(Task(prompt, reference=values["reference"], meta=meta or {}), values["answer"])
+    finally:
+        if made is not values["verifier"]:
+            made.close()
+
+
+@explain_call
+def verify_many(
+    verifier: AnyVerifier, /, answers: Sequence[str], references: Sequence[Any], *, prompts: Sequence[Any] | None = None, **settings: Any
+) -> builtins.list[Verdict]:
+    """Score several answers, in parallel where the verifier can; returns their verdicts in order.
+
+    Args:
+        verifier: the verifier, as in `make_verifier`.
+        answers: the completions.
+        references: the right answer of each.
+        prompts: the question of each, for verifiers that read it.
+        settings: the settings of the verifier.
+
+    >>> [verdict.score for verdict in verify_many("numeric", ["4", "5"], ["4", "4"])]
+    [1.0, 0.0]
+    """
+    prompts = ["?"] * len(answers) if prompts is None else prompts
+    if not len(answers) == len(references) == len(prompts):
+        raise ConfigError(
+            f"there are {len(answers)} answers, {len(references)} references and {len(prompts)} prompts; give as many of each"
+        )
     made = make_verifier(verifier, **settings)
     try:
-        return made.verify(Task(prompt, reference=reference, meta=meta or {}), answer)
+        tasks = [Task(prompt, reference=reference) for prompt, reference in zip(prompts, references, strict=True)]
+        return made.verify_many(tasks, answers)
     finally:
         if made is not verifier:
             made.close()
@@ -225,7 +295,8 @@ def verify(
 # ---- models -----------------------------------------------------------------------------------------------------------
 
 
-def load_tokenizer(tokenizer: str | Tokenizer | Any) -> Tokenizer:
+@explain_call
+def load_tokenizer(tokenizer: str | Path | Tokenizer | Any) -> Tokenizer:
     """Load a tokenizer: `chars`, `chars:ALPHABET`, `bytes`, a folder or a Hub id, or a tokenizer object of transformers.
 
     >>> load_tokenizer("chars:01").vocab_size
@@ -233,16 +304,11 @@ def load_tokenizer(tokenizer: str | Tokenizer | Any) -> Tokenizer:
     """
     from rlvr.mdp import tokenizers
 
-    if isinstance(tokenizer, str | Path):
-        return tokenizers.load_tokenizer(str(tokenizer))
-    if hasattr(tokenizer, "apply_chat_template"):
-        return tokenizers.HFTokenizer(tokenizer)
-    if hasattr(tokenizer, "render") and hasattr(tokenizer, "stop_ids"):
-        return tokenizer
-    raise ConfigError(f"a tokenizer is a {type(tokenizer).__name__}; give a name, a folder, a Hub id, or a tokenizer of transformers")
+    return tokenizers.load_tokenizer(tokenizer)
 
 
-def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None, *, dtype: str = "float32") -> tuple[Any, Tokenizer]:
+@explain_call
+def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None, *, dtype: str = "float32") -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
     Args:
@@ -259,18 +325,19 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
 
     if isinstance(model, str | Path):
         config = ModelConfig.model_validate({"path": str(model), "dtype": dtype})
-        return load(config).to(resolve_device()), load_tokenizer(str(model) if tokenizer is None else tokenizer)
+        return LoadedModel(load(config).to(resolve_device()), load_tokenizer(str(model) if tokenizer is None else tokenizer))
     if tokenizer is None:
         name = getattr(getattr(model, "config", None), "_name_or_path", "")
         if not name:
             raise ConfigError("the model is an object and no tokenizer is given; write load_model(model, tokenizer)")
         tokenizer = name
-    return model, load_tokenizer(tokenizer)
+    return LoadedModel(model, load_tokenizer(tokenizer))
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------------
 
 
+@explain_call
 def train(
     recipe: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | Sequence[str] | None = None,
@@ -300,10 +367,15 @@ def train(
         callbacks: objects with methods such as `on_step_end`; see `rlvr.Callback`.
         out: the run folder; it must not exist yet.
         resume: whether to resume the run in `out`.
-        sections: sections of the configuration, such as `train={"steps": 5}, rollout={"num_generations": 4}`.
+        sections: keys of the sections `train` and `rollout`, such as `steps=5, learning_rate=1e-5, num_generations=4`; and whole sections,
+            such as `eval={"tasks": 100}`.
     """
     from rlvr.training.trainer import Trainer
 
+    if isinstance(settings, builtins.list) and settings and isinstance(settings[0], Mapping):
+        raise ConfigError("the second argument is data, and the first is a recipe; write rlvr.train(model=..., data=..., verifier=...)")
+    if recipe is not None and model is None and _is_model_folder(recipe):
+        raise ConfigError(f"the recipe {str(recipe)!r} is the folder of a model; write rlvr.train(model={str(recipe)!r}, env=...)")
     if data is not None:
         if env is not None:
             raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
@@ -327,12 +399,14 @@ def train(
         return trainer.fit()
 
 
+@explain_call
 def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = None, **settings: Any) -> EvalReport:
     """Measure a policy on a suite or an environment.
 
     Args:
         env: a suite or an environment by name, a YAML file, a mapping, an environment object, or data as in `make_env`.
-        policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; a model object; or a function from the text of a prompt to a completion.
+        policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
+            function from the text of a prompt to a completion. The policy may also come first.
         tokenizer: the tokenizer of a model object.
         verifier: with data: how answers are scored, as in `make_verifier`.
         settings: `n` answers for each task, `tasks`, `temperature`, `out`, ...; see `rlvr.evaluation.evaluate.evaluate`.
@@ -342,6 +416,13 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     """
     from rlvr.evaluation.evaluate import evaluate as run
 
+    if _is_policy(env) and not _is_policy(policy):
+        env, policy = policy, env
+    if isinstance(policy, str | Path) and _is_model_folder(policy):
+        policy = f"hf:{policy}"
+    for key in settings:
+        if hint := explain_keyword(key):
+            raise ConfigError(f"rlvr.evaluate has no setting {key!r}; {hint}")
     if _is_rows(env):  # data to measure on: nothing is held out
         rows = _to_rows(env)
         env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _as_plugin(verifier)}))
@@ -351,6 +432,20 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     return run(env, policy, tokenizer=tokenizer, **settings)
 
 
+def _is_model_folder(value: Any) -> bool:
+    return isinstance(value, str | Path) and (Path(value) / "config.json").is_file()
+
+
+def _is_policy(value: Any) -> bool:
+    """Whether a value can only be a policy: a function, a model, a sampler, SAMPLER:WHAT, or the folder of a model."""
+    if isinstance(value, str) and value.partition(":")[0] in list("sampler") and ":" in value:
+        return True
+    if isinstance(value, type | Environment) or _is_rows(value):
+        return False
+    return callable(value) or isinstance(value, Sampler | LoadedModel) or _is_model_folder(value)
+
+
+@explain_call
 def load_run(folder: str | Path) -> Run:
     """Open a run folder: `.metrics` and `.episodes` as data frames, `.config`, `.report`, `.plot()`."""
     from rlvr.runs.run import Run

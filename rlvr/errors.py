@@ -135,13 +135,15 @@ Verify = TypeVar("Verify", bound=Callable[..., Any])
 def requires_text(verify: Verify) -> Verify:
     """Make a verifier's `verify` raise AnswerTypeError for an answer that is not a string: a caller's error is not a wrong answer.
 
-    >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
+    >>> rlvr.make_verifier("numeric").verify(task, ["4"])                                 # doctest: +SKIP
     Traceback (most recent call last):
     rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text of the answer
     """
 
     @wraps(verify)
     def checked(self: Any, task: Any, answer: object) -> Any:
+        if isinstance(task, str):
+            raise ConfigError("verify takes a Task, then the answer; for two texts write rlvr.verify(verifier, answer, reference)")
         if not isinstance(answer, str):
             raise _build_answer_type_error(self, answer)
         return verify(self, task, answer)

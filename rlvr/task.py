@@ -14,6 +14,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
 
+from rlvr.hints import Hinted
+
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -117,7 +119,7 @@ class StepReward:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
 
     >>> Verdict(1.0, "12 equals 12").passed
@@ -126,6 +128,15 @@ class Verdict:
     False
     """
 
+    _hints = {
+        "reward": "write .score",
+        "value": "write .score",
+        "correct": "write .passed",
+        "is_correct": "write .passed",
+        "details": "write .detail",
+        "explanation": "write .reason",
+        "message": "write .reason",
+    }
     score: float | None
     reason: str
     components: Mapping[str, float] = field(default_factory=dict)

@@ -197,7 +197,7 @@ class ProcessSandbox(Sandbox):
         self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
         atexit.register(self._finalizer)
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         """Run the program in the next free supervisor. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
         try:
             return self._run_or_raise(program)

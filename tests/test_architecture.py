@@ -22,6 +22,7 @@ LAYERS: Mapping[str, int] = {
     name: layer
     for layer, names in enumerate(
         (
+            ("hints",),
             ("errors", "task", "turns"),
             ("episode", "extraction"),
             ("contracts",),

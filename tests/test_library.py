@@ -15,7 +15,7 @@ import rlvr
 from rlvr.errors import ConfigError
 
 TOKENIZER = "chars:0123456789+=\n"
-SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2, "num_generations": 2, "max_completion_length": 6}, "eval": {"tasks": 4}}
+SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2, "num_generations": 2, "max_new_tokens": 6}, "eval": {"tasks": 4}}
 
 
 def tiny_model(tokenizer: rlvr.Tokenizer) -> Any:
@@ -170,8 +170,7 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 
 
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
-    (lambda: rlvr.make("arithmetic"), TypeError, "name"),  # type: ignore[call-arg]
-    (lambda: rlvr.make("arithmetic", "x"), ConfigError, r"write rlvr.make_env\('arithmetic'\)"),
+    (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer='chars', \*\*settings\)"),  # type: ignore[call-arg]
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
     (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),
     (lambda: rlvr.train(model="x"), ConfigError, "no environment is given"),

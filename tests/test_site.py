@@ -50,6 +50,6 @@ def test_a_docstring_is_shown_as_it_is_written(site: Any) -> None:
     made = reference.prose("Two * `a*b` <x>.\n\n    >>> f(1)\n    2\n\nkey    value")
     assert made == "Two \\* `a*b` \\<x>.\n\n```text\n>>> f(1)\n2\n```\n\n```text\nkey    value\n```"
     page = reference.settings_page()
-    assert "| `max_turn_length` | `None` | The maximum number of tokens of a turn" in page and "## model.lora" in page
+    assert "| `max_turn_tokens` | `None` | The maximum number of tokens of a turn" in page and "## model.lora" in page
     assert "`--max-turn-tokens`" in reference.command_line_page() and "## rlvr eval" in reference.command_line_page()
     assert "## Verifier" in reference.module_page("contracts/verifier")

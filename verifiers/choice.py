@@ -36,7 +36,7 @@ class Choice(Verifier):
 
     >>> import rlvr
     >>> task = rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t", meta={"options": ["Rome", "Paris"]})
-    >>> rlvr.make("verifier", "choice").verify(task, "The answer is (B).").score
+    >>> rlvr.make_verifier("choice").verify(task, "The answer is (B).").score
     1.0
     """
 

@@ -20,7 +20,7 @@ class Composite(Verifier):
 
     >>> import rlvr
     >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
-    >>> verify = rlvr.make("verifier", "composite", components=parts).verify
+    >>> verify = rlvr.make_verifier("composite", components=parts).verify
     >>> verify(rlvr.Task(rlvr.user("2+2="), id="t", reference="4"), "4.0").score
     0.75
     """

@@ -50,7 +50,7 @@ class Countdown(Verifier):
     target must use the numbers, and every side must equal the target. Numbers must be written as they are given: 02 is not 2.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "countdown").verify
+    >>> verify = rlvr.make_verifier("countdown").verify
     >>> task = rlvr.Task(rlvr.user("Make 14 from 2, 3, 4."), id="t", reference={"numbers": [2, 3, 4], "target": 14})
     >>> verify(task, "2+3*4").score, verify(task, "14").score, verify(task, "2*(3+4)").score
     (1.0, 0.0, 1.0)

@@ -16,7 +16,7 @@ class Exact(Verifier):
     """The declared answer equals the reference, or one of the references in a list.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "exact", ignore_case=True).verify
+    >>> verify = rlvr.make_verifier("exact", ignore_case=True).verify
     >>> verify(rlvr.Task(rlvr.user("The capital of France?"), id="t", reference="Paris"), " paris ").score
     1.0
     """

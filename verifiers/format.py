@@ -23,7 +23,7 @@ class Format(Verifier):
     """Score the form of an answer: 1 if all requirements are met, else 0, or with `partial` the fraction that is met.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "format", tags=["think", "answer"], max_words=50).verify
+    >>> verify = rlvr.make_verifier("format", tags=["think", "answer"], max_words=50).verify
     >>> verify(rlvr.Task(rlvr.user("2+2="), id="t", reference=None), "<think>two and two</think><answer>4</answer>").score
     1.0
     """

@@ -28,7 +28,7 @@ class Instructions(Verifier):
 
     >>> import rlvr
     >>> task = rlvr.Task(rlvr.user("Write without commas."), id="t", reference=[{"id": "punctuation:no_comma"}])
-    >>> rlvr.make("verifier", "instructions").verify(task, "Short and sweet.").score
+    >>> rlvr.make_verifier("instructions").verify(task, "Short and sweet.").score
     1.0
     """
 

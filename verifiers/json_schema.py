@@ -30,7 +30,7 @@ class JsonSchema(Verifier):
     may need exponential time. Requires the package jsonschema (`pip install 'rlvr[json]'`).
 
     >>> import rlvr
-    >>> with rlvr.make("verifier", "json_schema") as valid:
+    >>> with rlvr.make_verifier("json_schema") as valid:
     ...     valid.verify(rlvr.Task("?", {"type": "object", "required": ["name"]}), '{"name": "Ann"}').score
     1.0
     """

@@ -64,7 +64,7 @@ class Numeric(Verifier):
     r"""The declared answer is one number that equals the reference.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "numeric").verify
+    >>> verify = rlvr.make_verifier("numeric").verify
     >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="1250")
     >>> [verify(task, text).score for text in ("1250", "1,250.0", r"so \boxed{1250}", "not 1250", "1250 or 1251")]
     [1.0, 1.0, 1.0, 0.0, 0.0]

@@ -45,7 +45,7 @@ class Quantity(Verifier):
     reference and is wrong in the answer. A task's `meta["tolerance"]` overrides the setting.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "quantity").verify
+    >>> verify = rlvr.make_verifier("quantity").verify
     >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference="10 N"), "10 kg m/s^2").score
     1.0
     """

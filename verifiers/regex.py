@@ -26,7 +26,7 @@ class Regex(Verifier):
     process. If matching takes too long, the answer scores 0 (fault `answer`), and other answers are not delayed.
 
     >>> import rlvr
-    >>> with rlvr.make("verifier", "regex") as regex:
+    >>> with rlvr.make_verifier("regex") as regex:
     ...     regex.verify(rlvr.Task("A date?", r"\d{4}-\d{2}-\d{2}"), "2026-11-22").score
     1.0
     """

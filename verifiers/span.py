@@ -34,7 +34,7 @@ class Span(Verifier):
     are kept: `1.5` is not `15`, `C++` is not `C`, and `-5` is not `5`.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "span").verify
+    >>> verify = rlvr.make_verifier("span").verify
     >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference=["NYC", "New York City"]), "The answer is New York City.").score
     1.0
     """

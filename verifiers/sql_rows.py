@@ -35,7 +35,7 @@ class SqlRows(Verifier):
     and size; exceeding a limit scores 0. The query is read-only: no other file, no settings, no random numbers.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "sql_rows").verify
+    >>> verify = rlvr.make_verifier("sql_rows").verify
     >>> reference = {"query": "select sum(n) from t", "databases": ["create table t(n); insert into t values (1), (2)"]}
     >>> task = rlvr.Task(rlvr.user("The sum of n?"), reference, id="t")
     >>> verify(task, "SELECT total(n) FROM t").score, verify(task, "SELECT count(*) FROM t").score

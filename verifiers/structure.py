@@ -20,7 +20,7 @@ class Structure(Verifier):
     """The answer is the declared sections, in order, each once, and nothing outside them.
 
     >>> import rlvr
-    >>> verify = rlvr.make("verifier", "structure", verifier="numeric").verify
+    >>> verify = rlvr.make_verifier("structure", verifier="numeric").verify
     >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="4")
     >>> verify(task, "<think>two and two</think><answer>4</answer>").score, verify(task, "4").score
     (1.0, 0.0)
@@ -66,7 +66,7 @@ class Structure(Verifier):
         if answer_section not in sections:
             raise ConfigError(f"answer_section is {answer_section!r}; it must be one of the sections: {', '.join(sections)}")
         if isinstance(malformed_factor, bool) or not isinstance(malformed_factor, int | float) or not 0 <= malformed_factor <= 1:
-            raise ConfigError(f"soft is {malformed_factor!r}; it must be a number from 0 to 1")
+            raise ConfigError(f"malformed_factor is {malformed_factor!r}; it must be a number from 0 to 1")
         self.verifier, self.sections, self.answer_section, self.malformed_factor = (
             verifier,
             tuple(sections),

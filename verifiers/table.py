@@ -34,7 +34,7 @@ class Table(Verifier):
 
     >>> import rlvr
     >>> task = rlvr.Task(rlvr.user("?"), id="t", reference=[{"city": "Rome", "people": 2800000}])
-    >>> rlvr.make("verifier", "table").verify(task, "| people | city |\n|---|---|\n| 2,800,000 | Rome |").score
+    >>> rlvr.make_verifier("table").verify(task, "| people | city |\n|---|---|\n| 2,800,000 | Rome |").score
     1.0
     """
 

@@ -22,7 +22,7 @@ class AuditedVerifier(Verifier):
     changes nothing. On an environment it is written as `audit_verifier: {verifier: symbolic, fraction: 0.05}`.
 
     >>> import rlvr
-    >>> rlvr.make("verifier", "with_audit", audit_with="numeric", fraction=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").components
+    >>> rlvr.make_verifier("with_audit", audit_with="numeric", fraction=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").components
     {'audit': 1.0}
     """
 

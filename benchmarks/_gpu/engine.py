@@ -249,7 +249,7 @@ def training(bench: Bench) -> None:
         "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*= ?", "sft_warmup": None,
         "eval": {"tasks": 8}, "algorithm": {"name": "grpo"}, "train": {"steps": bench.pick(20, 1), "learning_rate": 1e-4},
         "model": {"config": {"model_type": "qwen2", "num_key_value_heads": heads, **shape}},
-        "rollout": {"prompts_per_step": bench.pick(32, 2), "num_generations": bench.pick(8, 2), "max_completion_length": 8,
+        "rollout": {"prompts_per_step": bench.pick(32, 2), "num_generations": bench.pick(8, 2), "max_new_tokens": 8,
                     "sampler": sampler},
     }  # fmt: skip
 

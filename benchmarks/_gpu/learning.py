@@ -217,7 +217,7 @@ def again(bench: Bench, *, deterministic: bool) -> None:
         "eval": {"tasks": 8}, "algorithm": {"name": "grpo"},
         "model": {"config": {"model_type": "qwen2", "hidden_size": bench.pick(256, 32), "intermediate_size": bench.pick(512, 64),
                              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}},
-        "rollout": {"prompts_per_step": bench.pick(16, 2), "num_generations": bench.pick(8, 2), "max_completion_length": 8},
+        "rollout": {"prompts_per_step": bench.pick(16, 2), "num_generations": bench.pick(8, 2), "max_new_tokens": 8},
     }  # fmt: skip
 
     def rows(folder: Path) -> list[str]:

@@ -83,7 +83,7 @@ def configuration(workload: str, model: str) -> dict[str, Any]:
         "model": {"path": model},
         "rollout": {
             "sampler": {"name": f"{__file__}:Forced", "workload": workload}, "prompts_per_step": work.prompts,
-            "num_generations": work.generations, "max_completion_length": work.cap,
+            "num_generations": work.generations, "max_new_tokens": work.cap,
         },
         "train": {"steps": 1000, "learning_rate": 1e-6},
         "log": {"episodes": False},

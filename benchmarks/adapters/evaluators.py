@@ -99,20 +99,20 @@ def inspect(count: int) -> dict[str, Any]:
             assert log.status == "success", log.error
             return {str(sample.id): next(iter(sample.scores.values())).value for sample in log.samples}
 
-    single = rlvr.make("env", "arithmetic")
+    single = rlvr.make_env("arithmetic")
     said = answers(single, "test", count)
     script.update({question: [text] for question, (_, text) in said.items()})
     figures: dict[str, Any] = {
         "one_turn": count,
         "one_turn_differ": differ(scores(single, range(count)), expected(single, "test", count, said)),
     }
-    tools = rlvr.make("env", "calculator_sums")
+    tools = rlvr.make_env("calculator_sums")
     said = answers(tools, "test", count)
     script.update({question: [*list(tools.script(task))[:-1], text] for question, (task, text) in said.items()})
     figures |= {"with_tools": count, "with_tools_differ": differ(scores(tools, range(count)), expected(tools, "test", count, said))}
     script.update({question: [*list(tools.script(task))[:-1], "no idea"] for question, (task, _) in said.items()})
     figures["paid_for_a_tools_output"] = sum(bool(score) for score in scores(tools, range(count)).values())
-    away = rlvr.make("env", "arithmetic", verifier=Away())
+    away = rlvr.make_env("arithmetic", verifier=Away())
     found = scores(away, range(3))
     figures["unscored_as_nan"] = sum(isinstance(score, float) and math.isnan(score) for score in found.values())
     figures["missed"] = figures["one_turn_differ"] + figures["with_tools_differ"] + figures["paid_for_a_tools_output"]
@@ -129,7 +129,7 @@ def lm_eval(count: int) -> dict[str, Any]:
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
-    env = rlvr.make("env", "arithmetic")
+    env = rlvr.make_env("arithmetic")
     said = answers(env, "test", count)
 
     class Scripted(LM):
@@ -192,7 +192,7 @@ def endpoint(said: dict[str, tuple[Task, str]]) -> ThreadingHTTPServer:
 def verifiers(count: int) -> dict[str, Any]:
     """The exported package, loaded by verifiers and played by its own agent through a harness without subprocess."""
     vf = importlib.import_module("verifiers.v1")
-    env = rlvr.make("env", "arithmetic")
+    env = rlvr.make_env("arithmetic")
     said = answers(env, "train", count)
     with tempfile.TemporaryDirectory() as folder:
         export_env("arithmetic", "verifiers", Path(folder) / "out", count=count)

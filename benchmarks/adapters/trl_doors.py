@@ -133,7 +133,7 @@ def run(door: str, steps: int) -> dict[str, Any]:
     """Some steps through one door; the figures."""
     set_seed(0)
     name, options = ("arithmetic", {}) if door == "reward" else ("calculator_sums", {"digits": [2, 3]})
-    env = rlvr.make("env", name, **options)
+    env = rlvr.make_env(name, **options)
     tokenizer = tokenizer_for(TEMPLATE.read_text("utf-8"), ["<|im_end|>"], more=("<|endoftext|>",))
     tokenizer.pad_token = "<|endoftext|>"
     model = policy(env, tokenizer, epochs=40 if door == "reward" else 120, door=door)

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dpo": ("dpo", {"label_smoothing": 0.1, "pairs_per_group": 2}, DPO),
     "online_dpo": ("online_dpo", {}, DPO),
     "online_ipo": ("online_ipo", {}, DPO | {"preference_loss": "ipo"}),
-    "kto": ("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.7}, {"beta": 0.1, "desirable_from": 0.5}),
+    "kto": ("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.7}, {"beta": 0.1, "desirable_threshold": 0.5}),
     "sft": ("sft", {}, {"loss_aggregation": "token-mean", "at_least": 0.0}),
     "best_of_n": ("best_of_n", {}, {"loss_aggregation": "token-mean", "at_least": 0.0}),
 }  # fmt: skip
@@ -177,7 +177,7 @@ class Watched:
         self.learner = Learner(
             model, build("algorithm", name, **both | more),
             Optimization(learning_rate=3e-3, max_tokens_per_microbatch=budget, minibatches_per_step=minibatches),
-            accelerator=Accelerator(cpu=True), total_steps=5, reference=frozen, max_completion_length=LONGEST, seed=3,
+            accelerator=Accelerator(cpu=True), total_steps=5, reference=frozen, max_new_tokens=LONGEST, seed=3,
             temperature=heat_of(name),
         )  # fmt: skip
         if padded:

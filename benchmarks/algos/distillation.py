@@ -32,7 +32,7 @@ STUDENT = {
 }  # fmt: skip
 REVERSE: dict[str, Any] = {
     "env": {"name": "copy_reverse", "length": 5, "letters": "abcdefgh"}, "tokenizer": "chars:abcdefgh>", "eval.tasks": 300,
-    "rollout.prompts_per_step": 32, "rollout.max_completion_length": 8, "train.lr_scheduler": "constant",
+    "rollout.prompts_per_step": 32, "rollout.max_new_tokens": 8, "train.lr_scheduler": "constant",
 }  # fmt: skip
 """Write five letters backwards: a task that is learned in a minute."""
 TASKS: dict[str, dict[str, Any]] = {"quickstart": {"train.lr_scheduler": "constant", "eval.tasks": 300}, "reverse": REVERSE}

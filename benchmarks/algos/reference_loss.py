@@ -246,7 +246,7 @@ def desirable(groups: Groups, news: dict[int, New], settings: Settings) -> Tenso
     for group in groups:
         for a in scored(group):
             s = beta * (news[id(a)].logprobs - a.reference).sum()
-            good = a.reward >= settings["desirable_from"]
+            good = a.reward >= settings["desirable_threshold"]
             weight = settings["desirable_weight"] if good else settings["undesirable_weight"]
             losses.append(weight * (1 - torch.sigmoid(s - z if good else z - s)))
     return torch.stack(losses).mean()

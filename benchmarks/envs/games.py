@@ -42,7 +42,7 @@ def main() -> None:
     rows = []
     for env, key, name in named:
         if given.env in ("", env) and (not given.only or name in given.only.split(",")):
-            with rlvr.make("env", env, **{key: name}) as made:
+            with rlvr.make_env(env, **{key: name}) as made:
                 made.ready()
                 rows.append(looked(made, name, given.games))
             print(json.dumps(rows[-1]), flush=True)

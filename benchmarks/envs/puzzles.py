@@ -53,10 +53,10 @@ def main() -> None:
     names = given.only.split(",") if given.only else sorted(DATASET_NAMES)
     theirs = set(importlib.import_module("reasoning_gym.factory").DATASETS)
     rows = []
-    with tempfile.TemporaryDirectory() as folder, rlvr.make("sandbox", given.sandbox) as sandbox:
+    with tempfile.TemporaryDirectory() as folder, rlvr.make_sandbox(given.sandbox) as sandbox:
         for name in names:
             began, mark = time.perf_counter(), Path(folder) / name
-            with rlvr.make("env", "reasoning_gym", dataset=name, sandbox=_Kept(sandbox)) as env:
+            with rlvr.make_env("reasoning_gym", dataset=name, sandbox=_Kept(sandbox)) as env:
                 row = looked(env, given.questions, mark)
             row["kit"] = kit(name, given.sandbox) if given.kit else ""
             row |= {"name": name, "executed": mark.exists(), "seconds": round(time.perf_counter() - began, 1)}
@@ -86,7 +86,7 @@ class _Kept(rlvr.Sandbox):
     def __init__(self, sandbox: rlvr.Sandbox) -> None:
         self.sandbox = sandbox
 
-    def run(self, program: Any) -> Any:
+    def run_program(self, program: Any) -> Any:
         """Run it there."""
         return self.sandbox.run(program)
 

@@ -215,7 +215,7 @@ def looked(world: World, tasks: int) -> dict[str, Any]:
     row: dict[str, Any] = {"scripts": 0, "right": 0, "wrong": 0, "paid": [], "unscored": [], "repeats": True, "killed": "-", "faults": {}}
     began = time.perf_counter()
     try:
-        env: Any = rlvr.make("env", world.env, **world.settings)
+        env: Any = rlvr.make_env(world.env, **world.settings)
     except RlvrError as error:
         return {"refused": str(error)[:300]}
     with env:

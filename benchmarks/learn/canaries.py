@@ -62,7 +62,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
             "rollout": {
                 "prompts_per_step": asked.prompts,
                 "num_generations": 8,
-                "max_completion_length": 4,
+                "max_new_tokens": 4,
                 "canary_fraction": asked.share,
                 "max_rewarded_canaries": limit,
             },

@@ -27,7 +27,7 @@ ENOUGH = 0.9
 STEPS = {"bandit": 60, "copy": 600, "quickstart": 400}
 WARM_UNTIL = 0.5
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("copy", "kto"): {"desirable_from": 1.0, "desirable_weight": 32.0},
+    ("copy", "kto"): {"desirable_threshold": 1.0, "desirable_weight": 32.0},
     ("copy", "reinforce"): {"learning_rate": 3e-3},
     ("quickstart", "kto"): {"desirable_weight": 4.0},
 }

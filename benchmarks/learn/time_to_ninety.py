@@ -34,7 +34,7 @@ def plan(components: Any, warm: Path) -> dict[str, Any]:
     tasks = components.task_sampler.task_order.load_tasks(0, train.steps * settings.prompts_per_step)
     return {
         "model": str(warm), "prompts": settings.prompts_per_step, "generations": settings.num_generations,
-        "cap": settings.max_completion_length, "steps": train.steps, "learning_rate": train.learning_rate,
+        "cap": settings.max_new_tokens, "steps": train.steps, "learning_rate": train.learning_rate,
         "warmup_steps": train.warmup_steps, "lr_scheduler": train.lr_scheduler,
         "tasks": [{"prompt": list(task.prompt), "answer": str(task.reference)} for _, task in tasks],
     }  # fmt: skip

@@ -41,7 +41,7 @@ def recipe(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         "model": {"path": str(model)},
         "rollout": {
             "prompts_per_step": 1, "num_generations": 4, "temperature": options.temperature,
-            "max_completion_length": options.tokens, "max_length": options.tokens + 900,
+            "max_new_tokens": options.tokens, "max_length": options.tokens + 900,
         },
         "algorithm": "grpo",
         "train": {"steps": options.steps, "learning_rate": 1e-6},

@@ -45,7 +45,7 @@ def config_of(engines: int, steps: int, width: int) -> Any:
         {
             "env": {"name": "arithmetic"}, "tokenizer": "chars:0123456789+-*=() ", "model": {"config": MODEL},
             "sft_warmup": {"steps": 5, "batch_size": 16}, "algorithm": {"name": "grpo"}, "eval": {"tasks": 8},
-            "rollout": {"prompts_per_step": 8, "num_generations": 8, "max_completion_length": 32, "sampler": sampler},
+            "rollout": {"prompts_per_step": 8, "num_generations": 8, "max_new_tokens": 32, "sampler": sampler},
             "train": {"steps": steps, "learning_rate": 1e-3}, "log": {"save_every": steps},
         },
         "killed",

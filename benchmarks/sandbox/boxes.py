@@ -156,7 +156,7 @@ def strike(sandbox: Any, box: SandboxSession, what: str) -> None:
 
 OWNER = f"""
 import sys, rlvr
-sandbox = rlvr.make("sandbox", sys.argv[1], boxes=4, **({{"trusted": True}} if sys.argv[1] == "process" else {{}}))
+sandbox = rlvr.make_sandbox(sys.argv[1], boxes=4, **({{"trusted": True}} if sys.argv[1] == "process" else {{}}))
 for _ in range(3):
     box = sandbox.open()
     box.run("sleep {MARK} >/dev/null 2>&1 &")

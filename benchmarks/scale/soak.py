@@ -53,7 +53,7 @@ RUN: dict[str, Any] = {
         }
     },
     "sft_warmup": {"steps": 50, "batch_size": 32, "learning_rate": 3e-3},
-    "rollout": {"prompts_per_step": PROMPTS, "num_generations": MEMBERS, "max_completion_length": 6},
+    "rollout": {"prompts_per_step": PROMPTS, "num_generations": MEMBERS, "max_new_tokens": 6},
     "algorithm": {"name": "grpo"},
     "train": {"learning_rate": 3e-4},
     "eval": {"tasks": 0},

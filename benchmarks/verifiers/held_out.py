@@ -29,7 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in (HERE / f"{arguments.set}.jsonl").read_text("utf-8").splitlines()]
     tasks = [rlvr.Task(rlvr.user(row.get("question", "?")), row["reference"], id=row["id"]) for row in rows]
-    with rlvr.make("verifier", VERIFIERS[arguments.set]) as verifier:
+    with rlvr.make_verifier(VERIFIERS[arguments.set]) as verifier:
         verdicts = verifier.verify_many(tasks, [row["answer"] for row in rows])
     counts: Counter[str] = Counter()
     for row, verdict in zip(rows, verdicts, strict=True):

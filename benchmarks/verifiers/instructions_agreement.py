@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlvr import Task, make, user
+from rlvr import Task, make_verifier, user
 from rlvr.verifiers.instruction_checks.registry import IFEVAL, INSTRUCTIONS
 
 PEER = Path(__file__).parents[1] / "_peers" / "instructions_peer.py"
@@ -106,7 +106,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if bool(arguments.verdicts) == bool(arguments.checkers):
         parser.error("give --verdicts or --checkers")
-    verifier = make("verifier", "instructions", loose=arguments.loose)
+    verifier = make_verifier("instructions", loose=arguments.loose)
     counts: Counter[str] = Counter()
     different: Counter[tuple[str, bool]] = Counter()
     examples: dict[tuple[str, bool], tuple[dict[str, Any], str]] = {}

@@ -50,7 +50,7 @@ class Bfcl(Environment):
     policy must have read their results. The score is 1 if all turns are correct, else 0. No argument is ever evaluated.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "bfcl", category="simple_python")                              # doctest: +SKIP
+    >>> env = rlvr.make_env("bfcl", category="simple_python")                              # doctest: +SKIP
     >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
     [[Call(id='0.0', name='calculate_triangle_area', arguments={'base': 10, 'height': 5, 'unit': 'units'}, ...)]]
     """

@@ -38,7 +38,7 @@ class GymnasiumEnvironment(GameEnvironment):
     map for each task and no slipping, unless `kwargs` says otherwise.
 
     >>> import rlvr
-    >>> env = rlvr.make("env", "gymnasium", id="Taxi")                                    # doctest: +SKIP
+    >>> env = rlvr.make_env("gymnasium", id="Taxi")                                    # doctest: +SKIP
     >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
     ['north', 'north', 'west', 'pickup', 'south', ..., 'dropoff']
     """

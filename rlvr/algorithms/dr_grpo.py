@@ -4,7 +4,7 @@
     L = (1/(B L_max)) sum_i sum_t -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)
 
 paper                    2503.20783
-differs from the paper   no: L_max is max_completion_length, or the run's limit
+differs from the paper   no: L_max is max_new_tokens, or the run's limit
 """
 
 from __future__ import annotations

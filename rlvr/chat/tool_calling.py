@@ -62,7 +62,7 @@ def is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: 
 class ToolFormat:
     """Formats and parses tool calls for one tokenizer and one environment.
 
-    >>> ToolFormat(CharTokenizer(), make("env", "arithmetic")).dialect.name                                   # doctest: +SKIP
+    >>> ToolFormat(CharTokenizer(), make_env("arithmetic")).dialect.name                                   # doctest: +SKIP
     'line'
     """
 

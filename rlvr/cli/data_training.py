@@ -32,13 +32,13 @@ GOLD_CHECK_S = 10.0
 MAX_LISTED_GOLDS = 5
 SIZE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
-        "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 256},
+        "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_new_tokens": 256},
         "train": {"steps": 10, "learning_rate": 1e-5},
         "eval": {"tasks": 30},
         "log": {"save_every": 10},
     },
     "gpu": {
-        "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_completion_length": 1024},
+        "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_new_tokens": 1024},
         "train": {"steps": 200, "learning_rate": 1e-6, "warmup_steps": 5, "gradient_checkpointing": True},
         "eval": {"tasks": 200, "every": 50},
         "log": {"save_every": 50},

@@ -76,7 +76,7 @@ class $cls(Environment):
     """Double a number: `2*21=` is 42.
 
     >>> import rlvr
-    >>> rlvr.make("env", "$name").task("train", 0).question  # doctest: +SKIP
+    >>> rlvr.make_env("$name").task("train", 0).question  # doctest: +SKIP
     '2*21='
     """
 
@@ -119,7 +119,7 @@ class $cls(Verifier):
     """The final answer equals the reference, ignoring case.
 
     >>> import rlvr
-    >>> verifier = rlvr.make("verifier", "$name")
+    >>> verifier = rlvr.make_verifier("$name")
     >>> verifier.verify(rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t"), "PARIS").score
     1.0
     """
@@ -159,7 +159,7 @@ class $cls(Tool):
     """A counter, separate for each conversation.
 
     >>> import rlvr
-    >>> with rlvr.make("tool", "$name").session() as counter:  # doctest: +SKIP
+    >>> with rlvr.make_tool("$name").session() as counter:  # doctest: +SKIP
     ...     counter.$name(2)
     'The count is 2.'
     """

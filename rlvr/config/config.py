@@ -255,9 +255,7 @@ def _fill_from_data_run(data: dict[str, Any]) -> dict[str, Any]:
     filled = {"env": theirs["env"], "tokenizer": run.tokenizer_name} | data | {"model": model}
     if isinstance(model, dict) and model.get("path") == str(last) and not last.is_dir():
         raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model to train")
-    room = {
-        key: value for key in ("max_completion_length", "max_turn_length", "max_length") if (value := theirs["rollout"][key]) is not None
-    }
+    room = {key: value for key in ("max_new_tokens", "max_turn_tokens", "max_length") if (value := theirs["rollout"][key]) is not None}
     return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else an error follows
 
 

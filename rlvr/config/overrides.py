@@ -40,7 +40,7 @@ def drop_example_keys(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[
     data = apply_overrides({}, overrides).get("data")
     if not isinstance(data, Mapping) or data.get("run") is None:
         return recipe
-    example = ("env", "tokenizer", "model", "sft_warmup", "max_completion_length")
+    example = ("env", "tokenizer", "model", "sft_warmup", "max_new_tokens")
     plain = {key: value for key, value in recipe.items() if key not in example}
     return plain | {"rollout": {key: value for key, value in recipe.get("rollout", {}).items() if key not in example}}
 

@@ -36,9 +36,9 @@ class RolloutConfig(Section):
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})  # `rlvr list samplers`
     prompts_per_step: int = Field(default=32, ge=1)  # the number of tasks per step
     num_generations: int = Field(default=8, ge=1)  # completions per task: a group
-    max_completion_length: int | None = Field(default=None, ge=1)
+    max_new_tokens: int | None = Field(default=None, ge=1)
     """The maximum number of tokens of a completion, over all turns. Unset: the environment's limit."""
-    max_turn_length: int | None = Field(default=None, ge=1)
+    max_turn_tokens: int | None = Field(default=None, ge=1)
     """The maximum number of tokens of a turn; a longer turn is truncated, and the conversation continues. Unset: no such limit."""
     max_length: int | None = Field(default=None, ge=2)
     """The maximum number of tokens of a whole conversation, including the prompt."""
@@ -91,4 +91,4 @@ class RolloutConfig(Section):
     @property
     def token_limits(self) -> dict[str, Any]:
         """The length limits, as keyword arguments of `TokenMDP`."""
-        return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}
+        return {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "max_turn_tokens": self.max_turn_tokens}

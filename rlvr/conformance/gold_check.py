@@ -16,7 +16,7 @@ def find_ungradeable_golds(env: Environment) -> str:
     Only for a verifier with a `lint` method, such as `symbolic`, which reports a faulty task whatever the answer is.
 
     >>> import rlvr
-    >>> find_ungradeable_golds(rlvr.make("env", "arithmetic"))
+    >>> find_ungradeable_golds(rlvr.make_env("arithmetic"))
     ''
     """
     if not hasattr(env.verifier, "lint"):

@@ -155,7 +155,7 @@ class Algorithm(Plugin, ABC):
     returns: NestedValues | None = None
     """The critic's target at each token, from the last `compute_advantages`; set if `traits.needs_value`."""
 
-    def configure(self, *, max_completion_length: int) -> None:
+    def configure(self, *, max_new_tokens: int) -> None:
         """Receive the run's limit on the completion length (0: none), before the first step.
 
         Raises:

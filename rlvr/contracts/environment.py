@@ -64,6 +64,16 @@ class Environment(Plugin, ABC):
     ...         return Task(f"doubling/{split}/{index}", user(f"2 * {index} ="), reference=str(2 * index))
     """
 
+    _hints = {
+        "reset": "an environment makes tasks; the Gymnasium environment of one is rlvr.make('arithmetic', tokenizer='chars'), or rlvr.TokenEnv(env)",
+        "step": "an environment makes tasks; the Gymnasium environment of one is rlvr.make('arithmetic', tokenizer='chars'), or rlvr.TokenEnv(env)",
+        "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
+        "dataset": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
+        "evaluate": "write rlvr.evaluate(env, policy=...)",
+        "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
+        "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
+        "system_prompt": "the system message is in the prompt of a task: env.task('train', 0).prompt",
+    }
     verifier: Verifier
     tools: Sequence[Tool] = ()
     """The tools that the policy may call in every conversation."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from rlvr.hints import Hinted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,8 +25,19 @@ def is_default(method: Callable[..., Any]) -> bool:
     return getattr(method, "is_default_implementation", False) is True
 
 
-class Plugin:
+class Plugin(Hinted):
     """The base class of all plugins. Declares the plugins that it needs, its availability check and its cleanup."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Refuse to build a contract itself: `rlvr.Sandbox("docker")` must say how a sandbox is built."""
+            if cls.__module__.startswith("rlvr.contracts.") and not args and not kwargs:
+                return super().__new__(cls)  # an abstract class: Python names what is missing
+            if cls.__module__.startswith("rlvr.contracts."):
+                maker = "make_env" if cls.__name__ == "Environment" else f"make_{cls.__name__.lower()}"
+                raise TypeError(f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it")
+            return super().__new__(cls)
 
     needs: ClassVar[Mapping[str, str | Sequence[str]]] = {}
     """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}.

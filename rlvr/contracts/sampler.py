@@ -187,6 +187,10 @@ class Sampler(Plugin, ABC):
     its own overrides `update_weights` instead of `load_model`.
     """
 
+    _hints = {
+        "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8), or .sample([rlvr.Request(token_ids, 32)], rlvr.Sampling())",
+        "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    }
     info: SamplerInfo = SamplerInfo()
     """What it is. A class attribute, or set in the constructor where it depends on the settings."""
     tokenizer: str | None = None
@@ -220,7 +224,12 @@ class Sampler(Plugin, ABC):
                 yield number, Completion([], [], "error", "the sampler gave no answer at all")
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Return all completions, in the order of the requests."""
+        """Return all completions, in the order of the requests. For episodes of an environment use `rlvr.Rollout`."""
+        if not isinstance(requests, Sequence) or isinstance(requests, str):
+            raise ConfigError(
+                f"a sampler takes a list of rlvr.Request and was given a {type(requests).__name__}; "
+                "for episodes of an environment write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)"
+            )
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:

@@ -213,8 +213,37 @@ class SandboxSession(ABC):
 class Sandbox(Plugin, ABC):
     """Runs untrusted programs, isolated from the host. Thread-safe."""
 
+    _hints = {
+        "execute": "write .run(code)",
+        "exec": "write .run(code)",
+        "run_code": "write .run(code)",
+        "run_python": "write .run(code)",
+    }
+
+    def run(self, program: Program | str, *, stdin: str | bytes = b"", timeout: float | None = None) -> ExecutionResult:
+        """Run a program until it exits or reaches a limit.
+
+        Args:
+            program: the program, or the text of a Python program.
+            stdin: the standard input of a program that is given as a text.
+            timeout: the time limit in seconds of a program that is given as a text; None: that of `Limits`.
+
+        Returns:
+            What happened. A failure of the sandbox is the status INTERNAL_ERROR; it does not raise.
+        """
+        if isinstance(program, Program):
+            if stdin or timeout is not None:
+                raise ConfigError(
+                    "stdin and timeout go with a text; set them in the Program: Program(source, stdin, limits=Limits(wall_s=5))"
+                )
+            return self.run_program(program)
+        if not isinstance(program, str):
+            raise ConfigError(f"the program is a {type(program).__name__}; give the text of a Python program, or an rlvr.Program")
+        limits = Limits() if timeout is None else Limits(cpu_s=timeout, wall_s=timeout)
+        return self.run_program(Program(program, stdin.encode() if isinstance(stdin, str) else stdin, limits=limits))
+
     @abstractmethod
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
 
     @default_implementation

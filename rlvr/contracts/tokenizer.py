@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rlvr.task import Message
 
@@ -42,3 +43,17 @@ class Tokenizer(Protocol):
     def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render a reply as the ids between the policy's stop id and its next turn. A string is one user message."""
         ...
+
+
+class LoadedModel(NamedTuple):
+    """A causal language model and its tokenizer: `model, tokenizer = rlvr.load_model(...)`."""
+
+    model: Any
+    tokenizer: Tokenizer
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model and its tokenizer to a folder that transformers, vLLM and `load_model` can load."""
+        self.model.save_pretrained(folder)
+        inner = getattr(self.tokenizer, "tokenizer", None)
+        if inner is not None:
+            inner.save_pretrained(folder)

@@ -32,7 +32,7 @@ from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
 MAX_RESULT_CHARACTERS = 8_000
 """The default maximum length of a result."""
-Method = TypeVar("Method", bound=Callable[..., str])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ToolExample:
 
 
 def tool(method: Method) -> Method:
-    """Mark a method as a tool: the policy gets its name, docstring and signature."""
+    """Mark a method of a `Tool`, or a function, as a tool: the policy gets its name, docstring and signature."""
     setattr(method, TOOL_MARKER_ATTRIBUTE, True)
     return method
 
@@ -129,6 +129,25 @@ class Tool(Plugin):
             one.teardown()
             raise
         return one
+
+    def __call__(self, name: str = "", /, **arguments: Any) -> str:
+        """Call the tool once by hand, in a conversation of its own, and return the text that a policy would see.
+
+        Args:
+            name: the name of the method, if the tool has several.
+            arguments: the arguments of the call.
+
+        Raises:
+            ToolError: the call was rejected.
+        """
+        with self.session() as one:
+            names = [spec.name for spec in one.specs()]
+            if not name and len(names) > 1:
+                raise ConfigError(f"the tool has {len(names)} methods; name one of them first: {', '.join(map(repr, names))}")
+            result = run_call(one, Call("0.0", name or names[0], arguments))
+        if not result.ok:
+            raise ToolError(result.text.removeprefix("Error: "))
+        return result.text
 
     @contextmanager
     def session(self, context: ToolContext | None = None) -> Iterator[Self]:

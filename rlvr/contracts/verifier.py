@@ -58,6 +58,10 @@ class Verifier(Plugin, ABC):
     content of a text (only if the answer is not a string). For a task that it cannot verify it returns a verdict with fault `task`.
     """
 
+    _hints = {
+        "verify_batch": "write .verify_many(tasks, answers), or rlvr.verify_many(verifier, answers, references)",
+        "score": "write rlvr.verify(verifier, answer, reference).score",
+    }
     version: ClassVar[str] = "1"
     """Increase it whenever a verdict may change. It is part of every cache key and recorded with every run."""
     examples: ClassVar[Sequence[Example]] = ()

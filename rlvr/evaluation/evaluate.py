@@ -24,6 +24,7 @@ from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.config import hub
 from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Sampler, SamplerInfo, Verifier
+from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.evaluation.episode_sources import RemoteSampling
@@ -121,6 +122,8 @@ class PolicyObject:
     @classmethod
     def wrap(cls, policy: Any, tokenizer: Any) -> PolicyObject:
         """Make a sampler of a model object or of a function; a sampler stays as it is."""
+        if isinstance(policy, LoadedModel):
+            policy, tokenizer = policy.model, policy.tokenizer if tokenizer is None else tokenizer
         if isinstance(policy, Sampler):
             return cls(f"object:{type(policy).__name__}", policy)
         if hasattr(policy, "generate") and hasattr(policy, "config"):

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.errors import MissingExtra
+from rlvr.errors import ConfigError, MissingExtra
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.runner import TokenPrice
 from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
+from rlvr.hints import Hinted
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 MAX_PRINTED_REASONS = 3
@@ -32,13 +33,21 @@ TRUNCATION_MESSAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class EvalReport:
+class EvalReport(Hinted):
     """The results of an evaluation, by environment.
 
     >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).withheld_envs
     []
     """
 
+    _hints = {
+        "metrics": "write .to_pandas(), .accuracy or .pass_at_k(4)",
+        "results": "write .to_pandas()",
+        "score": "write .accuracy",
+        "mean_reward": "write .accuracy",
+        "compare": "compare two stored evaluations with `rlvr compare FOLDER FOLDER`; give out= to store one",
+        "save": "give out= to rlvr.evaluate",
+    }
     suite: str
     run_folder: Path | None
     plan: EvalPlan
@@ -56,6 +65,26 @@ class EvalReport:
     def withheld_envs(self) -> list[str]:
         """Environments without a headline score, because too many samples have no score."""
         return [name for name, env in self.envs.items() if env.is_headline_withheld]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean score, averaged over the environments; None if it is withheld, because too many samples have no score."""
+        if len(self.envs) == 1:
+            (env,) = self.envs.values()
+            return env.avg.value if env.avg and not env.is_headline_withheld else None
+        mean = self.compute_mean()
+        return mean.value if mean else None
+
+    def pass_at_k(self, k: int) -> dict[str, float | None]:
+        """Return pass@k of each environment: the chance that one of k answers is right, without bias; None where it is not known.
+
+        Raises:
+            ConfigError: fewer than k answers were sampled for each task.
+        """
+        if wrong := [env for env in self.envs.values() if not 1 <= k <= env.n]:
+            raise ConfigError(f"pass@{k} of {wrong[0].name} needs n={k} answers for each task, and {wrong[0].n} were sampled; raise n")
+        found = {name: env.avg if k == 1 else env.at["pass_at"].get(k) for name, env in self.envs.items()}
+        return {name: estimate.value if estimate else None for name, estimate in found.items()}
 
     def table(self, *, width: int | None = None) -> None:
         """Print the table of results, as `rlvr eval` does."""

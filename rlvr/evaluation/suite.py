@@ -166,12 +166,12 @@ def _load_rows(target: str) -> list[Any]:
 def _row_from_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Make a suite row from a training recipe: its held-out tasks (all of a data set) and its limits for an answer.
 
-    >>> _row_from_recipe({"env": "gsm8k", "rollout": {"max_completion_length": 256}, "train": {"steps": 3}})
+    >>> _row_from_recipe({"env": "gsm8k", "rollout": {"max_new_tokens": 256}, "train": {"steps": 3}})
     {'env': 'gsm8k', 'max_new_tokens': 256}
     """
     env, rollout = parse_exponents(recipe["env"]), recipe.get("rollout") or {}
-    limits = {"max_new_tokens": "max_completion_length", "max_turn_tokens": "max_turn_length", "max_length": "max_length"}
-    found = {mine: rollout[key] for mine, key in limits.items() if isinstance(rollout, Mapping) and rollout.get(key) is not None}
+    limits = ("max_new_tokens", "max_turn_tokens", "max_length")
+    found = {key: rollout[key] for key in limits if isinstance(rollout, Mapping) and rollout.get(key) is not None}
     return {"env": env, **({"tasks": ALL_TASKS} if isinstance(env, Mapping) and env.get("name") == "dataset" else {}), **found}
 
 

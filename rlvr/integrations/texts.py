@@ -80,7 +80,7 @@ class Scorer:
         elif not isinstance(env_or_verifier, Verifier):
             raise ConfigError(
                 f"{env_or_verifier!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
-                "such as rlvr.make('env', 'gsm8k')"
+                "such as rlvr.make_env('gsm8k')"
             )
         self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
         self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None

@@ -24,6 +24,7 @@ from gymnasium import spaces
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.hints import explain_call
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -47,11 +48,12 @@ class TokenEnv(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 
+    @explain_call
     def __init__(
         self,
         env: str | dict[str, Any] | Environment,
         *,
-        tokenizer: str | Tokenizer = "chars",
+        tokenizer: str | Tokenizer | Any = "chars",
         obs: str = "dict",
         split: str = "",
         max_new_tokens: int | None = None,
@@ -66,7 +68,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"on_length is {on_length!r}; {suggest(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
-        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.tokenizer = load_tokenizer(tokenizer)
         self.environment: Environment = build_from_config("env", env)
         try:
             self.mdp = TokenMDP(

@@ -39,7 +39,7 @@ MAX_CHARACTERS_PER_TOKEN, TRUNCATION_MARGIN_TOKENS = 16, 64
 class TokenMDP:
     """The token-level MDP of one environment and one tokenizer.
 
-    >>> mdp = TokenMDP(make("env", "arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
+    >>> mdp = TokenMDP(make_env("arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
     >>> state = mdp.start_conversation(mdp.environment.task("train", 0)); mdp.step_token(state, 20)         # doctest: +SKIP
     """
 

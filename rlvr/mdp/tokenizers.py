@@ -47,10 +47,10 @@ class _RoleTokenTokenizer:
             ids += [EOS] if message["role"] == "assistant" else []
         return [*ids, POLICY]
 
-    def render_reply(self, said: str | Sequence[Message]) -> list[int]:
+    def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render the environment's reply, and the mark that starts the policy's turn."""
         ids: list[int] = []
-        for message in to_reply_messages(said):
+        for message in to_reply_messages(reply):
             ids += [USER, *self.encode(message["content"])]
         return [*ids, POLICY]
 
@@ -97,18 +97,26 @@ class ByteTokenizer(_RoleTokenTokenizer):
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
-def load_tokenizer(spec: str) -> Tokenizer:
-    """Load the tokenizer that a configuration names.
+def load_tokenizer(spec: str | Path | Tokenizer | Any) -> Tokenizer:
+    """Load the tokenizer that a configuration names; or wrap a tokenizer object of transformers.
 
     >>> load_tokenizer("chars:01").vocab_size
     6
     """
+    if isinstance(spec, Path):
+        spec = str(spec)
+    if not isinstance(spec, str):
+        if hasattr(spec, "apply_chat_template"):
+            return HFTokenizer(spec)
+        if isinstance(spec, Tokenizer):
+            return spec
+        raise ConfigError(f"the tokenizer is a {type(spec).__name__}; give a name, a folder, a Hub id, or a tokenizer of transformers")
     if spec == "chars":
-        return CharTokenizer()  # pyright: ignore[reportReturnType]
+        return CharTokenizer()
     if spec.startswith("chars:"):
-        return CharTokenizer(spec.removeprefix("chars:"))  # pyright: ignore[reportReturnType]
+        return CharTokenizer(spec.removeprefix("chars:"))
     if spec == "bytes":
-        return ByteTokenizer()  # pyright: ignore[reportReturnType]
+        return ByteTokenizer()
     try:
         folder = resolve_model_folder(spec, include_weights=False)
     except NotFound as error:

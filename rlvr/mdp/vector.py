@@ -58,10 +58,10 @@ class TokenVectorEnv(SyncVectorEnv):
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(f"num_envs is {num_envs!r}; at least 1 environment is required")
         if workers < 1 or verify_timeout_s <= 0:
-            raise ConfigError(f"workers {workers} and deadline_s {verify_timeout_s} must be above 0")
+            raise ConfigError(f"workers {workers} and verify_timeout_s {verify_timeout_s} must be above 0")
         mode = _parse_autoreset_mode(autoreset_mode)
         self.environment: Environment = build_from_config("env", env)
-        shared: Any = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        shared: Any = load_tokenizer(tokenizer)
         try:
             self.token_envs = [TokenEnv(env=self.environment, tokenizer=shared, **settings) for _ in range(num_envs)]
         except Exception:

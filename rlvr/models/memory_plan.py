@@ -142,7 +142,7 @@ def plan_engine(config: RunConfig, shape: Any, weights: int, size: int) -> list[
     kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     token = 2 * shape.num_hidden_layers * kv_heads * head * size
-    length = config.rollout.max_length or config.rollout.max_completion_length or 0
+    length = config.rollout.max_length or config.rollout.max_new_tokens or 0
     if sampler["name"] == "hf":
         rows = min(512, config.rollout.prompts_per_step * config.rollout.num_generations)
         return [
@@ -162,6 +162,6 @@ def suggest_savings(parts: list[MemoryItem], config: RunConfig) -> str:
         "reference": "set algorithm.beta=0, or model.lora.rank: the model without its adapter is the reference",
         "activations": "set train.max_tokens_per_microbatch lower"
         + ("" if config.train.gradient_checkpointing else ", or train.gradient_checkpointing=true"),
-        "KV cache": "set rollout.sampler to vllm, or rollout.max_completion_length lower",
+        "KV cache": "set rollout.sampler to vllm, or rollout.max_new_tokens lower",
         "engine": "let the engine sleep (rollout.sampler.sleep), or use a server",
     }.get(parts[0].name, "use a smaller model or a larger device")

@@ -265,7 +265,7 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
     if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
         raise ConfigError(
             f"prompt and answer may reach {reached} tokens, but {name} has {known} positions; set rollout.max_length={known}, "
-            "or lower rollout.max_completion_length"
+            "or lower rollout.max_new_tokens"
         )
 
 

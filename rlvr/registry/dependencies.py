@@ -33,7 +33,7 @@ def fill_dependencies(needs: Mapping[str, Any], settings: dict[str, Any], make: 
             settings[name] = one(name, wanted)
 
 
-def wrap_with_tools(name: str, fields: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def wrap_with_tools(name: str | Callable[..., Any], fields: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return settings for `wrap_with_tools` if tools are given to an environment that does not support them; else None.
 
     >>> wrap_with_tools("gsm8k", {"path": None}, {"path": "data", "tools": ["python"], "max_turns": 6})

@@ -27,6 +27,7 @@ from typing import Any
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
+from rlvr.hints import find_plugin
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import fill_dependencies, wrap_with_audit, wrap_with_tools
 
@@ -138,17 +139,21 @@ def list_imported_entries(kind: str) -> list[PluginEntry]:
     return rows
 
 
-def load_factory(kind: str, name: str) -> Callable[..., Any]:
-    """Import one plugin and return its factory (usually its class)."""
+def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Import one plugin and return its factory (usually its class). A class or a function is its own factory."""
     k = get_kind(kind)
+    if callable(name):
+        return name
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"a {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
+        raise ConfigError(f"the name of the {k.name} is {name!r}; `rlvr list {k.plural}` shows all")
     if ":" in name:
         return _load_from_file(k, name)
     entry = next((e for e in list_entries(kind) if e.name == name), None)
     if entry is None:
         names = [e.name for e in list_entries(kind)]
-        raise NotFound(f"no {k.name} is called {name!r}; {suggest(name, names)}. `rlvr list {k.plural}` shows all")
+        known = find_plugin(name, names)
+        hint = f"did you mean {known!r}?" if known else f"{suggest(name, names)}."
+        raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")
     if entry.error:
         raise PluginError(entry.error)
     if entry.entry_point is None:
@@ -165,16 +170,17 @@ def load_factory(kind: str, name: str) -> Callable[..., Any]:
     return _require_callable(factory, k, name)
 
 
-def build(kind: str, name: str, /, **kwargs: Any) -> Any:
-    """Build a plugin by name, together with the plugins that it needs.
+def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
+    """Build a plugin, by its name or its class, together with the plugins that it needs.
 
     >>> build("verifier", "numeric", tolerance=0.01)        # doctest: +SKIP
     """
     k = get_kind(kind)
-    factory = load_factory(kind, name)
+    factory = load_factory(kind, plugin)
+    name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", repr(plugin))
     given = dict(kwargs)
     fields = get_parameters(factory)
-    if k.name == "env" and (around := wrap_with_tools(name, fields, given)):
+    if k.name == "env" and (around := wrap_with_tools(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":
         wrap_with_audit(name, fields, getattr(factory, "needs", {}), given)
@@ -195,8 +201,8 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
             )
         return made
     except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not exit successfully
-        for plugin in built:
-            plugin.close()
+        for dependency in built:
+            dependency.close()
         if isinstance(error, RlvrError):
             raise
         if isinstance(error, TypeError | ValueError):
@@ -211,11 +217,19 @@ def build_from_config(kind: str, config: Any) -> Any:
     if isinstance(config, Mapping):
         if kind == "verifier" and _is_weighted_mix(config):
             return build("verifier", "composite", components=config)  # {symbolic: 0.9, format: 0.1}
-        if not isinstance(config.get("name"), str) or not config["name"]:
+        if not config.get("name") or not (isinstance(config["name"], str) or callable(config["name"])):
             raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
         return build(kind, config["name"], **{key: value for key, value in config.items() if key != "name"})
+    if inspect.isroutine(config) and kind in ("verifier", "tool"):
+        return build(kind, "function", function=config)
+    if isinstance(config, type):
+        return build(kind, config)
+    if kind == "env" and isinstance(config, list | tuple):
+        raise ConfigError("an env is a list here; an environment of data is rlvr.make_env(rows, verifier='symbolic')")
     if config is None or isinstance(config, bool | int | float | list | tuple):
-        raise ConfigError(f"a {kind} is a name or a mapping with a 'name', got {config!r}; `rlvr list {get_kind(kind).plural}` shows all")
+        raise ConfigError(
+            f"the {kind} is {config!r:.80}; give a name or a mapping with a 'name'; `rlvr list {get_kind(kind).plural}` shows all"
+        )
     return config
 
 

@@ -169,7 +169,7 @@ class _ShortenedQueue(RequestQueue):
         self.sampler, self.queue, self.requests = parts, feed, asked
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "notify":  # the scheduler calls the callback of its own queue
+        if name == "on_requests_ready":  # the scheduler calls the callback of its own queue
             self.queue.on_requests_ready = value
         else:
             super().__setattr__(name, value)

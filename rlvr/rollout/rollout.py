@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
+from rlvr.hints import Hinted, explain_call
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
@@ -30,7 +31,7 @@ DEFAULT_CALL_TIMEOUT_S = 600.0
 """The default timeout of one verification or one session call."""
 
 
-class Rollout:
+class Rollout(Hinted):
     """Samples episodes of one environment with one sampler.
 
     >>> with Rollout("arithmetic", "chars", "scripted") as rollout:                    # doctest: +SKIP
@@ -40,6 +41,16 @@ class Rollout:
     main_process_samples = False
     """True if the main process samples for all training processes; otherwise each process samples its shard."""
 
+    _hints = {
+        "rollout": "write .sample(tasks, n=8)",
+        "run": "write .sample(tasks, n=8)",
+        "generate": "write .sample(tasks, n=8)",
+        "env": "write .mdp.environment",
+        "environment": "write .mdp.environment",
+        "tokenizer": "write .mdp.tokenizer",
+    }
+
+    @explain_call
     def __init__(
         self,
         environment: TokenMDP | Environment | str | Mapping[str, Any],
@@ -82,7 +93,7 @@ class Rollout:
         if verify_workers < 1 or call_timeout_s <= 0:
             raise ConfigError(f"verify_workers {verify_workers} and call_timeout_s {call_timeout_s} must be above 0")
         if session_workers < 1 or max_open_sessions < 1:
-            raise ConfigError(f"actors {session_workers} and open_sessions {max_open_sessions} must be at least 1")
+            raise ConfigError(f"session_workers {session_workers} and max_open_sessions {max_open_sessions} must be at least 1")
         if episode_timeout_s is not None and episode_timeout_s <= 0:
             raise ConfigError(f"episode_timeout_s is {episode_timeout_s}; it must be above 0")
         if straggler_policy not in ("wait", "truncate"):
@@ -215,4 +226,4 @@ def _make_mdp(
     if tokenizer is None:
         raise ConfigError("no tokenizer is given; write Rollout(environment, tokenizer, sampler), for example with tokenizer='chars'")
     made = build_from_config("env", environment)
-    return TokenMDP(made, load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer, **limits)
+    return TokenMDP(made, load_tokenizer(tokenizer), **limits)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr.errors import ConfigError, MissingExtra, NotFound
+from rlvr.hints import Hinted
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
 if TYPE_CHECKING:
@@ -16,12 +17,21 @@ if TYPE_CHECKING:
     from rlvr.config.config import RunConfig
 
 
-class Run:
+class Run(Hinted):
     """A finished or running training run, read from its folder.
 
     >>> run = Run("runs/quickstart")                                            # doctest: +SKIP
     >>> run.metrics[["step", "reward"]].tail(3)                                 # doctest: +SKIP
     """
+
+    _hints = {
+        "to_pandas": "write .metrics, or .episodes",
+        "to_dataframe": "write .metrics, or .episodes",
+        "history": "write .metrics",
+        "step": "write .metrics['step'].max()",
+        "model": "write rlvr.load_model(run.checkpoint)",
+        "checkpoints": "write .checkpoint, the newest one",
+    }
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -161,17 +161,17 @@ class ColocatedEngine:
             self._sleeping_tags = list(SLEEP_TAGS)
             free_cached_memory()
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes, and add new requests before each engine step.
 
         The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
         """
         engine, running, until = self._llm.llm_engine, dict[str, tuple[int, Request]](), 0.0
         try:
-            while (more := feed.pop(sys.maxsize)) is not None or running:
+            while (arrived := queue.pop(sys.maxsize)) is not None or running:
                 if not running:
                     until = time.monotonic() + self.completion_timeout_s
-                for number, request in more or ():
+                for number, request in arrived or ():
                     check_request_length(request, self.name, self.max_model_len)
                     name = str(next(self._request_ids))
                     engine.add_request(

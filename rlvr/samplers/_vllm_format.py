@@ -31,7 +31,7 @@ def check_request_length(request: Request, engine_name: str, max_length: int) ->
     if (length := len(request.prompt) + request.max_tokens) > max_length:
         raise ConfigError(
             f"a prompt and its answer may be {length} tokens, and {engine_name} allows {max_length}; "
-            "set rollout.max_length or rollout.max_completion_length lower, or rollout.sampler.max_model_len higher"
+            "set rollout.max_length or rollout.max_new_tokens lower, or rollout.sampler.max_model_len higher"
         )
 
 

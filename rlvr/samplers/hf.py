@@ -128,27 +128,27 @@ class HFSampler(Sampler):
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
         yield from (ended for ended in HFSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
             self.check_ready()
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; set model: DIR, or load one")
-        training, desk, queue = self.model.training, None, list[tuple[int, Request]]()
+        training, batch, waiting = self.model.training, None, list[tuple[int, Request]]()
         self.model.eval()
         try:
-            while (more := feed.pop(sys.maxsize)) is not None or queue or desk:
-                if more:
-                    queue = sorted([*queue, *more], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
-                if queue and not desk:
-                    most = self._compute_max_rows(queue) if self.is_memory_limited else self.batch_size
-                    desk = self.make_batch(self.cache_class(self.model), sampling, rows=min(most, len(queue) + feed.num_pending))
-                if desk and queue and (free := desk.num_free_rows):
-                    invited, queue = queue[:free], queue[free:]
-                    desk.admit(invited)
-                yield from (desk.step() if desk else []) or (None,)
-                if desk and not desk.num_live and not queue:
-                    desk = None  # later requests start with an empty cache, as if they came alone
+            while (arrived := queue.pop(sys.maxsize)) is not None or waiting or batch:
+                if arrived:
+                    waiting = sorted([*waiting, *arrived], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
+                if waiting and not batch:
+                    most = self._compute_max_rows(waiting) if self.is_memory_limited else self.batch_size
+                    batch = self.make_batch(self.cache_class(self.model), sampling, rows=min(most, len(waiting) + queue.num_pending))
+                if batch and waiting and (free := batch.num_free_rows):
+                    admitted, waiting = waiting[:free], waiting[free:]
+                    batch.admit(admitted)
+                yield from (batch.step() if batch else []) or (None,)
+                if batch and not batch.num_live and not waiting:
+                    batch = None  # later requests start with an empty cache, as if they came alone
         finally:
             self.model.train(training)
 

@@ -58,7 +58,7 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Release memory until the next weights."""
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and start new requests of the queue in between."""
         ...
 

@@ -286,7 +286,7 @@ def build_learner(components: Components, folder: Path, *, is_resumed: bool) -> 
         weight_loader=weight_loader,
         reference_weight_loader=fill_reference,
         seed=config.seed,
-        max_completion_length=components.mdp.max_new_tokens,
+        max_new_tokens=components.mdp.max_new_tokens,
         fp32_head=config.model.fp32_head,
     )
     checks = components.check_results

@@ -13,9 +13,13 @@ from typing import Any
 
 from rlvr.config.config import RunConfig, load_config, validate_config
 from rlvr.config.overrides import apply_overrides
+from rlvr.config.rollout import RolloutConfig
+from rlvr.config.training import TrainConfig
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.contracts.algorithm import Algorithm
-from rlvr.errors import ConfigError
+from rlvr.contracts.tokenizer import LoadedModel
+from rlvr.errors import ConfigError, suggest
+from rlvr.hints import explain_keyword
 
 OBJECT_PREFIX = "object:"
 """How a configuration names an object that was given from Python; a run with one cannot be repeated from its configuration alone."""
@@ -63,9 +67,12 @@ def resolve_run_inputs(
         tokenizer: a name, a folder, a Hub id, or a tokenizer object.
         env: a name, a mapping, or an environment object.
         algorithm: a name, a mapping, or an algorithm object.
-        sections: sections of the configuration, such as train={"steps": 5}, or seed=1.
+        sections: sections of the configuration, such as train={"steps": 5}, or seed=1; and keys of the sections `train` and `rollout`,
+            such as steps=5, learning_rate=1e-6, num_generations=8.
     """
     overrides, objects = list[str](), dict[str, Any]()
+    if isinstance(model, LoadedModel):
+        model, tokenizer = model.model, model.tokenizer if tokenizer is None else tokenizer
     for name, value, kind in (("env", env, Environment), ("algorithm", algorithm, Algorithm)):
         if isinstance(value, kind):
             objects["environment" if name == "env" else name] = value
@@ -88,7 +95,9 @@ def resolve_run_inputs(
         objects["tokenizer"] = tokenizer
         overrides.append(f"tokenizer={json.dumps(_name_object(tokenizer))}")
     for section, value in sections.items():
-        if isinstance(value, Mapping):
+        if section not in RunConfig.model_fields:
+            overrides.append(f"{_find_section(section)}.{section}={json.dumps(value)}")
+        elif isinstance(value, Mapping):
             overrides += [f"{section}.{key}={json.dumps(inner)}" for key, inner in value.items()]
         else:
             overrides.append(f"{section}={json.dumps(value)}")
@@ -97,6 +106,15 @@ def resolve_run_inputs(
     else:
         overrides += list(settings or ())
     return RunInputs(_load(recipe, overrides), **objects)
+
+
+def _find_section(key: str) -> str:
+    """Return the section of a key that is given without one: `train` or `rollout`."""
+    for section, fields in (("train", TrainConfig.model_fields), ("rollout", RolloutConfig.model_fields)):
+        if key in fields:
+            return section
+    known = [*RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields]
+    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key) or suggest(key, known)}")
 
 
 def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:

@@ -50,7 +50,7 @@ def train_sft_warmup(components: Components, settings: SFTWarmupConfig, work: Pr
         weight_loader=components.weight_loader,
         total_steps=settings.steps,
         seed=components.config.seed,
-        max_completion_length=components.mdp.max_new_tokens,
+        max_new_tokens=components.mdp.max_new_tokens,
         fp32_head=components.config.model.fp32_head,
     )
     if learner.is_sharded:
@@ -62,7 +62,7 @@ def train_sft_warmup(components: Components, settings: SFTWarmupConfig, work: Pr
         rows = [tokenize_gold(components.mdp, task) for _, task in tasks]
         numbers["loss"] = learner.train_supervised(rows)["loss"]
         if cut := cut + sum(tokens[-1] not in components.mdp.tokenizer.stop_ids for tokens, _ in rows):
-            numbers["solutions cut at rollout.max_completion_length"] = f"{cut}"
+            numbers["solutions cut at rollout.max_new_tokens"] = f"{cut}"
         work.advance(numbers)
         if settings.target_accuracy < 1 and (step + 1) % EVAL_INTERVAL_STEPS == 0:
             components.sampler.update_weights(learner.weights, 0)

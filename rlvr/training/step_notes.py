@@ -136,12 +136,12 @@ class StepNotes(Callback):
         if clipped and self.config.data is not None and self.config.data.run is None:
             found["cut"] = (
                 f"{clipped:.0%} of the gold solutions of step {step} are longer than an answer may be and were cut before their end; "
-                "raise rollout.max_completion_length"
+                "raise rollout.max_new_tokens"
             )
         elif clipped > 0.5 and self.config.data is None:
             found["clipped"] = (
                 f"{clipped:.0%} of the answers of step {step} reached the length limit and were "
-                "judged as they were; raise rollout.max_completion_length (and rollout.max_length, if that "
+                "judged as they were; raise rollout.max_new_tokens (and rollout.max_length, if that "
                 "is the limit), or teach the policy to stop with a warm start"
             )
         if row.get("unscored"):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rlvr.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,11 @@ class TrainReport:
     """`finished`, or `stopped: ` and the reason that a callback gave."""
     rewards: list[float] = field(default_factory=list)
     """The mean reward of each step."""
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """The metrics of the run, one row for each step."""
+        return Run(self.run).metrics
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""

@@ -35,6 +35,7 @@ from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import compute_mean_reward
+from rlvr.hints import Hinted, explain_call
 from rlvr.models.determinism import configure_device
 from rlvr.models.device import resolve_device
 from rlvr.models.model_loading import to_transformers_tokenizer
@@ -75,7 +76,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Trainer:
+class Trainer(Hinted):
     """Trains a policy as configured, and writes a run folder.
 
     A trainer is complete when it is constructed: `fit` runs all steps, `step` one of them. It must be closed, best with `with`.
@@ -84,6 +85,17 @@ class Trainer:
     ...     report = trainer.fit()
     """
 
+    _hints = {
+        "train": "write .fit()",
+        "run": "write .fit()",
+        "train_step": "write .step()",
+        "metrics": "write rlvr.load_run(trainer.folder).metrics, or use a callback",
+        "state": "write .num_completed_steps",
+        "save_model": "write .save()",
+        "add_callback": "write .callbacks.append(callback), or give callbacks=[...]",
+    }
+
+    @explain_call
     def __init__(
         self,
         recipe: RunConfig | str | Path | Mapping[str, Any] | None = None,

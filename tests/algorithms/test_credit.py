@@ -189,19 +189,19 @@ def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward() -> None:
 
 def test_answers_near_the_cap_are_punished_softly() -> None:
     group = [said(1.0, length=n) for n in (2, 6, 8, 10)]
-    got = scalars("dapo", group, overlong_buffer=4, max_completion_length=10, scale_rewards="none")[0]
+    got = scalars("dapo", group, overlong_buffer=4, max_new_tokens=10, scale_rewards="none")[0]
     assert got == pytest.approx([a - 0.8125 for a in (1.0, 1.0, 0.75, 0.5)])
-    whole = scalars("dapo", group, overlong_buffer=4, overlong_penalty=1.0, max_completion_length=10, scale_rewards="none")[0]
+    whole = scalars("dapo", group, overlong_buffer=4, overlong_penalty=1.0, max_new_tokens=10, scale_rewards="none")[0]
     assert whole == pytest.approx([a - 0.625 for a in (1.0, 1.0, 0.5, 0.0)])
-    with pytest.raises(ConfigError, match="more than max_completion_length, 10"):
-        factory("dapo")(overlong_buffer=11, max_completion_length=10)
+    with pytest.raises(ConfigError, match="more than max_new_tokens, 10"):
+        factory("dapo")(overlong_buffer=11, max_new_tokens=10)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
-        factory("dapo")(overlong_buffer=4).configure(max_completion_length=0)
+        factory("dapo")(overlong_buffer=4).configure(max_new_tokens=0)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dapo")(overlong_buffer=4).compute_advantages([group])
-    factory("dapo")(overlong_buffer=8).configure(max_completion_length=8)
+    factory("dapo")(overlong_buffer=8).configure(max_new_tokens=8)
     with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
-        factory("dapo")(overlong_buffer=64).configure(max_completion_length=8)
+        factory("dapo")(overlong_buffer=64).configure(max_new_tokens=8)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dr_grpo")().compute_row_weights([1], ["0"])
 

@@ -22,14 +22,14 @@ from tests.fixtures.learning import FRESH, PRESETS, factory, usual
 WITH: dict[str, dict[str, Any]] = {
     **{key: {"beta": 0.1} for key in ("ref_model_sync_steps", "kl_target", "kl_horizon")},
     "ref_model_mixup_alpha": {"beta": 0.1, "ref_model_sync_steps": 1},
-    "max_completion_length": {"loss_aggregation": "seq-mean-token-sum-norm", "scale_rewards": "none"},
+    "max_new_tokens": {"loss_aggregation": "seq-mean-token-sum-norm", "scale_rewards": "none"},
     **{f"importance_sampling_{bound}": {"importance_sampling_correction": "token_mask"} for bound in ("cap", "floor")},
 }
 LEAST: dict[str, tuple[float, float]] = {
     "advantage_epsilon": (0.0, -1e-9), "label_smoothing": (0.0, -1e-9), "desirable_weight": (0.0, -1e-9),
     "undesirable_weight": (0.0, -1e-9), "pairs_per_group": (1, 0), "epsilon": (0.0, -1e-9), "epsilon_high": (0.0, -1e-9),
     "delta": (1.3, 0.9), "ratio_max": (1.0, 0.999), "sapo_temperature_pos": (1e-6, 9e-7), "sapo_temperature_neg": (1e-6, 9e-7),
-    "max_completion_length": (0, -1), "overlong_buffer": (0, -1), "dynamic_sampling_rounds": (1, 0), "beta": (0.0, -1e-9),
+    "max_new_tokens": (0, -1), "overlong_buffer": (0, -1), "dynamic_sampling_rounds": (1, 0), "beta": (0.0, -1e-9),
     "kl_target": (1e-12, 9e-13), "kl_horizon": (1, 0), "ref_model_sync_steps": (0, -1), "ref_model_mixup_alpha": (0.0, -1e-9),
     "gamma": (0.0, -1e-9), "lam": (0.0, -1e-9), "vf_coef": (0.0, -1e-9), "epsilon_value": (0.0, -1e-9), "value_pretraining_steps": (0, -1),
     "turn_discount": (0.0, -1e-9), "turn_weight": (0.0, -1e-9), "malformed_call_penalty": (0.0, -1e-9),
@@ -55,7 +55,7 @@ def test_every_number_has_its_least_and_its_most(name: str) -> None:
             make(**{name: beyond, **WITH.get(name, {})})
     if name not in MOST:
         far: dict[str, Any] = WITH.get(name, {}) | {name: 10**6}
-        make(**far | ({"max_completion_length": 10**6} if name == "overlong_buffer" else {}))
+        make(**far | ({"max_new_tokens": 10**6} if name == "overlong_buffer" else {}))
 
 
 def test_the_defaults_are_those_of_the_papers() -> None:
@@ -63,7 +63,7 @@ def test_the_defaults_are_those_of_the_papers() -> None:
         "epsilon": 0.2, "epsilon_high": None, "delta": None, "ratio_max": 5.0, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
         "gamma": 1.0, "lam": 0.95, "vf_coef": 0.1, "epsilon_value": 0.2, "importance_sampling_cap": 2.0, "importance_sampling_floor": 0.5,
         "kl_horizon": 10_000, "ref_model_mixup_alpha": 0.6, "beta": 0.0, "entropy_coef": 0.0, "num_iterations": 1,
-        "value_pretraining_steps": 0, "ref_model_sync_steps": 0, "overlong_buffer": 0, "overlong_penalty": 0.5, "max_completion_length": 0,
+        "value_pretraining_steps": 0, "ref_model_sync_steps": 0, "overlong_buffer": 0, "overlong_penalty": 0.5, "max_new_tokens": 0,
         "advantage_epsilon": 1e-4, "label_smoothing": 0.0, "desirable_threshold": 0.5, "desirable_weight": 1.0, "undesirable_weight": 1.0,
         "pairs_per_group": 1, "min_score": 0.0, "turn_weight": 1.0, "malformed_call_penalty": 0.0, "whiten": "none",
     }  # fmt: skip
@@ -77,12 +77,12 @@ def test_the_defaults_are_those_of_the_papers() -> None:
     ("name", "settings", "live", "idle"),
     [
         ("grpo", {}, {"epsilon", "epsilon_high", "delta", "advantage_epsilon"}, {"kl_estimator", "kl_in", "importance_sampling_cap",
-         "ref_model_mixup_alpha", "max_completion_length", "overlong_penalty", "ref_model_sync_steps"}),
+         "ref_model_mixup_alpha", "max_new_tokens", "overlong_penalty", "ref_model_sync_steps"}),
         ("grpo", {"scale_rewards": "none"}, set(), {"advantage_epsilon"}),
         ("grpo", {"beta": 0.1}, {"kl_estimator", "kl_in", "kl_target", "kl_horizon", "ref_model_sync_steps"}, {"ref_model_mixup_alpha"}),
         ("grpo", {"beta": 0.1, "ref_model_sync_steps": 1}, {"ref_model_mixup_alpha"}, set()),
-        ("grpo", {"overlong_buffer": 1}, {"max_completion_length", "overlong_penalty"}, set()),
-        ("dr_grpo", {}, {"max_completion_length"}, {"advantage_epsilon"}),
+        ("grpo", {"overlong_buffer": 1}, {"max_new_tokens", "overlong_penalty"}, set()),
+        ("dr_grpo", {}, {"max_new_tokens"}, {"advantage_epsilon"}),
         ("grpo", {"importance_sampling_correction": "token_truncate"}, {"importance_sampling_cap"}, {"importance_sampling_floor"}),
         ("grpo", {"importance_sampling_correction": "token_mask"}, {"importance_sampling_cap", "importance_sampling_floor"}, set()),
         ("grpo", {"importance_sampling_correction": "geometric_mask"}, {"importance_sampling_cap", "importance_sampling_floor"}, set()),
@@ -164,15 +164,15 @@ def said(reward: float, *, length: int = 2, after: int = 0, **meta: Any) -> Epis
 
 
 def test_the_punishment_stands_on_the_last_token_the_policy_chose() -> None:
-    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, overlong_buffer=4, max_completion_length=4)
+    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, overlong_buffer=4, max_new_tokens=4)
     [rows] = algorithm.compute_advantages([[said(1.0, after=2), said(0.5, length=4)]])
     assert rows[0] == pytest.approx([0.0, 0.75, 0.75, 0.0, 0.0]) and rows[1] == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0])
-    later = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=4, max_completion_length=4)
+    later = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=4, max_new_tokens=4)
     assert later.compute_advantages([[said(1.0)]])[0][0] == pytest.approx([0.0, 0.375, 0.75])
 
 
 def test_the_punishment_of_a_single_token_before_the_environments_stands_on_it() -> None:
-    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=1, max_completion_length=1)
+    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=1, max_new_tokens=1)
     assert algorithm.compute_advantages([[said(0.75, length=1, after=1)]]) == [[[0.0, 0.25, 0.0]]]
 
 
@@ -194,7 +194,7 @@ def test_a_group_whose_greedy_answer_has_no_score_is_silent_at_every_token() -> 
 def test_the_runs_own_cap_is_taken_where_none_is_set() -> None:
     algorithm = factory("dapo")(overlong_buffer=2, scale_rewards="none")
     algorithm.compute_row_weights([1], ["0"], max_length=9)  # the weights of one step change no setting
-    algorithm.configure(max_completion_length=3)
+    algorithm.configure(max_new_tokens=3)
     [[a, b]] = algorithm.compute_advantages([[said(1.0, length=3), said(1.0, length=1)]])
     assert (a[-1], b[-1]) == pytest.approx((-0.25, 0.25))
 

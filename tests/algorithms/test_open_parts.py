@@ -70,7 +70,7 @@ def learner(name: str, *, model: Any = None, budget: int = 8192, parts: int = 1,
     return Learner(
         model or tiny_model(layers=2), build("algorithm", name, **settings),
         Optimization(learning_rate=1e-3, max_tokens_per_microbatch=budget, minibatches_per_step=parts),
-        accelerator=Accelerator(cpu=True), total_steps=3, max_completion_length=9, reference=tiny_model(7, layers=2),
+        accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9, reference=tiny_model(7, layers=2),
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("grpo", {"kl_target": 1.0}, "kl_target=1.0 has no effect because beta is 0; change that, or remove kl_target"),
     ("grpo", {"beta": 0.1, "ref_model_mixup_alpha": 1.0}, "no effect because ref_model_sync_steps is 0"),
     ("grpo", {"overlong_penalty": 1.0}, "overlong_penalty=1.0 has no effect because overlong_buffer is 0"),
-    ("grpo", {"max_completion_length": 9}, "because loss_aggregation is seq-mean-token-mean and overlong_buffer is 0"),
+    ("grpo", {"max_new_tokens": 9}, "because loss_aggregation is seq-mean-token-mean and overlong_buffer is 0"),
     ("grpo", {"scale_rewards": "none", "advantage_epsilon": 0.1}, "no effect because scale_rewards is none"),
     ("grpo", {"importance_sampling_cap": 3.0}, "no effect because importance_sampling_correction is none"),
     (

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.algorithms.functions import advantages as credit
 from rlvr.algorithms.functions.turn_advantages import TURN_COMPARISONS, compute_turn_returns, group_comparable_turns
 from rlvr.contracts.algorithm import LossInputs
@@ -402,7 +402,7 @@ def test_a_moment_of_two_equal_returns_is_silent() -> None:
 
 def test_a_malformed_call_is_known_from_the_policys_own_tokens() -> None:
     """From a call that is no JSON, through the dialect and the record, to the mask."""
-    with make("env", "with_tools", env="arithmetic", tools=["calculator"], max_turns=4) as env:
+    with make_env("with_tools", env="arithmetic", tools=["calculator"], max_turns=4) as env:
         tokenizer = ByteTokenizer()
         mdp, stop = TokenMDP(env, tokenizer, max_new_tokens=200), min(tokenizer.stop_ids)
         task = env.task("train", 0)

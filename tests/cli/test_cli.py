@@ -247,7 +247,7 @@ def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
     out = tmp_path / "run"
     recipe = load_config("quickstart", ["tokenizer=bytes"])
     settings = [word for key, value in recipe.env.items() if key != "name" for word in ("--set", f"{key}={json.dumps(value)}")]
-    room = str(recipe.rollout.max_completion_length)
+    room = str(recipe.rollout.max_new_tokens)
     obey(
         ["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "6", "--max-new-tokens", room, "--out", str(out), *settings], capsys
     )

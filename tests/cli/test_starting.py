@@ -17,7 +17,7 @@ from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from tests.fixtures.tiny import MODEL
 
 SMALL = [
-    "rollout={prompts_per_step: 2, num_generations: 2, max_completion_length: 4}",
+    "rollout={prompts_per_step: 2, num_generations: 2, max_new_tokens: 4}",
     "train.steps=2",
     "eval.tasks=5",
     "env.instruction=''",

@@ -137,7 +137,7 @@ def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(
     """What is there of an answer travels to whichever collector continues it, and half of the units are sampled twice and compared."""
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
-    parts = {"partial_rollout_tokens": 2, "max_completion_length": 8, "max_staleness": ahead}
+    parts = {"partial_rollout_tokens": 2, "max_new_tokens": 8, "max_staleness": ahead}
     settings = {
         "rollout": {"prompts_per_step": 8, "num_generations": 2, **parts},
         "train": {"steps": 5, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 1},

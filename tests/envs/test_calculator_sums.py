@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.contracts import Sampling
 from rlvr.envs.calculator_sums import compute_split
 from rlvr.errors import ConfigError
@@ -27,7 +27,7 @@ def scores(env: Any, policy: str, tasks: int = 20) -> list[float | None]:
 
 
 def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split() -> None:
-    env = make("env", "calculator_sums", digits=[3, 12])
+    env = make_env("calculator_sums", digits=[3, 12])
     lengths = set()
     for split in env.splits:
         for index in range(200):
@@ -40,7 +40,7 @@ def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split(
 
 
 def test_the_script_calls_the_calculator_and_answers_with_its_result() -> None:
-    env = make("env", "calculator_sums")
+    env = make_env("calculator_sums")
     task = env.task("train", 0)
     asked = {"expression": f"{task.meta['left']}+{task.meta['right']}"}
     assert env.oracle_turns(task) == [Call("", "calculator", asked), task.reference]
@@ -49,12 +49,12 @@ def test_the_script_calls_the_calculator_and_answers_with_its_result() -> None:
 
 
 def test_without_tools_the_gold_answer_is_one_turn() -> None:
-    env = make("env", "calculator_sums", tools=[])
+    env = make_env("calculator_sums", tools=[])
     assert env.oracle_turns(env.task("train", 0)) is None and scores(env, "gold") == [1.0] * 20
 
 
 def test_a_share_of_the_scripts_answers_at_once() -> None:
-    env = make("env", "calculator_sums", tool_call_fraction=0.3)
+    env = make_env("calculator_sums", tool_call_fraction=0.3)
     calling = sum(env.oracle_turns(env.task("train", index)) is not None for index in range(400))
     assert 90 <= calling <= 150
 
@@ -65,4 +65,4 @@ def test_a_share_of_the_scripts_answers_at_once() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=" is "):
-        make("env", "calculator_sums", **settings)
+        make_env("calculator_sums", **settings)

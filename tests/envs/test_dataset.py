@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, make, user
+from rlvr import Task, user
 from rlvr.envs._data.rows import find_split_word, group_by_split, read_file_rows
 from rlvr.errors import ConfigError, NotFound, RlvrError
+from rlvr.registry.plugins import build
 
 CODE = {"name": "unit_tests", "sandbox": {"name": "process", "trusted": True}}
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
@@ -56,7 +57,7 @@ def questions(env: Any, split: str) -> set[str]:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".jsonl.gz", ".csv", ".tsv", ".parquet"])
 def test_every_format_gives_the_same_tasks(ending: str, tmp_path: Path) -> None:
-    env = make("env", "dataset", path=written(tmp_path, ending), verifier="numeric")
+    env = build("env", "dataset", path=written(tmp_path, ending), verifier="numeric")
     assert env.splits == ("train", "test") and (env.num_tasks("train"), env.num_tasks("test")) == (36, 4)
     found = {task.question.partition("\n")[0]: task.reference for split in env.splits for task in asked(env, split)}
     assert found == {row["question"]: row["answer"] for row in SUMS}
@@ -65,17 +66,17 @@ def test_every_format_gives_the_same_tasks(ending: str, tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_depends_on_the_questions_only(tmp_path: Path) -> None:
-    one = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", SUMS), holdout=0.25)
-    other = make("env", "dataset", path=jsonl(tmp_path / "b.jsonl", reversed(SUMS)), holdout=0.25)
+    one = build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", SUMS), holdout=0.25)
+    other = build("env", "dataset", path=jsonl(tmp_path / "b.jsonl", reversed(SUMS)), holdout=0.25)
     assert questions(one, "test") == questions(other, "test") and len(questions(one, "test")) == 10
     assert not questions(one, "test") & questions(one, "train")
-    everything = make("env", "dataset", path=str(tmp_path / "a.jsonl"), holdout=0)
+    everything = build("env", "dataset", path=str(tmp_path / "a.jsonl"), holdout=0)
     assert everything.splits == ("train",) and everything.num_tasks("train") == 40
 
 
 def test_a_question_asked_twice_is_never_on_both_sides(tmp_path: Path) -> None:
     rows = [*SUMS, *({**row, "question": f"  {row['question'].upper()}"} for row in SUMS)]
-    env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows))
+    env = build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows))
     train, test = ({" ".join(q.lower().split()) for q in questions(env, split)} for split in env.splits)
     assert not train & test and (env.num_tasks("train"), env.num_tasks("test")) == (72, 8)
     assert any("36 rows of train repeat a question" in note for note in env.warnings)
@@ -83,14 +84,14 @@ def test_a_question_asked_twice_is_never_on_both_sides(tmp_path: Path) -> None:
 
 def test_training_rows_with_a_held_out_question_are_left_out_and_said(tmp_path: Path) -> None:
     path, held = jsonl(tmp_path / "a.jsonl", SUMS), jsonl(tmp_path / "held.jsonl", [{**SUMS[7], "question": "what is  7 + 7?"}, SUMS[9]])
-    env = make("env", "dataset", path=path, test=held)
+    env = build("env", "dataset", path=path, test=held)
     assert (env.num_tasks("train"), env.num_tasks("test")) == (38, 2)
     assert any(note == "2 training rows ask a held-out question and are left out, such as " + path + ":8" for note in env.warnings)
-    assert make("env", "dataset", test=held).splits == ("test",)
+    assert build("env", "dataset", test=held).splits == ("test",)
 
 
 def test_different_references_for_one_question_are_said(tmp_path: Path) -> None:
-    env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "What is 1 + 1?", "answer": "3"}]))
+    env = build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "What is 1 + 1?", "answer": "3"}]))
     assert any("a.jsonl:2 and" in note and "a.jsonl:41 ask the same and have different references" in note for note in env.warnings)
 
 
@@ -99,14 +100,14 @@ def test_folders_are_read_by_the_names_of_their_files(tmp_path: Path) -> None:
     jsonl(tmp_path / "data" / "train-00000-of-00002.jsonl", SUMS[:20])
     jsonl(tmp_path / "data" / "train-00001-of-00002.jsonl", SUMS[20:30])
     jsonl(tmp_path / "data" / "validation.jsonl", SUMS[30:35])
-    assert make("env", "dataset", path=str(tmp_path)).num_tasks("test") == 5
+    assert build("env", "dataset", path=str(tmp_path)).num_tasks("test") == 5
     jsonl(tmp_path / "test.jsonl", SUMS[35:])
-    env = make("env", "dataset", path=str(tmp_path))
+    env = build("env", "dataset", path=str(tmp_path))
     assert env.num_tasks("train") == 30 and questions(env, "test") == {row["question"] for row in SUMS[35:]}
     assert len({task.id for task in asked(env, "train")}) == 30
     with pytest.raises(NotFound, match="no data files"):
         (tmp_path / "empty").mkdir()
-        make("env", "dataset", path=str(tmp_path / "empty"))
+        build("env", "dataset", path=str(tmp_path / "empty"))
 
 
 def test_splits_are_found_by_their_words() -> None:
@@ -116,16 +117,15 @@ def test_splits_are_found_by_their_words() -> None:
 
 def test_a_column_may_say_the_split(tmp_path: Path) -> None:
     rows = [{**row, "part": ("train", "Test", "validation")[n % 3]} for n, row in enumerate(SUMS)]
-    env = make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows), split="part")
+    env = build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows), split="part")
     assert (env.num_tasks("train"), env.num_tasks("test")) == (14, 26)
     with pytest.raises(ConfigError, match=r"a\.jsonl:41: the column 'part' \(split\) is 'nope'"):
-        make("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*rows, {**SUMS[0], "part": "nope"}]), split="part")
+        build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", [*rows, {**SUMS[0], "part": "nope"}]), split="part")
 
 
 def test_templates_fill_question_system_instruction_and_reference(tmp_path: Path) -> None:
     rows = [{"text": f"n = {n}", "task": "double {n}", "half": n, "unit": "cm"} for n in range(20)]
-    env = make(
-        "env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows), verifier="exact", question="{text}: {task}", reference="{half} {unit}",
+    env = build("env", "dataset", path=jsonl(tmp_path / "a.jsonl", rows), verifier="exact", question="{text}: {task}", reference="{half} {unit}",
         system="You measure in {unit}. {{sic}}", instruction="Answer with the unit.",
     )  # fmt: skip
     task = next(task for split in env.splits for task in asked(env, split) if task.reference == "3 cm")
@@ -134,11 +134,11 @@ def test_templates_fill_question_system_instruction_and_reference(tmp_path: Path
 
 def test_a_column_of_messages_is_the_prompt(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"}]
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"prompt": talk, "answer": 4}]), system="Be brief.", instruction="")
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"prompt": talk, "answer": 4}]), system="Be brief.", instruction="")
     assert [message["role"] for message in env.task("test", 0).prompt] == ["system", "user", "assistant", "user"]
     assert env.task("test", 0).reference == "4"
     with pytest.raises(ConfigError, match=r"a\.jsonl:1: the last message of the question has the role 'assistant'"):
-        make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"prompt": talk[:2], "answer": 4}]))
+        build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"prompt": talk[:2], "answer": 4}]))
 
 
 @pytest.mark.parametrize(("columns", "question", "reference"), [
@@ -148,7 +148,7 @@ def test_a_column_of_messages_is_the_prompt(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_columns_with_usual_names_are_found(columns: list[str], question: str, reference: str, tmp_path: Path) -> None:
     rows = [{name: f"{name} {n}" for name in columns} for n in range(5)]
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier="exact", instruction="")
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier="exact", instruction="")
     assert (env.task("test", 2).question, env.task("test", 2).reference) == (f"{question} 2", f"{reference} 2")
     assert f"question = {{{question}}}, reference = {{{reference}}}" in env.warnings[0]
 
@@ -175,7 +175,7 @@ def test_columns_with_usual_names_are_found(columns: list[str], question: str, r
 ])  # fmt: skip
 def test_what_cannot_be_used_is_refused_in_words(row: dict[str, Any], settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(RlvrError, match=f"(?s){words}"):
-        make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [row]), **settings)
+        build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [row]), **settings)
 
 
 @pytest.mark.parametrize(("name", "content", "words"), [
@@ -200,7 +200,7 @@ def test_a_broken_file_is_named_with_its_line(name: str, content: bytes, words: 
 
 
 def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "?", "answer": None}]), skip_bad_rows=True)
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*SUMS, {"question": "?", "answer": None}]), skip_bad_rows=True)
     assert env.num_tasks("test") == 40 and "1 left out as unusable" in env.warnings[0]
 
 
@@ -208,25 +208,25 @@ def test_rows_are_filtered_and_limited(tmp_path: Path) -> None:
     rows = [{**row, "level": n % 4, "long": "x" * n} for n, row in enumerate(SUMS)]
     path = jsonl(tmp_path / "a.jsonl", rows)
     sizes = {
-        "one": make("env", "dataset", test=path, where={"level": "2"}).num_tasks("test"),
-        "list": make("env", "dataset", test=path, where={"level": [1, 2]}).num_tasks("test"),
-        "range": make("env", "dataset", test=path, where={"level": {"min": 2}}).num_tasks("test"),
-        "longest": make("env", "dataset", test=path, question="long", where={"long": [f"{'x' * n}" for n in (1, 5, 30)]}, max_question_chars=29,
+        "one": build("env", "dataset", test=path, where={"level": "2"}).num_tasks("test"),
+        "list": build("env", "dataset", test=path, where={"level": [1, 2]}).num_tasks("test"),
+        "range": build("env", "dataset", test=path, where={"level": {"min": 2}}).num_tasks("test"),
+        "longest": build("env", "dataset", test=path, question="long", where={"long": [f"{'x' * n}" for n in (1, 5, 30)]}, max_question_chars=29,
                         instruction="").num_tasks("test"),
-        "limit": make("env", "dataset", test=path, limit=7).num_tasks("test"),
+        "limit": build("env", "dataset", test=path, limit=7).num_tasks("test"),
     }  # fmt: skip
     assert sizes == {"one": 10, "list": 20, "range": 20, "longest": 2, "limit": 7}
 
 
 def test_shots_come_first_and_are_not_trained_on(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", SUMS)
-    bare, env = make("env", "dataset", path=path), make("env", "dataset", path=path, shots=2, system="Add.")
+    bare, env = build("env", "dataset", path=path), build("env", "dataset", path=path, shots=2, system="Add.")
     task = env.task("test", 0)
     assert [message["role"] for message in task.prompt] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert env.num_tasks("train") == bare.num_tasks("train") - 2
     shown = {message["content"] for message in task.prompt[1:-1] if message["role"] == "user"}
     assert shown == {bare.task("train", index).question for index in (0, 1)} and not shown & {t.question for t in asked(env, "train")}
-    given = make("env", "dataset", test=path, shots=[{"question": "1+1?", "answer": "2"}]).task("test", 0)
+    given = build("env", "dataset", test=path, shots=[{"question": "1+1?", "answer": "2"}]).task("test", 0)
     assert [message["content"] for message in given.prompt[:2]] == ["1+1?", "2"]
 
 
@@ -236,7 +236,7 @@ def test_shots_come_first_and_are_not_trained_on(tmp_path: Path) -> None:
     (["1,007", "8"], "1,007", None),
 ])  # fmt: skip
 def test_the_final_answer_is_taken_out_of_a_solution(answers: list[str], reference: str, solution: str | None, tmp_path: Path) -> None:
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": a} for n, a in enumerate(answers)]))
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": a} for n, a in enumerate(answers)]))
     task = env.task("test", 0)
     assert (task.reference, task.meta.get("solution")) == (reference, solution)
     assert env.verifier.verify(task, env.gold(task)).passed and env.gold(task).startswith(solution or reference)
@@ -245,15 +245,15 @@ def test_the_final_answer_is_taken_out_of_a_solution(answers: list[str], referen
 def test_a_row_without_the_mark_that_the_others_have_is_an_error(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(5)] + [{"question": "?", "answer": "none"}]
     with pytest.raises(ConfigError, match=r"a\.jsonl:6: the reference has no number after ####, as most others have: 'none'"):
-        make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows))
+        build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows))
 
 
 def test_settings_of_the_verifier_may_be_columns(tmp_path: Path) -> None:
     rows = [{"question": "pi?", "answer": 3.14159, "tol": tol} for tol in (0.1, 0.001)]
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier={"name": "numeric", "tolerance": "{tol}"})
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier={"name": "numeric", "tolerance": "{tol}"})
     assert [env.verifier.verify(task, "3.14").score for task in asked(env, "test")] == [1.0, 0.0]
     with pytest.raises(ConfigError, match="tolerance is -1"):
-        make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*rows, {**rows[0], "tol": -1}]), verifier=env_settings())
+        build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", [*rows, {**rows[0], "tol": -1}]), verifier=env_settings())
 
 
 def env_settings() -> dict[str, str]:
@@ -262,7 +262,7 @@ def env_settings() -> dict[str, str]:
 
 def test_rewards_are_weighed_in_one_line_and_form_needs_no_reference(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"question": "2+2?", "answer": "4"}])
-    env = make("env", "dataset", test=path, verifier={"numeric": 0.9, "format": 0.1})
+    env = build("env", "dataset", test=path, verifier={"numeric": 0.9, "format": 0.1})
     task = env.task("test", 0)
     scores = [
         env.verifier.verify(task, text).score
@@ -270,14 +270,14 @@ def test_rewards_are_weighed_in_one_line_and_form_needs_no_reference(tmp_path: P
     ]
     assert scores == pytest.approx([1.0, 0.9, 0.1])
     assert "after ####." in task.question and "<think>...</think><answer>...</answer>" in task.question
-    bare = make("env", "dataset", test=jsonl(tmp_path / "b.jsonl", [{"question": "Say hello."}]), verifier="format")
+    bare = build("env", "dataset", test=jsonl(tmp_path / "b.jsonl", [{"question": "Say hello."}]), verifier="format")
     assert bare.verifier.verify(bare.task("test", 0), "<think>hm</think><answer>Hello</answer>").passed
 
 
 def test_structures_stay_structures_for_verifiers_that_read_them(tmp_path: Path) -> None:
     tests = {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 2"}
     rows = [{"question": "Add one.", "reference": tests, "solution": "```python\ndef f(x):\n    return x + 1\n```"}]
-    env = make("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier=CODE)
+    env = build("env", "dataset", test=jsonl(tmp_path / "a.jsonl", rows), verifier=CODE)
     try:
         assert env.task("test", 0).reference == tests and env.gold(env.task("test", 0)) == rows[0]["solution"]
     finally:
@@ -294,11 +294,11 @@ def test_published_data_sets_are_read_by_split(tmp_path: Path, monkeypatch: pyte
         return {"train": SUMS[:30], "validation": SUMS[30:]}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    env = make("env", "dataset", path="hf:org/sums:main")
+    env = build("env", "dataset", path="hf:org/sums:main")
     assert asked_for == [("org/sums", "main", None)] and (env.num_tasks("train"), env.num_tasks("test")) == (30, 10)
     assert env.task("train", 2).id == "dataset/train/train:3"
     with pytest.raises(ConfigError, match="is not the name of a data set"):
-        make("env", "dataset", path="hf:a/b/c")
+        build("env", "dataset", path="hf:a/b/c")
 
 
 def test_a_data_set_that_is_not_here_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,4 +306,4 @@ def test_a_data_set_that_is_not_here_says_how_to_fetch_it(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="hf download rlvr-tests/nothing --repo-type dataset --local-dir DIR"):
-        make("env", "dataset", path="hf:rlvr-tests/nothing")
+        build("env", "dataset", path="hf:rlvr-tests/nothing")

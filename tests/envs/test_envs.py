@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, make
+from rlvr import Task
 from rlvr.conformance.gold_check import find_ungradeable_golds
 from rlvr.envs.arithmetic import compute_split, format_steps
 from rlvr.envs.guess_number import GUESS_FORMS, parse_guess
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.suite import load_suite
 from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.registry.plugins import build
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 
@@ -30,8 +31,8 @@ def many(env: Any, split: str, count: int = 500) -> list[Task]:
 
 @pytest.mark.parametrize("settings", [{}, {"levels": ["1*1"]}, {"levels": ["3+3", "2*2"], "seed": 9}])
 def test_no_held_out_question_is_ever_trained_on(settings: dict[str, Any]) -> None:
-    train = {task.question for seed in (0, 1) for task in many(make("env", "arithmetic", **(settings | {"seed": seed})), "train", 2000)}
-    test = {task.question for task in many(make("env", "arithmetic", **settings), "test", 2000)}
+    train = {task.question for seed in (0, 1) for task in many(build("env", "arithmetic", **(settings | {"seed": seed})), "train", 2000)}
+    test = {task.question for task in many(build("env", "arithmetic", **settings), "test", 2000)}
     assert train and test and not train & test
 
 
@@ -45,7 +46,7 @@ def test_a_sum_turned_round_is_held_out_with_it() -> None:
 
 def test_arithmetic_is_right_at_every_level() -> None:
     for level in ("1+1", "2+2", "2-2", "3-1", "2*2", "3*1"):
-        env = make("env", "arithmetic", levels=[level], show_steps=True)
+        env = build("env", "arithmetic", levels=[level], show_steps=True)
         for task in many(env, "train", 200):
             a, sign, b = task.meta["left"], task.meta["sign"], task.meta["right"]
             assert task.question == f"{a}{sign}{b}=" and int(task.reference) == {"+": a + b, "-": a - b, "*": a * b}[sign]
@@ -71,7 +72,7 @@ def test_every_step_of_a_worked_solution_is_true_and_they_lead_to_the_answer() -
 
 def test_a_seed_is_a_stream() -> None:
     for name in ("arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"):
-        one, two, other = (make("env", name, seed=seed) for seed in (1, 1, 2))
+        one, two, other = (build("env", name, seed=seed) for seed in (1, 1, 2))
         questions = [[(t.question, str(t.reference)) for t in many(env, "train", 40)] for env in (one, two, other)]
         assert questions[0] == questions[1] != questions[2]
         assert not {t.id for t in many(one, "train", 40)} & {t.id for t in many(other, "train", 40)}
@@ -80,12 +81,12 @@ def test_a_seed_is_a_stream() -> None:
 def test_an_unknown_split_is_refused() -> None:
     for name in ("arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"):
         with pytest.raises(ConfigError, match="tset"):
-            make("env", name).task("tset", 0)
+            build("env", name).task("tset", 0)
 
 
 @pytest.mark.parametrize("numbers", [2, 3, 5, 8])
 def test_every_countdown_has_a_solution(numbers: int) -> None:
-    env = make("env", "countdown", numbers=numbers)
+    env = build("env", "countdown", numbers=numbers)
     for task in many(env, "train", 150):
         assert len(task.reference["numbers"]) == numbers and task.reference["target"] > 0
         assert env.verifier.verify(task, env.gold(task)).passed and not env.verifier.verify(task, str(task.reference["target"])).passed
@@ -93,7 +94,7 @@ def test_every_countdown_has_a_solution(numbers: int) -> None:
 
 
 def test_halving_always_finds_the_number() -> None:
-    env = make("env", "guess_number")
+    env = build("env", "guess_number")
     for task in many(env, "test", 60):
         low, high = 1, 100
         said: list[str] = []
@@ -106,14 +107,14 @@ def test_halving_always_finds_the_number() -> None:
 
 
 def test_a_guess_that_is_none_is_asked_for_again() -> None:
-    env = make("env", "guess_number")
+    env = build("env", "guess_number")
     task = env.task("train", 0)
     assert [env.reply(task, [text]) for text in ("", "x", "1 or 2", "0", "101")] == ["say one number"] * 3 + ["higher", "lower"]
 
 
 @pytest.mark.parametrize("example", [row[-1] for row in GUESS_FORMS])
 def test_each_form_of_a_guess_is_read(example: str) -> None:
-    env = make("env", "guess_number", max_number=1000)
+    env = build("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert parse_guess(example) == 500 and env.reply(task, [example]) is None
     assert env.verifier.verify(task, env.answer(task, [example])).passed
@@ -141,7 +142,7 @@ def test_guesses_as_chat_models_write_them_are_read(text: str) -> None:
     "My guess: 500 to 600", "1,00", "500?501?", "9" * 300, "Is it " * 50 + "500",
 ])  # fmt: skip
 def test_what_is_no_guess_is_asked_for_again(text: str) -> None:
-    env = make("env", "guess_number", max_number=1000)
+    env = build("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert env.reply(task, [text]) == "say one number"
     assert not env.verifier.verify(task, env.answer(task, [text])).passed
@@ -149,13 +150,13 @@ def test_what_is_no_guess_is_asked_for_again(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"])
 def test_an_instruction_is_a_system_message_and_changes_nothing_else(name: str) -> None:
-    bare, told = make("env", name), make("env", name, instruction="Say it.")
+    bare, told = build("env", name), build("env", name, instruction="Say it.")
     for index in range(20):
         one, other = bare.task("train", index), told.task("train", index)
         assert [message["role"] for message in one.prompt] == ["user"], "recipes and small tokenizers know no more than the question"
         assert other == replace(one, prompt=({"role": "system", "content": "Say it."}, *one.prompt))
     if name != "countdown":
-        env = make("env", name, instruction="Say it, and nothing else; " * 9)
+        env = build("env", name, instruction="Say it, and nothing else; " * 9)
         assert len(load_tokenizer("bytes").render(env.task("train", 0).prompt)) <= env.max_prompt_tokens, "there is no room for it"
 
 
@@ -163,7 +164,7 @@ def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> 
     items = {item.name: item for item in load_suite("quick", None).items}
     assert set(items) == {"arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"}
     for name, item in items.items():
-        with make("env", str(item.env["name"]), **{key: value for key, value in item.env.items() if key != "name"}) as env:
+        with build("env", str(item.env["name"]), **{key: value for key, value in item.env.items() if key != "name"}) as env:
             for task in many(env, "test", 20):
                 assert [message["role"] for message in task.prompt] == ["system", "user"], name
                 gold = env.gold(task)
@@ -175,9 +176,9 @@ def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> 
 
 
 def test_toys_are_what_they_say() -> None:
-    for task in many(make("env", "digit_sum", digits=4), "train"):
+    for task in many(build("env", "digit_sum", digits=4), "train"):
         assert task.reference == str(sum(map(int, task.question[:-1])) % 10)
-    for task in many(make("env", "copy_reverse", length=3, letters="xy"), "train"):
+    for task in many(build("env", "copy_reverse", length=3, letters="xy"), "train"):
         assert task.question[:-1][::-1] == task.reference != task.question[:-1]
 
 
@@ -189,12 +190,12 @@ def test_toys_are_what_they_say() -> None:
 ])  # fmt: skip
 def test_settings_are_checked(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("env", name, **settings)
+        build("env", name, **settings)
 
 
 def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_test.jsonl").write_text(LINE + "\n", "utf-8")
-    env = make("env", "gsm8k", path=str(tmp_path))
+    env = build("env", "gsm8k", path=str(tmp_path))
     task = env.task("test", 0)
     assert (env.num_tasks("test"), task.id, task.reference) == (1, "gsm8k/test/0", "1007")
     assert task.question.startswith("Ann has 3 pens") and "####" in task.question
@@ -213,7 +214,7 @@ def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
 def test_a_malformed_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(LINE + LINE + line + "\n" + LINE, "utf-8")
     with pytest.raises(ConfigError, match=r"train\.jsonl:3: ") as raised:
-        make("env", "gsm8k", path=str(tmp_path)).size("train")
+        build("env", "gsm8k", path=str(tmp_path)).size("train")
     assert words in str(raised.value)
 
 
@@ -222,7 +223,7 @@ def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> No
     for split, answers in golds.items():
         lines = [json.dumps({"problem": f"{answer}?", "solution": f"\\boxed{{{answer}}}", "answer": answer}) for answer in answers]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    with make("env", "competition_math", path=str(tmp_path)) as env:
+    with build("env", "competition_math", path=str(tmp_path)) as env:
         listed = find_ungradeable_golds(env).splitlines()
     assert [line.split(":")[0].strip() for line in listed[1:]] == ["competition_math/train/1", "competition_math/train/2"]
     assert "bare letter" in listed[1] and "foo" in listed[2]
@@ -230,7 +231,7 @@ def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> No
 
 def test_an_environment_closes_its_verifier() -> None:
     closed = []
-    env = make("env", "arithmetic")
+    env = build("env", "arithmetic")
     env.verifier.close = lambda: closed.append(1)
     env.close()
     env.close()

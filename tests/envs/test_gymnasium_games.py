@@ -19,7 +19,7 @@ ODD = "tests.fixtures.theirs.odd_worlds:Odd-v0"
 
 @pytest.fixture(scope="module")
 def lake() -> Iterator[Any]:
-    with rlvr.make("env", "gymnasium") as env:
+    with rlvr.make_env("gymnasium") as env:
         yield env
 
 
@@ -62,14 +62,14 @@ def test_a_move_may_be_declared_as_an_answer(lake: Any, said: str) -> None:
 
 @pytest.mark.parametrize("id", ["Taxi", "CliffWalking"])
 def test_known_ways_win_and_shorter_ones_do_not(id: str) -> None:
-    with rlvr.make("env", "gymnasium", id=id) as env:
+    with rlvr.make_env("gymnasium", id=id) as env:
         task = env.task("train", 0)
         assert play_conversation(env, task, env.oracle_turns(task))[0].score == 1.0
         assert play_conversation(env, task, env.oracle_turns(task)[:-1])[0].score == 0.0
 
 
 def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
-    with rlvr.make("env", "gymnasium", kwargs={"is_slippery": True}) as env:
+    with rlvr.make_env("gymnasium", kwargs={"is_slippery": True}) as env:
         assert env.oracle_turns(env.task("train", 0)) is None
 
 
@@ -86,14 +86,14 @@ def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
     ],
 )
 def test_what_makes_no_sense_is_no_score(mode: str, words: str) -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": mode}) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": mode}) as env:
         verdict, _ = play_conversation(env, env.task("train", 0), ["1"])
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
         assert verdict.reason and __import__("re").search(words, verdict.reason), verdict.reason
 
 
 def test_a_game_that_hangs_is_no_score_and_costs_no_other_game() -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "hangs"}) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": "hangs"}) as env:
         env.host.call_timeout_s = 0.5
         assert play_conversation(env, env.task("train", 0), ["1"])[0].fault is Fault.INFRA
         env.host.call_timeout_s = 10.0
@@ -101,21 +101,21 @@ def test_a_game_that_hangs_is_no_score_and_costs_no_other_game() -> None:
 
 
 def test_a_game_that_breaks_off_is_not_won() -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "cut"}, success_threshold=1.0) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": "cut"}, success_threshold=1.0) as env:
         assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 0.0
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}, success_threshold=1.0) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": ""}, success_threshold=1.0) as env:
         assert play_conversation(env, env.task("train", 0), ["1"])[0].score == 1.0
 
 
 def test_a_world_that_is_no_function_of_its_seed_is_refused() -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": "unseeded"}) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": "unseeded"}) as env:
         task = env.task("train", 0)
         with pytest.raises(rlvr.RlvrError, match="the same seed began with another text"):
             PlayedConversation(env, task)
 
 
 def test_what_the_environment_reports_beside_the_observation_is_not_shown() -> None:
-    with rlvr.make("env", "gymnasium", id=ODD, kwargs={"mode": ""}) as env:
+    with rlvr.make_env("gymnasium", id=ODD, kwargs={"mode": ""}) as env:
         task = env.task("train", 0)
         play = PlayedConversation(env, task)
         play.step("0")
@@ -131,9 +131,9 @@ def test_settings_that_make_no_sense_are_one_message_each() -> None:
         ({"scale": [1, 1]}, r"scale is \[1, 1\]"),
     ):
         with pytest.raises(ConfigError, match=words):
-            rlvr.make("env", "gymnasium", **settings)
+            rlvr.make_env("gymnasium", **settings)
     for id, words in (("NoSuchGame-v0", "cannot be played: .*NoSuchGame"), ("CartPole-v1", "r"), ("MountainCarContinuous-v0", "discrete")):
-        with rlvr.make("env", "gymnasium", id=id) as env, pytest.raises(ConfigError, match=words):
+        with rlvr.make_env("gymnasium", id=id) as env, pytest.raises(ConfigError, match=words):
             if id == "CartPole-v1":
                 raise ConfigError(env.task("train", 0).question)  # four numbers: it can be written as text
             env.task("train", 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.contracts import Transcript
 from rlvr.envs.mastermind import count_matches
 from rlvr.errors import ConfigError
@@ -17,7 +17,7 @@ from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
 
-ENV: Any = make("env", "mastermind")
+ENV: Any = make_env("mastermind")
 TASKS = [ENV.task(split, index) for split in ENV.splits for index in range(100)]
 
 
@@ -37,7 +37,7 @@ def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int
 
 @pytest.mark.parametrize("settings", [{}, {"length": 3, "symbols": "1234", "turns": 3}, {"length": 5}], ids=str)
 def test_the_script_finds_every_code_and_each_guess_fits_what_was_answered(settings: dict[str, Any]) -> None:
-    env: Any = make("env", "mastermind", **settings)
+    env: Any = make_env("mastermind", **settings)
     tasks = [env.task(split, index) for split in env.splits for index in range(3 if settings.get("length") == 5 else 25)]
     taken = []
     for task in tasks:
@@ -122,7 +122,7 @@ def test_who_knows_nothing_finds_next_to_nothing() -> None:
 
 def test_splits_share_no_code_whatever_the_seed() -> None:
     codes = {split: {ENV.task(split, i).reference for i in range(600)} for split in ENV.splits}
-    other: Any = make("env", "mastermind", seed=7)
+    other: Any = make_env("mastermind", seed=7)
     codes["train"] |= {other.task("train", i).reference for i in range(600)}
     assert codes["train"] and codes["test"] and not codes["train"] & codes["test"]
 
@@ -152,4 +152,4 @@ def test_in_tokens_the_code_is_never_in_what_the_policy_reads() -> None:
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("env", "mastermind", **settings)
+        make_env("mastermind", **settings)

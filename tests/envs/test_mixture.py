@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
 from rlvr.envs.mixture import build_cycle
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
+from rlvr.registry.plugins import build
 from rlvr.training.held_out import parse_sub_environment
 from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
@@ -38,7 +38,7 @@ def two_files(folder: Path) -> dict[str, Any]:
 
 
 def test_tasks_come_in_proportion_to_the_weights() -> None:
-    env = make("env", "mixture", envs=ENDLESS)
+    env = build("env", "mixture", envs=ENDLESS)
     tasks = [env.task("train", index) for index in range(400)]
     assert Counter(parse_sub_environment(task.id) for task in tasks) == {"sums": 300, "digits": 100}
     assert len({task.id for task in tasks}) == 400 and env.num_tasks("train") is None and env.members == ("sums", "digits")
@@ -47,13 +47,13 @@ def test_tasks_come_in_proportion_to_the_weights() -> None:
 
 
 def test_each_task_is_judged_by_its_own_verifier() -> None:
-    env = make("env", "mixture", envs={"sums": {"name": "arithmetic", "verifier": "numeric"}, "copy": "copy_reverse"})
+    env = build("env", "mixture", envs={"sums": {"name": "arithmetic", "verifier": "numeric"}, "copy": "copy_reverse"})
     sums, copy = env.task("train", 0), env.task("train", 1)
     assert env.verifier.verify(sums, f"{sums.reference}.0").passed and not env.verifier.verify(copy, f"{copy.reference}.0").passed
 
 
 def test_finite_environments_begin_again_and_held_out_tasks_come_once(tmp_path: Path) -> None:
-    env = make("env", "mixture", envs=two_files(tmp_path))
+    env = build("env", "mixture", envs=two_files(tmp_path))
     tasks = [env.task("train", index) for index in range(env.num_tasks("train"))]
     assert Counter(parse_sub_environment(task.id) for task in tasks) == {"long": 30, "short": 30} and len({task.id for task in tasks}) == 60
     assert Counter(task.question for task in tasks if parse_sub_environment(task.id) == "short") == {f"short {n}?": 10 for n in range(3)}
@@ -64,7 +64,7 @@ def test_finite_environments_begin_again_and_held_out_tasks_come_once(tmp_path: 
 
 
 def test_a_conversation_keeps_its_own_course() -> None:
-    env = make("env", "mixture", envs={"guess": "guess_number", "sums": "arithmetic"})
+    env = build("env", "mixture", envs={"guess": "guess_number", "sums": "arithmetic"})
     guess, sums = env.task("train", 0), env.task("train", 1)
     assert env.max_turns == 7 and env.reply(guess, ["x"]) == "say one number" and env.reply(sums, ["x"]) is None
 
@@ -87,7 +87,7 @@ def test_a_small_weight_is_not_lost() -> None:
 ])  # fmt: skip
 def test_what_cannot_be_mixed_is_refused(envs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("env", "mixture", envs=envs)
+        build("env", "mixture", envs=envs)
 
 
 def test_an_evaluation_of_a_mixture_has_a_figure_for_each() -> None:

@@ -37,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     opened = []
 
     def make(dataset: str, **settings: Any) -> Any:
-        opened.append(rlvr.make("env", "reasoning_gym", dataset=dataset, **{"sandbox": PROCESS, **settings}))
+        opened.append(rlvr.make_env("reasoning_gym", dataset=dataset, **{"sandbox": PROCESS, **settings}))
         return opened[-1]
 
     yield make
@@ -154,7 +154,7 @@ def test_integrals_are_compared_in_the_sandbox(made: Any) -> None:
 @pytest.mark.docker
 def test_integrals_are_compared_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.envs._algebra.COMPARE_LIMITS", Limits(cpu_s=4.0, wall_s=20.0, memory_mb=512))
-    with rlvr.make("sandbox", "docker") as sandbox:
+    with rlvr.make_sandbox("docker") as sandbox:
         names = frozenset("xC")
         assert compare_formulas(sandbox, "x**2/2 + C", "x", names=names, derive="x").score == 1.0
         assert compare_formulas(sandbox, "x**2 + C", "x", names=names, derive="x").score == 0.0
@@ -164,7 +164,7 @@ def test_integrals_are_compared_in_a_container(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_sandbox_that_fails_is_no_score() -> None:
     class Failing(rlvr.Sandbox):
-        def run(self, program: Any) -> Any:
+        def run_program(self, program: Any) -> Any:
             return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="no engine")
 
     verdict = compare_formulas(Failing(), "x", "x", names=frozenset("x"))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs.search_qa import RELATIONS, build_entities
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 from tests.attacks.searches import ATTACKS, search, submit
 
-ENV: Any = make("env", "search_qa")
+ENV: Any = make_env("search_qa")
 TASKS = [ENV.task(split, index) for split in ENV.splits for index in range(100)]
 
 
@@ -68,7 +68,7 @@ def test_an_answer_may_be_declared_in_many_ways(form: str) -> None:
 
 def test_the_same_task_and_passages_in_another_process() -> None:
     code = (
-        "import rlvr; from rlvr.envs.search_qa import build_entities; env = rlvr.make('env', 'search_qa'); t = env.task('test', 3); "
+        "import rlvr; from rlvr.envs.search_qa import build_entities; env = rlvr.make_env('search_qa'); t = env.task('test', 3); "
         "print(t.question, t.reference, [x.text for x in build_entities(t.meta['world'], 60).values()])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
@@ -125,4 +125,4 @@ def test_conversations_share_the_index_and_not_their_passages() -> None:
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("env", "search_qa", **settings)
+        make_env("search_qa", **settings)

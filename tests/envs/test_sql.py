@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs._sql_questions import QUESTION_KINDS
 from rlvr.errors import ConfigError
@@ -22,7 +22,7 @@ from rlvr.verifiers import _sql_runner as _sqlrun
 from rlvr.verifiers.sql_rows import _normalize_value
 from tests.attacks.queries import ATTACKS
 
-ENV: Any = make("env", "sql")
+ENV: Any = make_env("sql")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_no_constant_answer_is_paid_often(tasks: list[Task]) -> None:
 
 
 def test_the_same_task_in_another_process() -> None:
-    code = "import rlvr; env = rlvr.make('env', 'sql'); t = env.task('test', 3); print(t.question, t.reference, t.meta['script'])"
+    code = "import rlvr; env = rlvr.make_env('sql'); t = env.task('test', 3); print(t.question, t.reference, t.meta['script'])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     task = ENV.task("test", 3)
     assert told.strip() == f"{task.question} {task.reference} {task.meta['script']}"
@@ -88,7 +88,7 @@ def test_the_same_task_in_another_process() -> None:
 
 def test_splits_share_no_question_whatever_the_seed(tasks: list[Task]) -> None:
     asked = {split: {task.question for task in tasks if f"/{split}/" in task.id} for split in ENV.splits}
-    other: Any = make("env", "sql", seed=5)
+    other: Any = make_env("sql", seed=5)
     asked["train"] |= {other.task("train", index).question for index in range(100)}
     assert all(len(found) > 80 for found in asked.values()) and not asked["train"] & asked["test"]
 
@@ -134,4 +134,4 @@ def test_an_attack_leaves_the_next_conversation_as_it_was(tasks: list[Task]) -> 
 )  # fmt: skip
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("env", "sql", **settings)
+        make_env("sql", **settings)

@@ -20,7 +20,7 @@ THEIRS = Path(__file__).parents[1] / "fixtures" / "theirs"
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(THEIRS))
-    with rlvr.make("env", "textarena") as env:
+    with rlvr.make_env("textarena") as env:
         yield env
 
 
@@ -78,14 +78,14 @@ def test_a_move_that_hangs_the_game_is_too(guess: Any) -> None:
 
 def test_a_game_that_is_broken_whatever_is_said_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(THEIRS))
-    with rlvr.make("env", "textarena", game="Secretary") as env:
+    with rlvr.make_env("textarena", game="Secretary") as env:
         verdict = game(env, "[accept]")
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "the board is gone" in verdict.reason
 
 
 def test_the_opponent_makes_legal_moves_and_the_same_ones_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(THEIRS))
-    with rlvr.make("env", "textarena", game="TicTacToe") as env:
+    with rlvr.make_env("textarena", game="TicTacToe") as env:
         heard = []
         for index in (0, 0, 1):
             play = PlayedConversation(env, env.task("train", index))
@@ -109,4 +109,4 @@ def test_the_tables_agree_and_refusals_say_why() -> None:
         ({"turns": 0}, "turns is 0"),
     ):
         with pytest.raises(ConfigError, match=words):
-            rlvr.make("env", "textarena", **settings)
+            rlvr.make_env("textarena", **settings)

@@ -117,7 +117,7 @@ def test_an_answer_by_submit_is_judged() -> None:
         ({"tools": ["calculater"]}, "no tool is called 'calculater'; did you mean 'calculator'"),
         ({"tools": "calculator"}, "tools is 'calculator'; it must be a list, such as \\[calculator\\]"),
         ({"tools": ["calculator"], "levls": []}, "env 'arithmetic' has no setting 'levls'"),
-        ({"tools": ["python"], "sandbox": None}, "a sandbox is a name or a mapping with a 'name', got None"),
+        ({"tools": ["python"], "sandbox": None}, "the sandbox is None; give a name or a mapping with a 'name'"),
         ({"tools": [{"name": "calculator", "digits": 2}]}, "tool 'calculator' has no setting 'digits'"),
     ],
 )

@@ -453,7 +453,7 @@ def test_a_recipe_stands_for_its_held_out_tasks(tmp_path: Path) -> None:
     rows = [{"question": f"{at}+1?", "answer": str(at + 1)} for at in range(150)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     env = {"name": "dataset", "path": str(tmp_path / "sums.jsonl"), "holdout": 0.8, "verifier": "numeric"}
-    rollout = {"max_completion_length": 7, "max_turn_length": None, "sampler": "hf"}
+    rollout = {"max_new_tokens": 7, "max_turn_tokens": None, "sampler": "hf"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"env": env, "model": {"path": "nowhere"}, "rollout": rollout}), "utf-8")
     report = evaluate(str(tmp_path / "recipe.yaml"), "scripted:gold", out=tmp_path / "run")
     found = only(report)

@@ -25,7 +25,7 @@ from rlvr.errors import ConfigError
 
 names = [module.name for module in pkgutil.iter_modules(rlvr.integrations.__path__)]
 modules = {{name: importlib.import_module(f"rlvr.integrations.{{name}}") for name in names}}
-sums = rlvr.make("env", "arithmetic")
+sums = rlvr.make_env("arithmetic")
 asked = {{
     "inspect_task": lambda: modules["inspect_task"].make_inspect_task(sums),
     "lm_eval": lambda: modules["lm_eval"].make_custom_dataset(sums, "test", 2)(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr import make
+from rlvr import make_env
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.contracts import Environment, Transcript
 from rlvr.episode import StopReason
@@ -99,7 +99,7 @@ def test_the_plain_session_of_an_environment_with_tools_asks_reply_for_turns_wit
 def test_a_saved_character_tokenizer_shows_and_reads_calls_as_before() -> None:
     own = CharTokenizer()
     saved = HFTokenizer(to_transformers_tokenizer(own))
-    environment = make("env", "calculator_sums")
+    environment = make_env("calculator_sums")
     task = environment.task("test", 0)
     before, after = TokenMDP(environment, own), TokenMDP(environment, saved)
     assert after.preview_prompt(task).tokens == before.preview_prompt(task).tokens and after.tool_format.build_oracle_turns(

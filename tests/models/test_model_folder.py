@@ -71,7 +71,7 @@ def test_a_folder_that_does_not_load_is_one_message(folder: Path, fault: str) ->
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_answers_beyond_the_positions_that_a_model_knows_are_refused(tmp_path: Path, family: str) -> None:
     small = {"model_type": family, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
-    long: dict[str, Any] = {"rollout": {"max_completion_length": 20}, "train": {"steps": 1}, "sft_warmup": None, "eval": {"tasks": 2}}
+    long: dict[str, Any] = {"rollout": {"max_new_tokens": 20}, "train": {"steps": 1}, "sft_warmup": None, "eval": {"tasks": 2}}
     with pytest.raises(ConfigError, match=r"may reach 2[0-9] tokens, but this model has 8 positions; set rollout.max_length=8"):
         train(tiny_run(model={"config": small}, **long), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()

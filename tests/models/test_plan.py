@@ -76,7 +76,7 @@ env: copy_reverse
 tokenizer: chars
 model: {config: {model_type: qwen3, hidden_size: 4096, intermediate_size: 12288, num_hidden_layers: 36, num_attention_heads: 32,
     num_key_value_heads: 8, head_dim: 128, vocab_size: 151936, tie_word_embeddings: false}}
-rollout: {max_completion_length: 4096, sampler: vllm}
+rollout: {max_new_tokens: 4096, sampler: vllm}
 """
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import rlvr
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
 from rlvr.registry.plugins import (
@@ -142,7 +141,7 @@ def file(tmp_path: Path) -> Any:
 
 def test_a_file_of_the_users_is_a_plugin(file: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = file(GOOD)
-    assert rlvr.make("verifier", f"{path}:Always", score=0.5).verify(None, "").score == 0.5
+    assert build("verifier", f"{path}:Always", score=0.5).verify(None, "").score == 0.5
     monkeypatch.chdir(tmp_path)
     assert load_factory("verifier", "mine.py:Always") is load_factory("verifier", f"{path}:Always")  # one file is one module
     (tmp_path / "other").mkdir()
@@ -213,9 +212,9 @@ def test_another_package_brings_a_plugin(install: Any) -> None:
     entry = named("verifiers", "always")
     assert (entry.source, entry.error) == ("nice-judges", "") and "nice_judges" not in sys.modules  # metadata only
     assert named("verifier", "always", list_imported_entries).summary == "Gives everybody the same score."
-    assert rlvr.make("verifier", "always", score=0.25).verify(None, "").score == 0.25
+    assert build("verifier", "always", score=0.25).verify(None, "").score == 0.25
     with pytest.raises(ConfigError, match="did you mean 'score'"):
-        rlvr.make("verifier", "always", scor=1)
+        build("verifier", "always", scor=1)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +225,9 @@ def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: A
     entry = named("verifier", "sad", list_imported_entries)
     assert entry.source == "broken-judges" and "broken-judges" in entry.error and "fix or uninstall" in entry.error
     assert {"exact", "numeric"} <= {e.name for e in list_imported_entries("verifier") if not e.error}
-    assert isinstance(rlvr.make("verifier", "exact"), Verifier)
+    assert isinstance(build("verifier", "exact"), Verifier)
     with pytest.raises(PluginError, match=r"'sad' of broken-judges cannot be imported"):
-        rlvr.make("verifier", "sad")
+        build("verifier", "sad")
 
 
 def test_an_entry_point_that_is_no_factory_is_told(install: Any) -> None:
@@ -241,14 +240,14 @@ def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
     install("second-judges", "mine = second_judges:Always", GOOD, "second_judges")
     assert named("verifier", "mine").error.startswith("first-judges and second-judges both define the verifier 'mine'")
     with pytest.raises(PluginError, match="first-judges and second-judges both define"):
-        rlvr.make("verifier", "mine")
+        build("verifier", "mine")
 
 
 def test_a_package_that_claims_one_of_our_names_is_named(install: Any) -> None:
     install("first-judges", "exact = first_judges:Always", GOOD, "first_judges")
     with pytest.raises(PluginError, match="first-judges and rlvr both define the verifier 'exact'"):
-        rlvr.make("verifier", "exact")
-    assert isinstance(rlvr.make("verifier", "numeric"), Verifier)
+        build("verifier", "exact")
+    assert isinstance(build("verifier", "numeric"), Verifier)
 
 
 def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_path: Path) -> None:
@@ -258,7 +257,7 @@ def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_p
     (tmp_path / "nameless" / "nameless-1.0.dist-info" / "METADATA").unlink()
     assert named("verifier", "always").source == "nice-judges"
     assert "cannot be imported" in named("verifier", "lonely", list_imported_entries).error
-    assert isinstance(rlvr.make("verifier", "always"), Verifier)
+    assert isinstance(build("verifier", "always"), Verifier)
 
 
 def test_a_spec_is_all_that_a_worker_needs() -> None:

@@ -177,7 +177,7 @@ def run(tmp_path: Path) -> Path:
         "env": {"name": f"{worlds.__file__}:Talk", "chatter": 2},
         "tokenizer": TOKENS,
         "model": {"config": {"model_type": "qwen2"}},
-        "rollout": {"max_completion_length": 6, "max_length": 22},
+        "rollout": {"max_new_tokens": 6, "max_length": 22},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     mdp = TokenMDP(Talk(chatter=2), CharTokenizer(DIGITS), max_new_tokens=6, max_length=22)

@@ -28,37 +28,37 @@ PAUSE_S = 0.002
 """After each token, so that tests find it at work."""
 
 
-class Engine:
-    """What the worker asks of an engine."""
+class StandInEngine:
+    """The part of a `ColocatedEngine` that the worker uses."""
 
-    on_gpu = False
+    is_on_gpu = False
     max_model_len = 128
 
-    def __init__(self, model: Any, place: Any, *, deadline_s: float, tied: Sequence[str] | None, home: Path) -> None:
+    def __init__(self, model: Any, place: Any, *, completion_timeout_s: float, tied_weights: Sequence[str] | None, folder: Path) -> None:
         if TROUBLE == "refuses":
             raise ConfigError("this engine cannot run this model")
         torch.set_num_threads(1)
         self.sampler = HFSampler()
 
-    def renew(self, method: str, settings: dict[str, Any], version: int) -> None:
+    def reload_weights(self, method: str, settings: dict[str, Any], version: int) -> None:
         assert method == "reload_from"
         if TROUBLE == "dies":
             raise RuntimeError("out of memory")
         self.sampler.load_model(load_model(ModelConfig(path=settings["folder"])), version)
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
+    def score_tokens(self, tokens: Sequence[int]) -> list[float]:
         return compute_model_logprobs(self.sampler.model, tokens)
 
     def sleep(self) -> None:
         pass
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
-        for given in self.sampler.serve(feed, sampling):
+    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for given in self.sampler.serve(queue, sampling):
             time.sleep(PAUSE_S)
             yield given
 
 
-class Babbling(MessageSocket):
+class InterruptedSocket(MessageSocket):
     """Sends something else once, if a test says so."""
 
     def send(self, message: dict[str, Any]) -> None:
@@ -71,7 +71,8 @@ class Babbling(MessageSocket):
 
 
 if __name__ == "__main__":
-    vars(worker)["Wire"] = Babbling
-    vars(worker)["Colocated"] = Engine
+    assert {"MessageSocket", "ColocatedEngine"} <= vars(worker).keys()
+    vars(worker)["MessageSocket"] = InterruptedSocket
+    vars(worker)["ColocatedEngine"] = StandInEngine
     assert Path(worker.__file__).is_file()
     worker.main()

@@ -145,7 +145,7 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
             self.calls += 1
             yield from super().stream(requests, sampling)
 
-        serve = Sampler.serve  # type: ignore[assignment]  # which calls `stream`
+        serve = Sampler.serve  # which calls `stream`
 
     wrapped = Counting()
     wrapped.load_model(model, 0)

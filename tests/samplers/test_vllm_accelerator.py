@@ -146,7 +146,7 @@ def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypa
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(HFSampler, "setup", lambda self, environment, tokenizer, **what: told.append(what))
     monkeypatch.setattr(HFSampler, "metrics", lambda self: {"probe/difference": 0.25})
-    config = tiny_run(rollout={"max_completion_length": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
+    config = tiny_run(rollout={"max_new_tokens": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
     assert told == [{"precision": "float32", "max_length": 40}]
     assert [row["probe/difference"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]

@@ -121,7 +121,7 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
         assert sampler.metrics()["probe/difference"] < 1e-4 and not any(slot.load.groups for slot in inside(sampler).slots)
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert all(slot.load.groups and not slot.load.running and not slot.load.tokens for slot in inside(sampler).slots)
-    assert [path.name for path in inside(sampler)._sent.iterdir()] == ["weights-3"]  # only the newest are kept
+    assert [path.name for path in inside(sampler)._weights_folder.iterdir()] == ["weights-3"]  # only the newest are kept
     sampler.load_model(fresh(2), 4)  # weights that have nothing to do with those before
     greedy = [sampler.sample([Request(asked[0].prompt, 12, seed)], Sampling(0.0, stop_ids=STOPS))[0] for seed in range(3)]
     assert len({tuple(c.tokens) for c in greedy}) == 1 and set(greedy[0].logprobs) == {0.0}
@@ -148,7 +148,7 @@ def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler,
     asked = requests(30, max_tokens=40)
     sampler.load_model(fresh(), 7)
     undisturbed, before = sampler.sample(asked, SAMPLING), pids(sampler)
-    monkeypatch.setattr(inside(sampler), "patience", Timeouts(completion_timeout_s=3.0, start_timeout_s=120.0))
+    monkeypatch.setattr(inside(sampler), "timeouts", Timeouts(completion_timeout_s=3.0, start_timeout_s=120.0))
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGSTOP))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed]
     assert all(gone(pid) for pid in set(before) - set(pids(sampler)))
@@ -162,7 +162,7 @@ def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
     """A trainer that was stopped, or whose verifiers took long, finds the answers that came meanwhile."""
     sampler.load_model(fresh(), 7)
     before = pids(sampler)
-    monkeypatch.setattr(inside(sampler), "patience", Timeouts(completion_timeout_s=2.0, start_timeout_s=120.0))
+    monkeypatch.setattr(inside(sampler), "timeouts", Timeouts(completion_timeout_s=2.0, start_timeout_s=120.0))
     monkeypatch.setattr(local, "STALL_S", 0.5)
     in_mid_rollout(sampler, requests(30, max_tokens=40), lambda pid: time.sleep(3.0))
     assert pids(sampler) == before
@@ -271,7 +271,7 @@ def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: 
 
 def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSampler) -> None:
     sampler.load_model(fresh(), 10)
-    sent = inside(sampler)._sent / "weights-10"
+    sent = inside(sampler)._weights_folder / "weights-10"
 
     def swapped(pid: int) -> None:
         shutil.rmtree(sent)
@@ -310,7 +310,7 @@ process.WORKER_MODULE = "tests.samplers.engine_stand"
 home = Path(sys.argv[1])
 start = {"do": "start", "model": str(home), "whole": False, "tied": None, "place": {"dtype": "float32"}, "home": str(home)}
 heard = lambda engine, message: print(engine.pid, flush=True)
-process.EngineProcess(start, heard, log=home / "log", gpus=None, home=str(home), send_s=9.0)
+process.EngineProcess(start, heard, log=home / "log", gpus=None, home=str(home), send_timeout_s=9.0)
 sys.stdin.read()
 """
 
@@ -544,7 +544,7 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
     weights = AdapterWeights(adapted)
     with beside(engines=1, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         sampler.update_weights(weights, 0)
-        sent = inside(sampler)._sent
+        sent = inside(sampler)._weights_folder
         written = (sent / "base").stat().st_mtime_ns
         undisturbed = sampler.sample(asked, SAMPLING)
         assert largest_difference(adapted, asked, undisturbed) < 1e-4

@@ -24,7 +24,8 @@ from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, r
 
 def main(folder: Path) -> None:
     process.WORKER_MODULE, fleet.SHARED_MEMORY = "tests.samplers.engine_stand", folder
-    vars(vllm)["installed"] = lambda: "0.32.0"
+    assert "get_installed_version" in vars(vllm)
+    vars(vllm)["get_installed_version"] = lambda: "0.32.0"
     Accelerator(cpu=True)
     init_control_group(60.0)
     rank, model, asked = distributed.get_rank(), fresh(), requests(8)
@@ -35,7 +36,7 @@ def main(folder: Path) -> None:
             told["probe"].append(sampler.metrics()["probe/difference"])
             told["differences"].append(largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))))
             engines: Any = sampler._engine
-            told["written"].append(len(list(engines._sent.iterdir())))
+            told["written"].append(len(list(engines._weights_folder.iterdir())))
         told["engine"] = engines.slots[0].process.pid
         all_gather_values(rank)  # the main one's files are used by all
     (folder / f"{rank}.json").write_text(json.dumps(told))

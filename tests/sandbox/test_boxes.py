@@ -37,7 +37,7 @@ def test_a_place_says_what_is_wrong_with_it() -> None:
 
 def test_a_sandbox_without_boxes_says_so() -> None:
     class Plain(Sandbox):
-        def run(self, program: Any) -> Any: ...
+        def run_program(self, program: Any) -> Any: ...
 
     with pytest.raises(ConfigError, match="Plain has no sessions"):
         Plain().create_session()
@@ -129,7 +129,7 @@ def test_a_command_that_makes_no_sense_is_refused(process_sandbox: Sandbox, wron
 
 OWNER = """
 import sys, time, rlvr
-sandbox = rlvr.make("sandbox", sys.argv[1], **({"trusted": True} if sys.argv[1] == "process" else {}))
+sandbox = rlvr.make_sandbox(sys.argv[1], **({"trusted": True} if sys.argv[1] == "process" else {}))
 box = sandbox.create_session()
 box.run("sleep 3333 >/dev/null 2>&1 &")
 print(box.id.rpartition(".")[0], flush=True)

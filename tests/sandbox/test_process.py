@@ -46,7 +46,7 @@ def test_enforces(sandbox: Sandbox, name: str) -> None:
 class Naive(Sandbox):
     """What everybody writes first; the kit must see through it. Only checks that are harmless without any limit run here."""
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         done = subprocess.run([sys.executable, "-c", program.source], input=program.stdin, capture_output=True, timeout=60, check=False)
         return ExecutionResult(
             ExitStatus.OK if done.returncode == 0 else ExitStatus.RUNTIME_ERROR, done.returncode, done.stdout, done.stderr

@@ -127,7 +127,7 @@ class FakeBoxes(Sandbox):
     def __init__(self) -> None:
         self.boxes = list[CountedBox]()
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         raise AssertionError("nothing is run outside a box")
 
     def create_session(self, spec: SandboxSpec | None = None) -> CountedBox:

@@ -26,7 +26,7 @@ STEPS, MEMBERS, MOST = 6, 2, 2
 
 def settings(most: int | None = MOST, **changes: Any) -> dict[str, Any]:
     """Answers of one to eight tokens."""
-    rollout = {"prompts_per_step": 8, "num_generations": MEMBERS, "max_completion_length": 8, "partial_rollout_tokens": most}
+    rollout = {"prompts_per_step": 8, "num_generations": MEMBERS, "max_new_tokens": 8, "partial_rollout_tokens": most}
     train = {"steps": STEPS, "learning_rate": 1e-3}
     return {"rollout": rollout, "train": train, "eval": {"tasks": 10, "every": 3}, "log": {"save_every": 1}} | changes
 

@@ -392,7 +392,7 @@ def test_positions_that_the_longest_row_of_a_batch_decides_are_refused(tmp_path:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     shape = MODEL | {"model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": rope}
     with pytest.raises(ConfigError, match=r"beyond 16 this model encodes positions with another factor.*rollout.max_length=16"):
-        run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 40, "max_completion_length": 30})
+        run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 40, "max_new_tokens": 30})
     run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 16, "prompts_per_step": 4, "num_generations": 4})
 
 

@@ -23,7 +23,7 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
         tokenizer="chars:0123456789 abcdefghijklmnopqrstuvwxyz!_",
         model={"config": MODEL | {"max_position_embeddings": 160}},
         sft_warmup={"steps": 60, "batch_size": 16, "learning_rate": 1e-2},
-        rollout={"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 40, "max_length": 160},
+        rollout={"prompts_per_step": 4, "num_generations": 4, "max_new_tokens": 40, "max_length": 160},
         train={"steps": 1, "learning_rate": 1e-3},
     )
     result = train(config, out=tmp_path / "run")

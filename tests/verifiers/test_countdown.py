@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_verifier
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.verifiers.countdown import NOTATION_RULES, evaluate_expression, normalize_expression
 
@@ -53,7 +53,7 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
 
 
 def test_every_number_counts_once() -> None:
-    verifier = make("verifier", "countdown")
+    verifier = make_verifier("countdown")
     reference = {"numbers": [2, 2, 3], "target": 12}
     answers = {
         "2*2*3": 1.0,
@@ -68,7 +68,7 @@ def test_every_number_counts_once() -> None:
     }
     assert {text: ask(verifier, reference, text).score for text in answers} == answers
     assert ask(verifier, {"numbers": [2, 3, 50], "target": 6}, "2*3").score == 0.0
-    some = make("verifier", "countdown", use_all=False)
+    some = make_verifier("countdown", use_all=False)
     assert ask(some, {"numbers": [2, 3, 50], "target": 6}, "2*3").score == 1.0
     for broken in (None, {}, {"numbers": [], "target": 1}, {"numbers": [1], "target": "1"}, {"numbers": [1.5], "target": 1}, [1, 2]):
         assert ask(verifier, broken, "1").fault is Fault.TASK
@@ -76,7 +76,7 @@ def test_every_number_counts_once() -> None:
 
 @pytest.mark.parametrize("row", NOTATION_RULES, ids=[row[2] for row in NOTATION_RULES])
 def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
-    verifier = make("verifier", "countdown")
+    verifier = make_verifier("countdown")
     example = row[3]
     right = {"numbers": [int(digits) for digits in re.findall(r"\d+", re.split("[=＝]", example)[0])], "target": 14}
     assert ask(verifier, right, example).score == 1.0, normalize_expression(example)
@@ -96,7 +96,7 @@ def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
 ])  # fmt: skip
 def test_honest_writings(text: str) -> None:
     reference = {"numbers": [2, 2, 3, 4, 4], "target": 14} if "frac" in text else FOURTEEN
-    assert ask(make("verifier", "countdown"), reference, text).score == 1.0, normalize_expression(text)
+    assert ask(make_verifier("countdown"), reference, text).score == 1.0, normalize_expression(text)
 
 
 @pytest.mark.parametrize("text", [
@@ -117,12 +117,12 @@ def test_honest_writings(text: str) -> None:
     "*" * 300 + "2+3*4", "`" * 399, "**" * 100 + "1" + "**" * 99,
 ])  # fmt: skip
 def test_nothing_but_a_solution_is_paid(text: str) -> None:
-    verdict = ask(make("verifier", "countdown"), FOURTEEN, text)
+    verdict = ask(make_verifier("countdown"), FOURTEEN, text)
     assert verdict.score == 0.0, (normalize_expression(text), verdict)
 
 
 def test_a_negative_target_may_be_named() -> None:
-    verifier = make("verifier", "countdown")
+    verifier = make_verifier("countdown")
     reference = {"numbers": [2, 7], "target": -5}
     assert [ask(verifier, reference, text).score for text in ("2-7", "2-7=-5", "-5=2-7", "-5", "-5=-5", "2-7=5", "7-2")] == [
         1,
@@ -136,14 +136,14 @@ def test_a_negative_target_may_be_named() -> None:
 
 
 def test_the_last_numbers_case() -> None:
-    verifier = make("verifier", "countdown")
+    verifier = make_verifier("countdown")
     for text in ("**8+1-6**", "`8+1-6`", "The expression is 8+1-6", "8+1-6", "3 = 8+1-6", "8+1-6=9-6=3"):
         assert ask(verifier, THREE, text).score == 1.0, text
 
 
 def test_signs_between_random_numbers_are_never_joined() -> None:
     """Whatever is put between two numbers: either it is an operation that is computed, or nothing is paid."""
-    verifier, dice = make("verifier", "countdown"), random.Random(1)
+    verifier, dice = make_verifier("countdown"), random.Random(1)
     between = [
         "",
         " ",
@@ -179,7 +179,7 @@ def test_signs_between_random_numbers_are_never_joined() -> None:
 
 
 def test_long_answers_cost_little() -> None:
-    verifier = make("verifier", "countdown")
+    verifier = make_verifier("countdown")
 
     def used(count: int) -> float:
         began = time.process_time()

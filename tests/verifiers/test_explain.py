@@ -20,7 +20,7 @@ ROOT = Path(inspect.getfile(rlvr)).parent
 
 
 def explain(verifier: str, reference: Any, answer: str, **meta: Any) -> Explanation:
-    with rlvr.make("verifier", verifier) as made:
+    with rlvr.make_verifier(verifier) as made:
         task = Task("?", reference, meta=meta)
         found: Explanation = made.explain(task, answer)
         assert found.verdict == made.verify(task, answer)
@@ -113,7 +113,7 @@ def test_nothing_is_recorded_while_answers_are_verified(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("rlvr.verifiers.symbolic.compare_integers", watched)
     before = sys.gettrace()
-    with rlvr.make("verifier", "symbolic") as verifier:
+    with rlvr.make_verifier("symbolic") as verifier:
         assert verifier.verify(Task("?", "12"), "13").score == 0.0
         verifier.explain(Task("?", "12"), "13")
     assert seen[0] is before and seen[-1] is not before

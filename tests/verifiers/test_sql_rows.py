@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlvr import make
+from rlvr import make_verifier
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.verifiers import _sql_runner as _sqlrun
 from rlvr.verifiers import sql_rows
 
-VERIFIER: Any = make("verifier", "sql_rows")
+VERIFIER: Any = make_verifier("sql_rows")
 TABLE = "create table t(a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y'), (null, '3')"
 OTHER = "create table t(a, b); insert into t values (7, 'x'), (8, 'z'), (5, '3')"
 

@@ -88,7 +88,7 @@ def test_a_broken_task_has_no_score(verifier: UnitTests, reference: Any) -> None
 
 
 class Dead(Sandbox):
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="gone")
 
 
@@ -183,7 +183,7 @@ class Told(Sandbox):
     def __init__(self, *messages: bytes) -> None:
         self.report = b"".join(len(raw).to_bytes(4, "big") + raw for raw in messages)
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         return ExecutionResult(ExitStatus.OK, 0, checker_output=self.report)
 
 

@@ -120,7 +120,7 @@ def test_a_prelude_does_not_touch_text_that_only_looks_like_an_import() -> None:
 class Small(Sandbox):
     memory_mb = 100
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         assert program.limits.memory_mb <= self.memory_mb
         return ExecutionResult(ExitStatus.OK, stdout=b"9")
 

@@ -104,7 +104,7 @@ class Broken(Sandbox):
     def __init__(self, inner: Sandbox, fails: str) -> None:
         self.inner, self.fails = inner, fails
 
-    def run(self, program: Program) -> ExecutionResult:
+    def run_program(self, program: Program) -> ExecutionResult:
         return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="no engine") if self.fails in program.source else self.inner.run(program)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlvr
-from rlvr import Fault, Task, Verdict, make, user
+from rlvr import Fault, Task, Verdict, make_verifier, user
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, requires_text
 from rlvr.registry.plugins import list_entries
 from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
@@ -54,7 +54,7 @@ def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None
         "composite": {"components": {"a": {"verifier": "numeric"}}},
         "unit_tests": {"sandbox": {"name": "process", "trusted": True}},
     }
-    verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
+    verifier = own[name]() if name in own else make_verifier(name, **settings.get(name, {}))
     with verifier, pytest.raises(AnswerTypeError, match=r"verifies a text, and was given a \w+: ") as raised:
         verifier.verify(Task(user("q"), "4", id="t"), answer)
     assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
@@ -104,7 +104,7 @@ def test_no_text_is_read_more_kindly_than_by_float(text: str) -> None:
 
 
 def test_references_may_be_json_numbers_and_nothing_vague() -> None:
-    numeric = make("verifier", "numeric")
+    numeric = make_verifier("numeric")
     assert ask(numeric, 0.1, "0.1").score == ask(numeric, 12, "12.0").score == ask(numeric, 1e21, "1e21").score == 1.0
     for reference in (None, True, "", "four", "1 or 2", float("nan"), float("inf"), [4], {"a": 1}):
         verdict = ask(numeric, reference, "4")
@@ -113,7 +113,7 @@ def test_references_may_be_json_numbers_and_nothing_vague() -> None:
 
 @pytest.mark.parametrize("example", [row[-1] for row in (*MARKUP_RULES, *WORD_RULES, *LEFT_SIDE_PATTERNS)])
 def test_each_form_of_the_tables_is_read(example: str) -> None:
-    numeric = make("verifier", "numeric")
+    numeric = make_verifier("numeric")
     assert ask(numeric, "280", example).score == 1.0
     assert ask(numeric, "281", example).score == ask(numeric, "35", example).score == 0.0
     assert ask(numeric, "281", example.replace("280", "281")).score == 1.0
@@ -149,13 +149,13 @@ HEDGED = ["**280** or **281**", "**281** **280**", "**281****280**", "281 = 280"
 
 @pytest.mark.parametrize("answer", MARKED)
 def test_marks_equations_and_plain_sentences_are_read(answer: str) -> None:
-    assert ask(make("verifier", "numeric"), "280", answer).score == 1.0
-    assert ask(make("verifier", "numeric"), "281", answer).score == 0.0
+    assert ask(make_verifier("numeric"), "280", answer).score == 1.0
+    assert ask(make_verifier("numeric"), "281", answer).score == 0.0
 
 
 @pytest.mark.parametrize("answer", HEDGED)
 def test_what_says_more_than_one_number_is_not_read(answer: str) -> None:
-    assert [ask(make("verifier", "numeric"), reference, answer).score for reference in ("280", "281", "28", "35", "2")] == [0.0] * 5
+    assert [ask(make_verifier("numeric"), reference, answer).score for reference in ("280", "281", "28", "35", "2")] == [0.0] * 5
 
 
 @given(
@@ -167,7 +167,7 @@ def test_what_says_more_than_one_number_is_not_read(answer: str) -> None:
     )
 )
 def test_no_answer_is_right_for_two_references(words: list[str]) -> None:
-    numeric, answer = make("verifier", "numeric"), " ".join(words)
+    numeric, answer = make_verifier("numeric"), " ".join(words)
     assert sum(ask(numeric, reference, answer).score or 0.0 for reference in ("280", "281", "561", "1")) <= 1.0
 
 
@@ -186,16 +186,16 @@ def test_no_answer_is_right_for_two_references(words: list[str]) -> None:
     ],
 )
 def test_no_text_holds_the_reader_up(text: str) -> None:
-    numeric = make("verifier", "numeric")
+    numeric = make_verifier("numeric")
     assert ask(numeric, "280", text).score == ask(numeric, "280", f"<answer>{text}</answer>").score == 0.0
 
 
 def test_tolerances_are_exact_at_their_edge() -> None:
-    near = make("verifier", "numeric", tolerance=0.1)
+    near = make_verifier("numeric", tolerance=0.1)
     assert [ask(near, "4", text).score for text in ("4.1", "3.9", "4.1000001", "3.8999")] == [1.0, 1.0, 0.0, 0.0]
-    share = make("verifier", "numeric", relative=0.01)
+    share = make_verifier("numeric", relative=0.01)
     assert [ask(share, "-200", text).score for text in ("-202", "-198", "-202.1", "200")] == [1.0, 1.0, 0.0, 0.0]
-    percent = make("verifier", "numeric", percent=True)
+    percent = make_verifier("numeric", percent=True)
     assert [ask(percent, "0.5", text).score for text in ("50%", "0.5", "50", r"50\%")] == [1.0, 1.0, 0.0, 1.0]
 
 
@@ -203,7 +203,7 @@ def test_tolerances_are_exact_at_their_edge() -> None:
 
 
 def test_exact_compares_whole_texts() -> None:
-    exact = make("verifier", "exact")
+    exact = make_verifier("exact")
     assert [ask(exact, "ab c", text).score for text in ("ab c", " ab c\n", "abc", "ab  c", "AB C", "ab c.")] == [
         1.0,
         1.0,
@@ -213,9 +213,9 @@ def test_exact_compares_whole_texts() -> None:
         0.0,
     ]
     assert ask(exact, "caf\u00e9", "cafe\u0301").score == 1.0  # one letter, two spellings of it in Unicode
-    loose = make("verifier", "exact", ignore_case=True, extractor="boxed")
+    loose = make_verifier("exact", ignore_case=True, extractor="boxed")
     assert [ask(loose, ["Yes", "y"], text).score for text in (r"\boxed{YES}", "yes")] == [1.0, 0.0]
-    plain = make("verifier", "exact", markdown=True)
+    plain = make_verifier("exact", markdown=True)
     assert [ask(plain, "abc", text).score for text in ("**abc**", "`abc`", "abc", "ab**c**", "**abc", "**abc** **abc**")] == [
         1.0,
         1.0,
@@ -234,8 +234,8 @@ def test_exact_compares_whole_texts() -> None:
 
 def test_the_format_multiplies_and_never_adds() -> None:
     good, wrong = "<think>x</think><answer>4</answer>", "<think>x</think><answer>5</answer>"
-    strict = make("verifier", "structure")
-    soft = make("verifier", "structure", malformed_factor=0.5)
+    strict = make_verifier("structure")
+    soft = make_verifier("structure", malformed_factor=0.5)
     assert [ask(strict, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.0, 0.0]
     assert [ask(soft, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.5, 0.0]
     assert ask(strict, "4", "4").components.keys() == ask(strict, "4", good).components.keys() == {"format", "content"}
@@ -243,7 +243,7 @@ def test_the_format_multiplies_and_never_adds() -> None:
 
 
 def test_what_the_inner_verifier_cannot_judge_stays_unjudged() -> None:
-    verdict = ask(make("verifier", "structure"), "four", "<think></think><answer>4</answer>")
+    verdict = ask(make_verifier("structure"), "four", "<think></think><answer>4</answer>")
     assert (verdict.score, verdict.fault) == (None, Fault.TASK)
 
 
@@ -253,7 +253,7 @@ def test_what_the_inner_verifier_cannot_judge_stays_unjudged() -> None:
     "<think></think><think></think><answer>4</answer>", "</think><answer>4</answer>", "<THINK></THINK><ANSWER>4</ANSWER>",
 ])  # fmt: skip
 def test_a_malformed_answer_is_worth_nothing(text: str) -> None:
-    assert ask(make("verifier", "structure"), "4", text).score == 0.0
+    assert ask(make_verifier("structure"), "4", text).score == 0.0
 
 
 # ---- composite
@@ -268,14 +268,14 @@ class Unable(rlvr.Verifier):
 
 def test_weights_are_shares() -> None:
     parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact"}}
-    both = make("verifier", "composite", components=parts)
+    both = make_verifier("composite", components=parts)
     verdicts = [ask(both, "4", text) for text in ("4", "4.0", "5")]
     assert [verdict.score for verdict in verdicts] == [1.0, 0.75, 0.0]
     assert verdicts[1].components == {"value": 1.0, "text": 0.0}
 
 
 def test_an_unscored_part_leaves_the_whole_unscored() -> None:
-    both = make("verifier", "composite", components={"value": {"verifier": "numeric"}, "judge": {"verifier": Unable(), "weight": 0}})
+    both = make_verifier("composite", components={"value": {"verifier": "numeric"}, "judge": {"verifier": Unable(), "weight": 0}})
     verdict = ask(both, "4", "4")
     assert (verdict.score, verdict.fault, verdict.reason) == (None, Fault.INFRA, "judge: the engine sleeps")
 
@@ -288,7 +288,7 @@ def test_a_part_that_cannot_be_built_closes_the_others() -> None:
             closed.append(self)
 
     with pytest.raises(ConfigError):
-        make("verifier", "composite", components={"a": {"verifier": Watched()}, "b": {"verifier": "nothing"}})
+        make_verifier("composite", components={"a": {"verifier": Watched()}, "b": {"verifier": "nothing"}})
     assert len(closed) == 1
 
 

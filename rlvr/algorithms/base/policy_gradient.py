@@ -43,7 +43,7 @@ class PolicyGradient(Algorithm):
 
     common_settings: Mapping[str, tuple[Any, str]] = {
         "whiten": ("none", "str"), "malformed_call_penalty": (0.0, "float"), "overlong_buffer": (0, "int"),
-        "overlong_penalty": (0.5, "float"), "loss_aggregation": ("seq-mean-token-mean", "str"), "max_completion_length": (0, "int"),
+        "overlong_penalty": (0.5, "float"), "loss_aggregation": ("seq-mean-token-mean", "str"), "max_new_tokens": (0, "int"),
         "mask_truncated_completions": (False, "bool"), "mask_malformed_calls": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
         "beta": (0.0, "float"), "kl_estimator": ("k3", "str"), "kl_in": ("loss", "str"), "kl_target": (None, "float | None"),
         "kl_horizon": (10_000, "int"), "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
@@ -70,7 +70,7 @@ class PolicyGradient(Algorithm):
         )
         self.critic_warmup_steps = s.value_pretraining_steps if self.traits.needs_value else 0
         self.is_critic_warmup = self.critic_warmup_steps > 0
-        self.max_completion_length = s.max_completion_length
+        self.max_new_tokens = s.max_new_tokens
         """The limit on the completion length; if it is not set, the run's limit after `configure`."""
         self._running_mean_reward, self._running_weight = 0.0, 0.0
 
@@ -85,11 +85,11 @@ class PolicyGradient(Algorithm):
         unused = find_inactive_settings(settings)
         return [(key, value, value != self.spec.default_settings[key]) for key, value in settings.items() if key not in unused]
 
-    def configure(self, *, max_completion_length: int) -> None:
+    def configure(self, *, max_new_tokens: int) -> None:
         """Use the run's limit on the completion length, if the settings have none."""
-        self.max_completion_length = self.settings.max_completion_length or max_completion_length
+        self.max_new_tokens = self.settings.max_new_tokens or max_new_tokens
         if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
-            self._check_max_length(self.max_completion_length)
+            self._check_max_length(self.max_new_tokens)
 
     # ---- credit ---------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class PolicyGradient(Algorithm):
     def _subtract_penalties(self, groups: Groups, penalties: NestedValues | None) -> list[list[Numbers]]:
         """Subtract the KL and the penalties from the reward of each token."""
         if self.settings.overlong_buffer:
-            self._check_max_length(self.max_completion_length)
+            self._check_max_length(self.max_new_tokens)
         penalties = penalties or [[None for _ in group] for group in groups]
         return [
             [self._subtract_answer_penalties(e, own) for e, own in zip(group, owns, strict=True)]
@@ -139,7 +139,7 @@ class PolicyGradient(Algorithm):
         if s.overlong_buffer and episode.num_policy_tokens:
             last = len(row) - 1 - episode.action_mask[::-1].index(True)
             row[last] += s.overlong_penalty * credit.compute_overlong_penalty(
-                episode.num_policy_tokens, self.max_completion_length, s.overlong_buffer
+                episode.num_policy_tokens, self.max_new_tokens, s.overlong_buffer
             )
         return row
 
@@ -165,14 +165,14 @@ class PolicyGradient(Algorithm):
         self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
     ) -> list[float]:
         """Compute the weight of each row's tokens over one optimizer step."""
-        how, cap = self.settings.loss_aggregation, self.settings.max_completion_length or max_length
+        how, cap = self.settings.loss_aggregation, self.settings.max_new_tokens or max_length
         if how == "seq-mean-token-sum-norm":
             self._check_max_length(cap)
         return aggregate.compute_row_weights(lengths, prompts, how, max_length=cap, all_reduce=all_reduce)
 
     def _check_max_length(self, cap: int) -> None:
         if not cap:
-            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_completion_length")
+            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_new_tokens")
         if (buffer := self.settings.overlong_buffer) > cap:
             raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
 

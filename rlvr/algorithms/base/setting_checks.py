@@ -58,8 +58,8 @@ def _find_advantage_conflicts(s: Mapping[str, Any], traits: frozenset[str], name
         f"the advantage of {name} differs from token to token, so no single number per answer can be whitened; set whiten=tokens or none",
     )
     yield (
-        0 < s["max_completion_length"] < s["overlong_buffer"],
-        f"overlong_buffer is {s['overlong_buffer']}, more than max_completion_length, {s['max_completion_length']}; set it lower",
+        0 < s["max_new_tokens"] < s["overlong_buffer"],
+        f"overlong_buffer is {s['overlong_buffer']}, more than max_new_tokens, {s['max_new_tokens']}; set it lower",
     )
     yield (
         s["dynamic_sampling_rounds"] > 1 and ("zero_variance" not in traits or "teacher" in traits),

@@ -110,7 +110,7 @@ SETTINGS: Mapping[str, Setting] = {
     "sapo_temperature_neg": Setting("How fast the gate closes where the advantage is negative.", 1e-6),
     "loss_aggregation": Setting("How token losses are combined: mean over answers of the mean over tokens, one mean over all tokens, "
                                 "and so on.", choices=AGGREGATIONS),
-    "max_completion_length": Setting(
+    "max_new_tokens": Setting(
         "The limit on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's limit.", 0,
         find_inactive_reason=_inactive_without_max_length),
     "mask_truncated_completions": Setting("Exclude answers that reached the limit from the loss."),

@@ -180,7 +180,7 @@ def require_both_kinds(groups: Sequence[Sequence[Episode]], desirable_threshold:
         raise ConfigError(
             f"all {everyone} answers are {kind}: KTO needs both kinds; their scores range from "
             f"{min(e.reward for group in groups for e in group):g} to {max(e.reward for group in groups for e in group):g}, "
-            f"and desirable_from is {desirable_threshold:g}; set it between them, or use a run that is sometimes right"
+            f"and desirable_threshold is {desirable_threshold:g}; set it between them, or use a run that is sometimes right"
         )
     return [list(group) for group in groups]
 

@@ -34,12 +34,12 @@ class GemmaDialect(Dialect):
             f"{self.open_marks[0]}call:{call.name}{self._format_value(dict(call.arguments or {}))}{self.close_mark}" for call in calls
         )
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse the name, then an object up to its closing brace."""
-        start = at + len(self.open_marks[0])
-        head = HEAD_PATTERN.match(text, start)
+        body = start + len(self.open_marks[0])
+        head = HEAD_PATTERN.match(text, body)
         if not head:
-            return self._build_broken_call(text, start, "", CallStatus.MALFORMED, "it must begin with call:name{")
+            return self._build_broken_call(text, body, "", CallStatus.MALFORMED, "it must begin with call:name{")
         name = head.group(1)
         style = literal.LiteralStyle(self.quote, bare_keys=True)
         try:

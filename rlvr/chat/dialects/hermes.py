@@ -42,13 +42,13 @@ class HermesDialect(Dialect):
         blocks = (format_json({"name": call.name, "arguments": dict(call.arguments or {})}) for call in calls)
         return "\n".join(f"{self.open_marks[0]}\n{block}\n{self.close_mark}" for block in blocks)
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse a call. It ends with its JSON value, whose strings may contain any mark."""
-        start = at + len(self.open_marks[0])
+        body = start + len(self.open_marks[0])
         try:
-            found, end = parse_value(text, start)
+            found, end = parse_value(text, body)
         except ValueSyntaxError as broken:
-            return self._build_broken_call(text, start, broken)
+            return self._build_broken_call(text, body, broken)
         after = skip_whitespace(text, end)
         if text.startswith(self.close_mark, after):
             return ScanResult((raw_call_from_object(found),), after + len(self.close_mark))

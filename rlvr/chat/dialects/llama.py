@@ -36,14 +36,14 @@ class LlamaDialect(Dialect):
         """Parse a turn that is an object with a name."""
         return self._parse_objects(text, at) if CALL_OBJECT_PATTERN.match(text, at) else None
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse the text after the tag: an object, a built-in tool, or code up to the end of the turn."""
-        start = at + len(PYTHON_TAG)
-        if CALL_OBJECT_PATTERN.match(text, start):
-            return self._parse_objects(text, start)
-        if built_in := BUILT_IN_CALL_PATTERN.match(text, start):
+        body = start + len(PYTHON_TAG)
+        if CALL_OBJECT_PATTERN.match(text, body):
+            return self._parse_objects(text, body)
+        if built_in := BUILT_IN_CALL_PATTERN.match(text, body):
             return self._parse_built_in(text, built_in.end(), built_in.group(1))
-        code = text[start:]
+        code = text[body:]
         for mark in self.ignored_marks:
             code = code.removesuffix(mark)
         code = code.strip()

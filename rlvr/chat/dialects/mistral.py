@@ -26,17 +26,17 @@ class MistralDialect(Dialect):
         """Format one mark per call."""
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{format_json(dict(call.arguments or {}))}" for call in calls)
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse a list, or a name and an object."""
-        start = skip_whitespace(text, at + len(self.open_marks[0]))
-        if text.startswith("[", start) or text.startswith("{", start):
-            return self._parse_list(text, start)
-        head = HEAD_PATTERN.match(text, start)
+        body = skip_whitespace(text, start + len(self.open_marks[0]))
+        if text.startswith("[", body) or text.startswith("{", body):
+            return self._parse_list(text, body)
+        head = HEAD_PATTERN.match(text, body)
         if not head or not TOOL_NAME_PATTERN.fullmatch(head.group(1)):
-            if start >= len(text):
+            if body >= len(text):
                 return self.build_unclosed_result(text)
             return self._extend_to_next_call(
-                text, start, RawCall("", None, CallStatus.NO_NAME, "[TOOL_CALLS] must be followed by the name of a tool")
+                text, body, RawCall("", None, CallStatus.NO_NAME, "[TOOL_CALLS] must be followed by the name of a tool")
             )
         try:
             given, end = parse_value(text, head.end())

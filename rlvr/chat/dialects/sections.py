@@ -90,14 +90,14 @@ class SectionDialect(Dialect):
         ]
         return m.section[0] + m.joiner.join(written) + m.section[1] if written else ""
 
-    def scan_call(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
         """Parse the name up to the separator, the JSON, the closing mark."""
         m = self.marks
-        start = at + len(m.call)
-        middle = text.find(m.separator, start, start + MAX_HEAD_CHARACTERS)
+        body = start + len(m.call)
+        middle = text.find(m.separator, body, body + MAX_HEAD_CHARACTERS)
         if middle < 0:
-            return self._build_broken_call(text, start, "", f"the name must be followed by {m.separator.strip()}")
-        head = self._head_pattern.fullmatch(text, start, middle)
+            return self._build_broken_call(text, body, "", f"the name must be followed by {m.separator.strip()}")
+        head = self._head_pattern.fullmatch(text, body, middle)
         name = head.group(1) if head else ""
         try:
             given, end = parse_value(text, middle + len(m.separator))

@@ -11,7 +11,7 @@ $use
 import rlvr
 '''
 BUILD = """
-environment = rlvr.make("env", $name_repr, **$settings)
+environment = rlvr.make_env($name_repr, **$settings)
 environment.check_ready()  # checks the requirements before the first conversation
 """
 

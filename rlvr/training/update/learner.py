@@ -27,8 +27,10 @@ from rlvr.algorithms.functions import mismatch
 from rlvr.algorithms.functions.advantages import AllReduce
 from rlvr.contracts import Weights
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
+from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.hints import Hinted, explain_call
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_token_budget
 from rlvr.registry.plugins import build_from_config
@@ -68,13 +70,23 @@ def _make_optimization(settings: Mapping[str, Any]) -> Optimization:
     return Optimization(**settings)
 
 
-class Learner:
+class Learner(Hinted):
     """Trains a causal language model with an algorithm.
 
     >>> learner = Learner(model, "grpo", learning_rate=1e-6)                              # doctest: +SKIP
     >>> learner.update(rollout.sample(tasks, n=8, seed=0))["loss"]                        # doctest: +SKIP
     """
 
+    _hints = {
+        "step": "write .update(groups)",
+        "train_step": "write .update(groups)",
+        "forward_backward": "write .update(groups): gradient and optimizer step in one",
+        "optim_step": "write .update(groups): gradient and optimizer step in one",
+        "save": "write .model.save_pretrained(folder)",
+        "save_model": "write .model.save_pretrained(folder)",
+    }
+
+    @explain_call
     def __init__(
         self,
         model: Any,
@@ -88,7 +100,7 @@ class Learner:
         weight_loader: sharded.WeightLoader | None = None,
         reference_weight_loader: sharded.WeightLoader | None = None,
         seed: int = 0,
-        max_completion_length: int = 0,
+        max_new_tokens: int = 0,
         has_sampling_temperature: bool = True,
         fp32_head: bool = False,
         **settings: Any,
@@ -106,11 +118,13 @@ class Learner:
             weight_loader: loads the weights of a sharded model; None: the model has its weights.
             reference_weight_loader: likewise, for the reference.
             seed: the seed of the order of the minibatches.
-            max_completion_length: the limit on the tokens of an answer, which some algorithms need; 0: none.
+            max_new_tokens: the limit on the tokens of an answer, which some algorithms need; 0: none.
             has_sampling_temperature: whether the episodes were sampled at `temperature`, so that their log-probabilities compare.
             fp32_head: whether the output head is computed in float32.
             settings: the fields of `Optimization`, such as learning_rate, if `optimization` is not given.
         """
+        if isinstance(model, LoadedModel):
+            model = model.model
         if optimization is not None and settings:
             raise ConfigError(f"{next(iter(settings))} is given beside `optimization`; give one of them")
         optimization = _make_optimization(settings) if optimization is None else optimization
@@ -126,10 +140,8 @@ class Learner:
         if not temperature > 0:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
-        self.max_completion_length, self.has_sampling_temperature = max_completion_length, has_sampling_temperature
-        optimization.check_algorithm(
-            algorithm, max_completion_length, has_adapter=adapter.has_adapter(model), is_sharded=accelerator.is_fsdp2
-        )
+        self.max_new_tokens, self.has_sampling_temperature = max_new_tokens, has_sampling_temperature
+        optimization.check_algorithm(algorithm, max_new_tokens, has_adapter=adapter.has_adapter(model), is_sharded=accelerator.is_fsdp2)
         if optimization.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
@@ -257,7 +269,7 @@ class Learner:
         algorithm = self.algorithm
         lengths = [int(step.rows.num_acted[r]) if step.has_grad[r] or algorithm.traits.count_zero_advantage else 0 for r in row_indices]
         prompts = [str(step.row_positions[r][0]) for r in row_indices]
-        mine = algorithm.compute_row_weights(lengths, prompts, max_length=self.max_completion_length, all_reduce=self.all_reduce)
+        mine = algorithm.compute_row_weights(lengths, prompts, max_length=self.max_new_tokens, all_reduce=self.all_reduce)
         weight_of = dict(zip(row_indices, mine, strict=True))
         weights = step.rows.repeat_per_entry([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
         live = [r for r in row_indices if step.has_grad[r]]

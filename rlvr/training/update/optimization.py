@@ -60,7 +60,7 @@ class Optimization:
         share, *_ = usual.lr_lambdas  # identical for all parameter groups
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
-    def check_algorithm(self, algorithm: Algorithm, max_completion_length: int, *, has_adapter: bool, is_sharded: bool) -> None:
+    def check_algorithm(self, algorithm: Algorithm, max_new_tokens: int, *, has_adapter: bool, is_sharded: bool) -> None:
         """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
 
         `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
@@ -86,4 +86,4 @@ class Optimization:
                 f"algorithm.divergence={algorithm.traits.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
-        algorithm.configure(max_completion_length=max_completion_length)
+        algorithm.configure(max_new_tokens=max_new_tokens)

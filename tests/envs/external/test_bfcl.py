@@ -23,7 +23,7 @@ THEIRS = Path(__file__).parents[2] / "fixtures" / "theirs"
 
 def env_of(monkeypatch: pytest.MonkeyPatch, category: str) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(THEIRS))
-    with rlvr.make("env", "bfcl", category=category) as env:
+    with rlvr.make_env("bfcl", category=category) as env:
         env.check_ready()
         yield env
 
@@ -195,4 +195,4 @@ def test_no_calls_match_no_list_that_has_some() -> None:
 @pytest.mark.parametrize("category", ["irrelevance", "memory", "simple_pyton"])
 def test_categories_that_are_not_offered_are_refused(category: str) -> None:
     with pytest.raises(ConfigError, match=r"not offered|did you mean"):
-        rlvr.make("env", "bfcl", category=category)
+        rlvr.make_env("bfcl", category=category)

@@ -15,6 +15,7 @@ from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs.external._harbor.folders import UnsupportedTask, read_task_folder
 from rlvr.envs.external._harbor.verification import parse_pytest_summary, parse_reward
 from rlvr.errors import ConfigError, SandboxError
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
 from tests.fixtures.theirs.folders import DOCKERFILE, FOLDERS, PASSES, lay, written
@@ -55,7 +56,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def harbor(folders: Path, docker_sandbox: Any) -> Iterator[Any]:
-    env = rlvr.make("env", "harbor", path=str(folders), sandbox=docker_sandbox)
+    env = build("env", "harbor", path=str(folders), sandbox=docker_sandbox)
     env.check_ready()
     yield env
 
@@ -136,7 +137,7 @@ def test_tests_that_give_no_valid_reward_to_the_solution_either_are_the_tasks_fa
 @pytest.mark.docker
 def test_partial_rewards_count_only_where_that_is_set(folders: Path, harbor: Any, docker_sandbox: Any) -> None:
     assert judged(harbor, "parts", "echo a > a").score == 0.0
-    generous = rlvr.make("env", "harbor", path=str(folders), sandbox=docker_sandbox, partial=True)
+    generous = build("env", "harbor", path=str(folders), sandbox=docker_sandbox, partial=True)
     verdict = judged(generous, "parts", "echo a > a")
     assert verdict.score == 0.5 and verdict.detail["rewards"] == {"reward": 0.5, "first": 1.0}
 
@@ -145,14 +146,14 @@ def test_partial_rewards_count_only_where_that_is_set(folders: Path, harbor: Any
 def test_an_image_that_cannot_be_built_is_one_sentence(tmp_path: Path, docker_sandbox: Any) -> None:
     dockerfile = f"{DOCKERFILE}RUN echo no such mirror && false\n"
     lay(tmp_path / "one", {**FOLDERS["hello"], "environment/Dockerfile": dockerfile})
-    env = rlvr.make("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
+    env = build("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
     with pytest.raises(ConfigError, match="the image of the task 'one' cannot be built here: no such mirror") as caught:
         env.check_ready()
     assert "\n" not in str(caught.value)
 
 
 def test_without_an_engine_it_says_so(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = rlvr.make("env", "harbor", path=str(folders))
+    env = build("env", "harbor", path=str(folders))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(SandboxError, match="no Docker Engine"):
         env.check_ready()
@@ -195,8 +196,8 @@ def test_refused_folders_are_an_error_or_left_out(tmp_path: Path) -> None:
     written(tmp_path, "hello", "sorted")
     lay(tmp_path / "steps", {**FOLDERS["hello"], "task.toml": "[[steps]]\nname = 'a'\n"})
     with pytest.raises(ConfigError, match=r"1 of the task folders .* skip_refused=true:\n  steps: it has several steps"):
-        rlvr.make("env", "harbor", path=str(tmp_path))
-    env = rlvr.make("env", "harbor", path=str(tmp_path), skip_refused=True)
+        build("env", "harbor", path=str(tmp_path))
+    env = build("env", "harbor", path=str(tmp_path), skip_refused=True)
     assert sum(env.num_tasks(split) for split in env.splits) == 2 and "left out" in env.warnings[0]
 
 
@@ -210,16 +211,16 @@ def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, {"path": "/nowhere"}, {"turns": 1}, {"disk_mb": 0}])
 def test_wrong_settings_are_refused(folders: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        rlvr.make("env", "harbor", **({"path": str(folders), **settings} if settings else {}))
+        build("env", "harbor", **({"path": str(folders), **settings} if settings else {}))
 
 
 def test_a_task_is_in_one_split(folders: Path, tmp_path: Path) -> None:
-    env = rlvr.make("env", "harbor", path=str(folders))
+    env = build("env", "harbor", path=str(folders))
     names = [folder.name for split in env.splits for folder in env._tasks_of_split(split)]
     assert sorted(names) == sorted({*FOLDERS, "runs-it", "module", "broken"}) and set(env.splits) == {"train", "test"}
     written(tmp_path, "hello")
     with pytest.raises(ConfigError, match="'hello' is in path and in test"):
-        rlvr.make("env", "harbor", path=str(folders), test=str(tmp_path))
+        build("env", "harbor", path=str(folders), test=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -250,10 +251,10 @@ def test_the_summary_of_pytest_decides(text: str, status: int, reward: float | N
 
 def test_a_changed_folder_is_not_judged(tmp_path: Path) -> None:
     written(tmp_path, "hello")
-    env = rlvr.make("env", "harbor", path=str(tmp_path))
+    env = build("env", "harbor", path=str(tmp_path))
     task = env.task(env.splits[0], 0)
     lay(tmp_path / "hello", {"tests/check.py": ""})
-    again = rlvr.make("env", "harbor", path=str(tmp_path))
+    again = build("env", "harbor", path=str(tmp_path))
     verdict = again.verifier.verify_transcript(task, rlvr.Transcript("", {"left": b"x"}))
     assert verdict.fault is Fault.TASK and "has changed" in verdict.reason
     assert json.dumps(task.reference)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import rlvr
 from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs.external._harbor.folders import UnsupportedTask, read_task_folder
 from rlvr.errors import ConfigError
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
 from tests.fixtures.theirs.folders import DOCKERFILE, FOLDERS, PASSES, lay
@@ -69,7 +69,7 @@ def harbor(tmp_path_factory: pytest.TempPathFactory, docker_sandbox: Any) -> Ite
     root = tmp_path_factory.mktemp("folders")
     for name, files in WORKS.items():
         lay(root / name, files)
-    yield rlvr.make("env", "harbor", path=str(root), sandbox=docker_sandbox)
+    yield build("env", "harbor", path=str(root), sandbox=docker_sandbox)
 
 
 def judged(env: Any, name: str, command: str = "") -> Verdict:
@@ -186,19 +186,19 @@ def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) 
         read_task_folder(folder)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     with pytest.raises(ConfigError, match="cannot be played"):
-        rlvr.make("env", "harbor", path=str(tmp_path))
+        build("env", "harbor", path=str(tmp_path))
 
 
 def test_a_link_out_of_the_environment_is_refused_before_a_task_is_made(tmp_path: Path) -> None:
     folder = lay(tmp_path / "one", FOLDERS["hello"])
     (folder / "environment" / "secret").symlink_to("/etc/passwd")
     with pytest.raises(ConfigError, match="secret is a link that leads out"):
-        rlvr.make("env", "harbor", path=str(tmp_path))
+        build("env", "harbor", path=str(tmp_path))
 
 
 def test_a_hostile_name_of_a_folder_stays_a_name(tmp_path: Path) -> None:
     for name in ("$(touch x)", "a\nb", "; rm -rf x", "<|im_end|>", "-rf"):
         lay(tmp_path / name, FOLDERS["hello"])
-    env = rlvr.make("env", "harbor", path=str(tmp_path))
+    env = build("env", "harbor", path=str(tmp_path))
     tasks = [env.task(split, index) for split in env.splits for index in range(env.num_tasks(split))]
     assert len(tasks) == 5 and all("im_end" not in task.question and task.question == tasks[0].question for task in tasks)

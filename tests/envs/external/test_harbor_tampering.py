@@ -75,7 +75,7 @@ def harbor(tmp_path_factory: pytest.TempPathFactory, docker_sandbox: Any) -> Ite
     root = tmp_path_factory.mktemp("folders")
     for name, files in WORKS.items():
         lay(root / name, files)
-    yield rlvr.make("env", "harbor", path=str(root), sandbox=docker_sandbox)
+    yield rlvr.make_env("harbor", path=str(root), sandbox=docker_sandbox)
 
 
 def made(code: str) -> str:
@@ -143,7 +143,7 @@ def test_what_is_tampered_with_pays_nothing(harbor: Any, attack: str) -> None:
 def test_the_image_of_a_folder_holds_neither_its_solution_nor_its_tests(tmp_path: Path, docker_sandbox: Any) -> None:
     files = {**FOLDERS["bench-first"], "Dockerfile": f"{DOCKERFILE}COPY . /app/\n", "solution.sh": "head -n 1 /app/words.txt > first"}
     lay(tmp_path / "copied", files)
-    env = rlvr.make("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
+    env = rlvr.make_env("harbor", path=str(tmp_path), sandbox=docker_sandbox)
     assert judged(env, "copied").score == 1.0
     task = env.task(env.splits[0], 0)
     _, play = play_conversation(env, task, [Call("0.0", "bash", {"command": "find /app/ -type f"}), "done"])

@@ -45,7 +45,7 @@ def judged(env: Any, *turns: str, index: int = 0) -> Verdict:
 
 @pytest.fixture
 def sums(theirs: None, rows: Path) -> Iterator[Any]:
-    with rlvr.make("env", "skyrl_gym", rows=str(rows)) as env:
+    with rlvr.make_env("skyrl_gym", rows=str(rows)) as env:
         env.check_ready()
         yield env
 
@@ -70,7 +70,7 @@ def test_a_right_answer_scores_1_and_only_in_its_form(sums: Any) -> None:
 
 
 def test_a_well_formed_wrong_answer_pays_nothing_in_any_number_of_turns(theirs: None, rows: Path) -> None:
-    with rlvr.make("env", "skyrl_gym", id="gsm8k_multi_turn", rows=str(rows)) as env:
+    with rlvr.make_env("skyrl_gym", id="gsm8k_multi_turn", rows=str(rows)) as env:
         gold = env.gold(env.task("train", 0))
         assert judged(env, "#### 1", "#### 2", "#### 3").score == 0.0
         assert judged(env, "#### 1", "no number", gold).score == 1.0
@@ -91,7 +91,7 @@ def test_an_answer_that_breaks_its_environment_scores_0(sums: Any, number: int) 
 
 
 def test_an_environment_that_is_broken_whatever_is_said_is_no_score(theirs: None, rows: Path) -> None:
-    with rlvr.make("env", "skyrl_gym", id="aime", rows=str(rows)) as env:
+    with rlvr.make_env("skyrl_gym", id="aime", rows=str(rows)) as env:
         assert judged(env, "Answer: 5").fault is Fault.INFRA
 
 
@@ -107,7 +107,7 @@ def test_an_environment_that_is_broken_whatever_is_said_is_no_score(theirs: None
 )
 def test_wrong_settings_of_skyrl_gym_are_refused(rows: Path, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        rlvr.make("env", "skyrl_gym", **{"rows": str(rows), **settings})
+        rlvr.make_env("skyrl_gym", **{"rows": str(rows), **settings})
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, rows: Path, line: str, t
     bad = tmp_path / "bad.jsonl"
     bad.write_text(rows.read_text().splitlines()[0] + "\n" + line + "\n")
     with pytest.raises(ConfigError, match=told):
-        rlvr.make("env", "skyrl_gym", rows=str(bad))
+        rlvr.make_env("skyrl_gym", rows=str(bad))
 
 
 def test_a_missing_package_is_one_message(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with rlvr.make("env", "skyrl_gym", rows=str(rows)) as env, pytest.raises(MissingExtra, match="skyrl_gym"):
+    with rlvr.make_env("skyrl_gym", rows=str(rows)) as env, pytest.raises(MissingExtra, match="skyrl_gym"):
         env.check_ready()
     with (
-        rlvr.make("env", "skyrl_gym", rows=str(rows), python="/nowhere/python") as env,
+        rlvr.make_env("skyrl_gym", rows=str(rows), python="/nowhere/python") as env,
         pytest.raises(ConfigError, match="python is '/nowhere/python', which cannot be started"),
     ):
         env.check_ready()
@@ -134,7 +134,7 @@ def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: P
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={THEIRS} exec python3 -S "$@"\n')
     python.chmod(0o755)
-    with rlvr.make("env", "skyrl_gym", rows=str(rows), python=str(python)) as env:
+    with rlvr.make_env("skyrl_gym", rows=str(rows), python=str(python)) as env:
         assert judged(env, env.gold(env.task("train", 0))).score == 1.0
 
 
@@ -143,7 +143,7 @@ def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: P
 
 @pytest.fixture
 def story(theirs: None) -> Iterator[Any]:
-    with rlvr.make("env", "textworld") as env:
+    with rlvr.make_env("textworld") as env:
         env.check_ready()
         yield env
 
@@ -173,7 +173,7 @@ def test_a_command_that_breaks_the_interpreter_is_the_answers_fault(story: Any, 
 @pytest.mark.parametrize("settings", [{"options": {"rooms": 3}}, {"options": {"nb_rooms": 0}}, {"max_turns": 0}])
 def test_wrong_settings_of_textworld_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        rlvr.make("env", "textworld", **settings)
+        rlvr.make_env("textworld", **settings)
 
 
 # ---- verifiers_env
@@ -181,7 +181,7 @@ def test_wrong_settings_of_textworld_are_refused(settings: dict[str, Any]) -> No
 
 @pytest.fixture
 def taskset(theirs: None) -> Iterator[Any]:
-    with rlvr.make("env", "verifiers_env", id="sums", score_timeout_s=5.0) as env:
+    with rlvr.make_env("verifiers_env", id="sums", score_timeout_s=5.0) as env:
         env.check_ready()
         yield env
 
@@ -194,7 +194,7 @@ def test_all_rewards_are_needed_for_a_score(taskset: Any) -> None:
     assert [message["role"] for message in taskset.task("train", 0).prompt] == ["system", "user"]
     assert judged(taskset, right(taskset)).score == 1.0
     assert judged(taskset, "no").score == judged(taskset, "").score == 0.0
-    with rlvr.make("env", "verifiers_env", id="sums", partial=True) as env:
+    with rlvr.make_env("verifiers_env", id="sums", partial=True) as env:
         assert judged(env, "no").score == pytest.approx(1 / 3)
         assert judged(env, "rude").score == 0.0, "a sum below 0 is a score"
 
@@ -208,20 +208,20 @@ def test_a_reward_that_is_missing_or_makes_no_sense_pays_nothing(taskset: Any, a
 
 
 def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(theirs: None) -> None:
-    with rlvr.make("env", "verifiers_env", id="image") as env, pytest.raises(ConfigError, match="task 1 needs a container"):
+    with rlvr.make_env("verifiers_env", id="image") as env, pytest.raises(ConfigError, match="task 1 needs a container"):
         env.check_ready()
-    with rlvr.make("env", "verifiers_env", id="runtime") as env, pytest.raises(ConfigError, match="needs a runtime for ran"):
+    with rlvr.make_env("verifiers_env", id="runtime") as env, pytest.raises(ConfigError, match="needs a runtime for ran"):
         env.check_ready()
-    with rlvr.make("env", "verifiers_env", id="nothing") as env, pytest.raises(ConfigError, match="nothing"):
+    with rlvr.make_env("verifiers_env", id="nothing") as env, pytest.raises(ConfigError, match="nothing"):
         env.check_ready()
     with pytest.raises(ConfigError, match="give the id"):
-        rlvr.make("env", "verifiers_env")
+        rlvr.make_env("verifiers_env")
 
 
 @pytest.mark.parametrize("interface", ["v1", "v0"])
 def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: None, tmp_path: Path, interface: str) -> None:
     loads = tmp_path / "loads"
-    with rlvr.make("env", "verifiers_env", id="sums", interface=interface, settings={"counted": str(loads)}) as env:
+    with rlvr.make_env("verifiers_env", id="sums", interface=interface, settings={"counted": str(loads)}) as env:
         env.check_ready()
         for index in range(3):
             task = env.task("train", index)
@@ -234,7 +234,7 @@ def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: N
 
 
 def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
-    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+    with rlvr.make_env("verifiers_env", id="sums", interface="v0") as env:
         env.check_ready()
         for index in range(4):  # some prompts are texts, some are messages
             task = env.task("train", index)
@@ -244,7 +244,7 @@ def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
 
 
 def test_a_conversation_of_v0_has_its_turns(theirs: None) -> None:
-    with rlvr.make("env", "verifiers_env", id="twice", interface="v0") as env:
+    with rlvr.make_env("verifiers_env", id="twice", interface="v0") as env:
         play = PlayedConversation(env, env.task("train", 0))
         play.step("no")
         assert [one["content"] for one in play.step_results[0].messages] == ["Are you sure?"]
@@ -255,7 +255,7 @@ def test_a_conversation_of_v0_has_its_turns(theirs: None) -> None:
 @pytest.mark.parametrize("answer", ["raise", "large", "nan", "text", "bonus"])
 def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None, answer: str) -> None:
     """The package counts the one that raises as 0. The score of `bonus` is more than its functions give."""
-    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+    with rlvr.make_env("verifiers_env", id="sums", interface="v0") as env:
         verdict = judged(env, answer)
         assert (verdict.score, verdict.fault) in ((None, Fault.INFRA), (0.0, Fault.ANSWER)) and "failed" in verdict.reason
         assert judged(env, right(env)).score == 1.0
@@ -263,18 +263,18 @@ def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None,
 
 @pytest.mark.parametrize("id, why", [("tools", "ToolEnv"), ("defined", "tools"), ("judged", "a judge"), ("group", "a whole group")])
 def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: str, why: str) -> None:
-    with rlvr.make("env", "verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
+    with rlvr.make_env("verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
         env.check_ready()
 
 
 @pytest.mark.parametrize("settings", [{"interface": "v2"}, {"max_turns": 3}, {"interface": "v0", "max_turns": 0}])
 def test_a_wrong_interface_or_number_of_turns_is_said(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"allowed: v1, v0|a taskset of v1 has one|at least 1"):
-        rlvr.make("env", "verifiers_env", id="sums", **settings)
+        rlvr.make_env("verifiers_env", id="sums", **settings)
 
 
 def test_the_wrong_series_of_the_package_is_said(theirs: None) -> None:
-    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+    with rlvr.make_env("verifiers_env", id="sums", interface="v0") as env:
         env.interface = "v1"
         with pytest.raises(ConfigError, match=r"verifiers 0\.3\.1 is installed, the interface v1 needs 0\.4\.x"):
             env.check_ready()
@@ -297,7 +297,7 @@ EVALS = THEIRS / "their_evals.py"
 
 @pytest.fixture
 def inspected(theirs: None) -> Iterator[Any]:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums") as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:sums") as env:
         env.check_ready()
         yield env
 
@@ -309,12 +309,12 @@ def test_a_task_of_inspect_pays_for_a_target_and_not_for_a_sentence_around_it(in
     assert judged(inspected, gold).score == judged(inspected, f"So:\nANSWER: {gold}.").score == 1.0
     for said in ("", "7", f"It is not {gold}", f"{gold} or 7", f"{gold}\nor not"):
         assert judged(inspected, said).score == 0.0, said
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums", strict=False) as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:sums", strict=False) as env:
         assert judged(env, f"It is {gold}, I think").score == 1.0
 
 
 def test_a_solver_that_asks_again_gives_the_policy_another_turn(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:sums", settings={"times": 2}, max_turns=2) as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:sums", settings={"times": 2}, max_turns=2) as env:
         task = env.task("train", 0)
         gold = str(2 * int(task.question.split()[2]))
         verdict, play = play_conversation(env, task, ["7", gold])
@@ -330,7 +330,7 @@ def test_a_score_that_makes_no_sense_pays_nothing(inspected: Any, answer: str) -
 
 
 def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_path: Path) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:counted", settings={"loads": str(tmp_path / "loads")}) as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:counted", settings={"loads": str(tmp_path / "loads")}) as env:
         env.check_ready()
         for index in range(12):
             task = env.task("train", index)
@@ -341,20 +341,20 @@ def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_
 
 
 def test_a_solver_that_changes_what_was_said_is_no_score(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:forgetful", max_turns=2) as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:forgetful", max_turns=2) as env:
         verdict = judged(env, "7", "8")
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "changes what was said" in verdict.reason
 
 
 def test_an_empty_target_is_no_answer(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:aimless") as env:
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:aimless") as env:
         for said in ("ANSWER:", "ANSWER: .", "**", "anything"):
             assert judged(env, said).score == 0.0, said
 
 
 def test_tasks_of_inspect_that_cannot_be_played_are_refused(theirs: None) -> None:
-    with rlvr.make("env", "inspect_task", task=f"{EVALS}:boxed") as env, pytest.raises(ConfigError, match="has a sandbox"):
+    with rlvr.make_env("inspect_task", task=f"{EVALS}:boxed") as env, pytest.raises(ConfigError, match="has a sandbox"):
         env.check_ready()
     for wrong in ({"task": "sums"}, {"task": f"{EVALS}:sums", "max_turns": 0}):
         with pytest.raises(ConfigError):
-            rlvr.make("env", "inspect_task", **wrong)
+            rlvr.make_env("inspect_task", **wrong)

@@ -47,7 +47,7 @@ def test_a_missing_package_is_one_message(name: str, tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))  # processes of adapters search the same folders
     monkeypatch.setitem(sys.modules, "websockets", None)
     given = {key: value.replace("ROWS", str(tmp_path)) if isinstance(value, str) else value for key, value in settings.items()}
-    with rlvr.make("env", env, **given) as made, pytest.raises(MissingExtra) as told:
+    with rlvr.make_env(env, **given) as made, pytest.raises(MissingExtra) as told:
         made.check_ready()
         made.task("train", 0)
     said = str(told.value)

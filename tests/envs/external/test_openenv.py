@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import rlvr
 from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
 from rlvr.envs.external._foreign_host import ForeignProcessLost
 from rlvr.errors import ConfigError
+from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
 
 SERVER = [sys.executable, str(Path(__file__).parents[2] / "fixtures" / "theirs" / "openenv_server.py"), "{port}"]
@@ -22,7 +22,7 @@ SERVER = [sys.executable, str(Path(__file__).parents[2] / "fixtures" / "theirs" 
 
 @pytest.fixture(scope="module")
 def guess() -> Iterator[Any]:
-    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, max_turns=6) as env:
+    with build("env", "openenv", server=SERVER, success_threshold=1.0, max_turns=6) as env:
         env.check_ready()
         yield env
 
@@ -56,14 +56,14 @@ def test_metadata_never_reaches_the_policy(guess: Any) -> None:
 @pytest.mark.parametrize("how", [{"scale": [0, 1]}, {"success_threshold": 1.0}], ids=["scale", "won"])
 @pytest.mark.parametrize("turn", ["pay 7.5", "pay nan", "pay text", "pay none"])
 def test_a_reward_that_makes_no_sense_is_no_score(turn: str, how: dict[str, Any]) -> None:
-    with rlvr.make("env", "openenv", server=SERVER, **how) as env:
+    with build("env", "openenv", server=SERVER, **how) as env:
         verdict = said(env, turn)
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
 
 
 @pytest.mark.parametrize("turn", ["raise", "noise", "exit"])
 def test_a_server_that_fails_or_is_gone_is_no_score_and_the_next_conversation_works(turn: str) -> None:
-    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0) as env:
+    with build("env", "openenv", server=SERVER, success_threshold=1.0) as env:
         verdict = said(env, "0", turn, secret(env))
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
         assert said(env, secret(env)).score == 1.0  # the server is started again
@@ -102,14 +102,14 @@ def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(g
 
 def test_an_episode_that_is_over_before_the_first_action_cannot_be_played() -> None:
     with (
-        rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, reset={"fault": "over"}) as env,
+        build("env", "openenv", server=SERVER, success_threshold=1.0, reset={"fault": "over"}) as env,
         pytest.raises(ConfigError, match="over before"),
     ):
         env.task("train", 0)
 
 
 def test_an_action_that_alone_breaks_a_step_is_the_answers_fault() -> None:
-    with rlvr.make("env", "openenv", server=SERVER, success_threshold=1.0, safe_actions=[{"guess": "0"}]) as env:
+    with build("env", "openenv", server=SERVER, success_threshold=1.0, safe_actions=[{"guess": "0"}]) as env:
         verdict = said(env, "0", "raise")
         assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
 
@@ -125,7 +125,7 @@ def test_an_action_that_is_refused_changes_nothing(guess: Any) -> None:
 
 
 def test_a_server_that_is_ours_ends_with_the_environment() -> None:
-    env = rlvr.make("env", "openenv", server=SERVER)
+    env = build("env", "openenv", server=SERVER)
     env.check_ready()
     process: Any = env.host._process
     env.close()
@@ -146,13 +146,13 @@ def test_a_server_that_is_ours_ends_with_the_environment() -> None:
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        rlvr.make("env", "openenv", **settings)
+        build("env", "openenv", **settings)
 
 
 def test_a_server_that_does_not_start_is_one_message() -> None:
-    with rlvr.make("env", "openenv", server=["false", "{port}"]) as env, pytest.raises(ConfigError, match="ended at once with status 1"):
+    with build("env", "openenv", server=["false", "{port}"]) as env, pytest.raises(ConfigError, match="ended at once with status 1"):
         env.check_ready()
-    with rlvr.make("env", "openenv", url="http://127.0.0.1:9") as env, pytest.raises(ConfigError, match="cannot be played"):
+    with build("env", "openenv", url="http://127.0.0.1:9") as env, pytest.raises(ConfigError, match="cannot be played"):
         env.task("train", 0)
 
 
@@ -187,7 +187,7 @@ class Form:
     ],
 )
 def test_a_turn_is_read_by_the_schema(properties: dict[str, Any], text: str, action: Any) -> None:
-    env = rlvr.make("env", "openenv", url="http://127.0.0.1:9")
+    env = build("env", "openenv", url="http://127.0.0.1:9")
     env.host = Form(properties)
     assert env.parse_move(text) == action
     assert "no action" in env.format_unreadable()

@@ -38,7 +38,7 @@ def env(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         rows = tmp_path_factory.mktemp("rows") / settings["rows"]
         rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "?"}]}) + "\n")
         settings["rows"] = str(rows)
-    with rlvr.make("env", request.param, **settings) as made:
+    with rlvr.make_env(request.param, **settings) as made:
         made.max_turns = 8
         if request.param != "openenv":
             made.host = ForeignHost("tests.fixtures.theirs.peer:Peer", extra="peer")

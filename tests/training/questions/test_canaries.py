@@ -45,7 +45,7 @@ def quiet() -> Console:
 
 def run(tmp_path: Path, verifier: Any, **rollout: Any) -> Any:
     sums = {"name": "arithmetic", "levels": ["1+1"], "verifier": verifier}
-    counts = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 4, "canary_fraction": 0.5, **rollout}
+    counts = {"prompts_per_step": 4, "num_generations": 4, "max_new_tokens": 4, "canary_fraction": 0.5, **rollout}
     return tiny_run(env=sums, rollout=counts, eval={"tasks": 0}, sft_warmup=None)
 
 

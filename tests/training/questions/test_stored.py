@@ -109,12 +109,12 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
 
 
 def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path) -> None:
-    cramped: dict[str, Any] = {"rollout": {"max_completion_length": 1}, "algorithm": {"name": "sft"}, "data": {}}
+    cramped: dict[str, Any] = {"rollout": {"max_new_tokens": 1}, "algorithm": {"name": "sft"}, "data": {}}
     config, told = tiny_run(**cramped, sft_warmup={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
     train(config, out=tmp_path / "a", console=Console(file=told, width=400))
     assert metrics(tmp_path / "a")[0]["completions/clipped_ratio"] == 1.0
     assert "100% of the gold solutions of step 1 are longer than an answer may be" in told.getvalue()
-    assert "solutions cut at rollout.max_completion_length 64" in told.getvalue()
+    assert "solutions cut at rollout.max_new_tokens 64" in told.getvalue()
 
 
 def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def scores(model: Any) -> torch.Tensor:
 def learner(model: Any, **settings: Any) -> Learner:
     return Learner(
         model, build("algorithm", "grpo", **settings), Optimization(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=10,
-        max_completion_length=4,
+        max_new_tokens=4,
     )  # fmt: skip
 
 

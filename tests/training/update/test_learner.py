@@ -34,7 +34,7 @@ def learner(name: str = "grpo", *, model: Any = None, budget: Any = 8192, parts:
     optimization = Optimization(learning_rate=1e-2, minibatches_per_step=parts, max_tokens_per_microbatch=budget)
     return Learner(
         model or tiny_model(), build("algorithm", name, **settings), optimization, accelerator=Accelerator(cpu=True), total_steps=10,
-        max_completion_length=4, seed=seed,
+        max_new_tokens=4, seed=seed,
     )  # fmt: skip
 
 

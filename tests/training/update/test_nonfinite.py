@@ -125,7 +125,7 @@ def scale_of(accelerator: Accelerator) -> float:
 
 def learner_with(accelerator: Accelerator, name: str = "grpo") -> Learner:
     optimization = Optimization(learning_rate=1e-2, lr_scheduler="linear")
-    return Learner(tiny_model(), build("algorithm", name), optimization, accelerator=accelerator, total_steps=100, max_completion_length=4)
+    return Learner(tiny_model(), build("algorithm", name), optimization, accelerator=accelerator, total_steps=100, max_new_tokens=4)
 
 
 def test_a_loss_that_was_scaled_too_far_is_scaled_less(scaled: Accelerator) -> None:

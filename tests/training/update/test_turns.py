@@ -30,9 +30,7 @@ def one_thread() -> Iterator[None]:
 
 def learner(name: str, **settings_: object) -> Learner:
     algorithm, optimization = build("algorithm", name, **settings_), Optimization(learning_rate=1e-3)
-    return Learner(
-        tiny_model(vocabulary=10), algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=3, max_completion_length=9
-    )
+    return Learner(tiny_model(vocabulary=10), algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9)
 
 
 def with_malformed() -> list[Episode]:

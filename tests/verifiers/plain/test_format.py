@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, make, user
+from rlvr import Task, make_verifier, user
 from rlvr.errors import ConfigError
 
 TASK = Task(user("2+2="), None, id="t")
@@ -16,7 +16,7 @@ CHINESE = "首先我们把两个数相加，所以答案是 $7$。"
 
 
 def score(text: str, **settings: Any) -> float | None:
-    with make("verifier", "format", **settings) as verifier:
+    with make_verifier("format", **settings) as verifier:
         return float(verifier.verify(TASK, text).score)
 
 
@@ -43,7 +43,7 @@ def test_a_pattern_is_matched_by_the_whole_answer() -> None:
 
 
 def test_a_pattern_that_never_ends_is_stopped() -> None:
-    with make("verifier", "format", pattern="(a|aa)+b") as verifier:
+    with make_verifier("format", pattern="(a|aa)+b") as verifier:
         assert verifier.verify(TASK, "a" * 5000).score == 0 and verifier.verify(TASK, "aab").score == 1
     assert score("word " * 40 + "?" * 3, pattern=r"(\w+\s?)+!") == 0
 
@@ -62,7 +62,7 @@ def test_the_language_is_told_by_script_and_frequent_words(text: str, language: 
 
 
 def test_partial_gives_the_share_of_the_requirements() -> None:
-    verdict = make("verifier", "format", tags=["answer"], max_words=3, partial=True).verify(TASK, "one two three")
+    verdict = make_verifier("format", tags=["answer"], max_words=3, partial=True).verify(TASK, "one two three")
     assert (verdict.score, dict(verdict.components)) == (0.5, {"tags": 0.0, "length": 1.0})
     assert score("one two three", tags=["answer"], max_words=3) == 0
     assert score(" ", max_words=3, partial=True) == 0, "an empty answer has no form"
@@ -76,4 +76,4 @@ def test_partial_gives_the_share_of_the_requirements() -> None:
 ])  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("verifier", "format", **settings)
+        make_verifier("format", **settings)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verdict, make, user
+from rlvr import Fault, Task, Verdict, make_verifier, user
 from rlvr.conformance.adversarial_answers import EMPTY_ANSWERS, INJECTION_ANSWERS, JUNK_ANSWERS
 from rlvr.verifiers.instruction_checks.languages import COMMON_WORDS, detect_language
 from rlvr.verifiers.instruction_checks.registry import IFBENCH, IFEVAL, INSTRUCTIONS
 from rlvr.verifiers.instruction_checks.text_parsing import count_syllables, split_sentences
 
-STRICT, LOOSE = make("verifier", "instructions"), make("verifier", "instructions", loose=True)
+STRICT, LOOSE = make_verifier("instructions"), make_verifier("instructions", loose=True)
 
 
 def ask(instructions: Any, answer: str, verifier: Any = STRICT) -> Verdict:
@@ -133,7 +133,7 @@ def test_loose_forgives_a_first_line_a_last_line_and_asterisks() -> None:
 
 def test_a_share_is_the_part_that_is_followed() -> None:
     both = [{"id": "punctuation:no_comma"}, {"id": "startend:quotation"}]
-    assert make("verifier", "instructions", score="share").verify(Task(user("q"), both, id="t"), "no marks").score == 0.5
+    assert make_verifier("instructions", score="share").verify(Task(user("q"), both, id="t"), "no marks").score == 0.5
     assert ask(both, "no marks").components == {"share": 0.5}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verdict, make, user
+from rlvr import Fault, Task, Verdict, make_verifier, user
 from rlvr.errors import ConfigError
 from rlvr.verifiers._decoys import make_decoy_reference
 from tests.fixtures.endpoint import endpoint, hang_up
@@ -39,7 +39,7 @@ def scripted(decide: Decide, *, delay: float = 0.0) -> Any:
 
 
 def judge(url: str, **settings: Any) -> Any:
-    return make("verifier", "llm_judge", url=f"{url}/v1", model="m", **settings)
+    return make_verifier("llm_judge", url=f"{url}/v1", model="m", **settings)
 
 
 def fair(measure: str, answer: str, before: int) -> str:
@@ -71,7 +71,7 @@ def test_many_answers_wait_together_and_in_one_thread() -> None:
 
 def test_it_can_be_awaited() -> None:
     async def both() -> list[Verdict]:
-        return list(await asyncio.gather(verifier.averify(TASK, "in paris"), make("verifier", "exact").averify(TASK, "Paris")))
+        return list(await asyncio.gather(verifier.averify(TASK, "in paris"), make_verifier("exact").averify(TASK, "Paris")))
 
     with scripted(fair) as seen, judge(seen.url) as verifier:
         assert [verdict.score for verdict in asyncio.run(both())] == [1.0, 1.0]
@@ -249,11 +249,11 @@ def test_an_answer_that_is_empty_or_too_long_is_not_sent() -> None:
 )
 def test_a_wrong_setting_is_one_message(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make("verifier", "llm_judge", **{"url": "http://x/v1", "model": "m"} | settings)
+        make_verifier("llm_judge", **{"url": "http://x/v1", "model": "m"} | settings)
 
 
 def test_every_verifier_judges_many() -> None:
-    numeric = make("verifier", "numeric")
+    numeric = make_verifier("numeric")
     tasks = [Task(user("q"), str(n), id="t") for n in range(3)]
     assert [verdict.score for verdict in numeric.verify_many(tasks, ["0", "9", "2"])] == [1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="zip"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verifier, make, user
+from rlvr import Fault, Task, Verifier, make_verifier, user
 from tests.verifiers.texts.cases_of_short_answers import CASES, Case
 
 FLAT = [(name, case) for name, cases in CASES.items() for case in cases]
@@ -17,7 +17,7 @@ def built(name: str, settings: dict[str, Any]) -> Verifier:
     """Each verifier once for each setting: some have worker processes."""
     key = (name, repr(sorted(settings.items())))
     if key not in MADE:
-        MADE[key] = make("verifier", name, **settings)
+        MADE[key] = make_verifier(name, **settings)
     return MADE[key]
 
 

@@ -1,0 +1,54 @@
+"""A plain Python function as a tool: the policy gets its name, its docstring and its signature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlvr.contracts.schema import build_parameters_schema, parse_summary
+from rlvr.contracts.tool import Tool, ToolExample
+from rlvr.errors import PluginError
+from rlvr.turns import ToolSpec
+
+
+def add(a: int, b: int) -> int:
+    """Add two integers."""
+    return a + b
+
+
+class FunctionTool(Tool):
+    """Calls a function of yours. Its arguments need type hints; what it returns is shown to the policy as text, or as JSON.
+
+    A function that raises ToolError rejects the call with a message for the policy; any other exception means that the tool failed.
+
+    >>> FunctionTool(function=add)(a=2, b=3)
+    '5'
+    """
+
+    examples = (ToolExample("add", {"a": 2, "b": 3}, "5"),)
+
+    def __init__(self, *, function: Callable[..., Any] = add) -> None:
+        """Set the function.
+
+        Args:
+            function: the function; all of its conversations share it, so it must be thread-safe.
+        """
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+        about = parse_summary(function.__doc__ or "")
+        if not about:
+            raise PluginError(f"the function {self.name} has no docstring; describe in it what the tool does, for the policy")
+        self._specs = (ToolSpec(self.name, about, build_parameters_schema(function)),)
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Return the spec of the function."""
+        return self._specs
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call the function, and convert what it returns to text."""
+        returned = self.function(**arguments)
+        return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+
+
+make = FunctionTool
